@@ -12,6 +12,10 @@ through their relay. It answers CONNECT, and requests with a URL of http://:
 [Note: a refusal looks at nothing] A name is looked up once, every address that it has is judged before anything is
 connected, and the connection goes to a judged address. What is refused is refused before anybody has looked whether
 something listens there, so that neither the words nor the time of the answer tell.
+
+[Note: clients prove nothing] A client of a proxy shows no key. So another user of the machine could hold every place
+for as long as a tunnel may rest. Connections of the service's own user, which relays of jobs are as well, and of root
+keep their places; those of others have what is left and give way, the longest first.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from clary.contract.errors import EngineError, Fault
-from clary.control.egress import forwarding, own_addresses, tunnels
+from clary.control.egress import forwarding, local_users, own_addresses, tunnels
 from clary.control.egress.addresses import Address
 from clary.control.egress.heads import Asked, BadHead, body_length, read_request
 from clary.control.egress.policy import Decision, EgressPolicy
@@ -110,7 +114,7 @@ class ConnectProxy:
         address = counted_address(writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
         arrival = self._table.arrive(writer, address)
         if arrival.evicted is not None:
-            log.debug("proxy: %s: one that had sent no request was closed", arrival.reason)
+            log.debug("proxy: %s: one of nobody who is known was closed", arrival.reason)
             arrival.evicted.transport.abort()
         try:
             if arrival.is_accepted:
@@ -128,7 +132,8 @@ class ConnectProxy:
         reader, writer = near
         async with asyncio.timeout(HEAD_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
-        self._table.settle(writer)
+        if local_users.is_own_client(writer.get_extra_info("peername"), writer.get_extra_info("sockname")):
+            self._table.settle(writer)  # [Note: clients prove nothing]
         try:
             asked = read_request(head)
             body_length(asked)

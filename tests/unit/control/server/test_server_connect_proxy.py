@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import gc
+import os
 import socket
 
 import pytest
 
 from clary.contract.errors import EngineError
+from clary.control.egress import local_users
 from clary.control.egress.entries import parse_entry
 from clary.control.egress.policy import EgressPolicy
 from clary.control.server import connect_proxy
@@ -375,6 +377,27 @@ async def test_connections_of_one_job_leave_places_to_others(start, monkeypatch)
 
         assert [await tunnel(JOB) for _ in range(3)] == [b"200", b"200", b"503"]
         assert [await tunnel(source) for source in ("127.64.0.10", "127.0.0.1", "127.0.0.1")] == [b"200"] * 3
+
+
+async def test_tunnels_of_another_user_give_way_to_those_of_the_services_own(start, monkeypatch):
+    monkeypatch.setattr(connect_proxy, "MAX_CONNECTIONS", 8)
+    users = iter([4711, 4711, 0, os.geteuid(), 0, 0, 4711])
+    monkeypatch.setattr(local_users, "user_of", lambda client, end: next(users))
+    port = await start()
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def tunnel():
+            reader, writer = await stack.enter_async_context(connection(port))
+            writer.write(connect("sts.amazonaws.com:443"))
+            return reader, (await reader.readuntil(b"\r\n\r\n")).split()[1]
+
+        tunnels = [await tunnel() for _ in range(6)]
+        assert [status for _, status in tunnels] == [b"200"] * 6
+        for reader, _ in tunnels[:2]:  # of the stranger
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+        assert (await tunnel())[1] == b"503"
+        assert not any(reader.at_eof() for reader, _ in tunnels[2:])
 
 
 async def test_close_breaks_off_what_is_connected(tls_port):
