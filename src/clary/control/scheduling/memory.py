@@ -53,20 +53,17 @@ def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
     return shares
 
 
-def bound_of(given: int, *, promised: int, of_machine: int, per_host_setting: int) -> Bound:
-    """Return what decided that a host gets `given` bytes.
+def limit_of(most: int, *, of_machine: int, without_setting: int) -> Bound:
+    """Return what keeps a host from more than `most` bytes, whichever type it is of; less than 1 MiB is not more.
 
     Args:
-        given: from `fair_shares`.
-        promised: by the instance type.
+        most: all that it can get.
         of_machine: what the machine has for jobs.
-        per_host_setting: memory_per_host_bytes; 0 if it is not set.
+        without_setting: what it could get if memory_per_host_bytes were not set.
     """
-    if given == promised:
-        return Bound.TYPE
-    if given == per_host_setting:
-        return Bound.SETTING
-    return Bound.MACHINE if given == of_machine else Bound.SHARED
+    if of_machine - most < MIB:
+        return Bound.MACHINE
+    return Bound.SETTING if without_setting - most >= MIB else Bound.SHARED
 
 
 def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_machine: int, num_hosts: int) -> str:
@@ -80,21 +77,24 @@ def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_m
     return f"{instance_type} has {gib(promised)} of memory; here a host may use {gib(given)} ({why})" if why else ""
 
 
-def advice_of(bound: Bound, *, instance_type: str, most_bytes: int) -> str:
+def advice_of(bound: Bound, *, instance_type: str, promised: int, most: int, without_setting: int) -> str:
     """Say what to do on this machine when a host's memory was too little.
 
     Args:
-        bound: what decided how much the host got.
+        bound: what keeps the host from more.
         instance_type: of the host.
-        most_bytes: what the machine could give to one host.
+        promised: by that type.
+        most: what the host would get of the largest type, beside the other hosts of its job.
+        without_setting: what that would be if memory_per_host_bytes were not set.
     """
     if bound is Bound.TYPE:
         return (
-            f"an instance type with more memory gives it up to {gib(most_bytes)} on this machine, as does memory_gib "
+            f"an instance type with more memory gives it up to {gib(most)} on this machine, as does memory_gib "
             f'in [instance_types."{instance_type}"] of {SETTINGS_FILE}'
         )
     if bound is Bound.SETTING:
-        return f"setting memory_per_host_bytes limits every host here: raise it, up to {gib(most_bytes)}"
+        beyond = f" (above {gib(promised)} with an instance type that has more)" if promised < without_setting else ""
+        return f"setting memory_per_host_bytes limits every host here: raise it, up to {gib(without_setting)}{beyond}"
     less = "use less of it, with smaller batches or fewer processes for instance, or a machine with more"
     if bound is Bound.MACHINE:
         return f"that is all that this machine has for jobs, and no instance type changes it: {less}"

@@ -118,7 +118,7 @@ def map_hosts(
         processes = _processes(shape, gpus_per_host, machine, settings, notes)
         resources = _cpus_and_link(shape, machine, notes)
         sizes = given[len(hosts) : len(hosts) + group.num_hosts]
-        advice = _memory_advice(shape, sizes, num_hosts=len(given), capacity=capacity, settings=settings, notes=notes)
+        advice = _memory_advice(shape, sizes, groups, shapes, machine=machine, settings=settings, notes=notes)
         hosts.extend(
             HostShare(
                 name=f"algo-{index + 1}",
@@ -319,31 +319,50 @@ def _divide_memory(
 def _memory_advice(
     shape: InstanceShape,
     sizes: Sequence[int],
+    groups: Sequence[InstanceGroup],
+    shapes: Mapping[str, InstanceShape],
     *,
-    num_hosts: int,
-    capacity: Capacity,
+    machine: Machine,
     settings: Settings,
     notes: list[str],
 ) -> str:
     """Note how hosts of one group differ from their type in memory; returns what to do where that is too little."""
-    given = min(sizes, default=shape.memory_bytes)
-    bound = memory.bound_of(
-        given,
-        promised=shape.memory_bytes,
-        of_machine=capacity.memory_per_host_bytes,
-        per_host_setting=settings.memory_per_host_bytes,
+    promised = shape.memory_bytes
+    given = min(sizes, default=promised)
+    capacity = capacity_of(machine, settings)
+    unset = capacity_of(machine, replace(settings, memory_per_host_bytes=0))
+    of_machine = unset.memory_per_host_bytes
+    # What the job's hosts would get if this type promised all that there is: another type can give no more.
+    largest = {**shapes, shape.name: replace(shape, memory_bytes=of_machine)}
+    types = [group.instance_type for group in groups for _ in range(group.num_hosts)]
+    most, without_setting = (
+        min(
+            (
+                size
+                for size, name in zip(_divide_memory(groups, largest, each), types, strict=True)
+                if name == shape.name
+            ),
+            default=of_machine,
+        )
+        for each in (capacity, unset)
     )
+    limit = memory.limit_of(most, of_machine=of_machine, without_setting=without_setting)
     note = memory.note_of(
-        bound,
+        limit if given < promised else memory.Bound.TYPE,
         instance_type=shape.name,
-        promised=shape.memory_bytes,
+        promised=promised,
         given=given,
         of_machine=capacity.memory_bytes,
-        num_hosts=num_hosts,
+        num_hosts=len(types),
     )
     notes.extend([note] if note else [])
-    most_bytes = int(capacity.memory_bytes / settings.memory_overcommit)
-    return memory.advice_of(bound, instance_type=shape.name, most_bytes=most_bytes)
+    return memory.advice_of(
+        memory.Bound.TYPE if given == promised <= most - memory.MIB else limit,
+        instance_type=shape.name,
+        promised=promised,
+        most=most,
+        without_setting=without_setting,
+    )
 
 
 def _cpus_and_link(shape: InstanceShape, machine: Machine, notes: list[str]) -> Resources:

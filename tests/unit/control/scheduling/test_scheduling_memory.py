@@ -108,6 +108,36 @@ def test_job_that_waits_for_memory_is_told_who_holds_it_and_what_to_do():
         ("ml.m5.large", 1, {"memory_per_host_bytes": GIB}, "(setting memory_per_host_bytes)", "raise it, up to 21.6"),
         ("ml.m5.large", 1, {"instance_types": {"ml.m5.large": {"memory_gib": 2}}}, "", "as does memory_gib in"),
         ("local", 1, {}, "local has 24 GiB of memory; here a host may use 21.6 GiB", "no instance type changes"),
+        # What a larger type would give is bounded by the setting and by the other hosts of the job.
+        (
+            "ml.m5.large",
+            1,
+            {"memory_per_host_bytes": 8 * GIB},
+            "",
+            "memory_per_host_bytes limits every host here: raise it, up to 21.6 GiB (above 8 GiB with an instance type",
+        ),
+        ("ml.t3.medium", 1, {"memory_per_host_bytes": 6 * GIB}, "", "with more memory gives it up to 6 GiB"),
+        ("ml.m5.large", 2, {}, "", "an instance type with more memory gives it up to 10.8 GiB"),
+        ("ml.m5.large", 2, {"memory_overcommit": 1.5}, "", "an instance type with more memory gives it up to 16.2 GiB"),
+        ("ml.m5.large", 2, {"memory_overcommit": 9.0}, "", "an instance type with more memory gives it up to 21.6 GiB"),
+        ("ml.m5.large", 2, {"memory_per_host_bytes": 8 * GIB}, "", "limits every host here: raise it, up to 10.8 GiB"),
+        ("ml.p3.2xlarge", 2, {"memory_per_host_bytes": 8 * GIB}, "(setting", "raise it, up to 10.8 GiB"),
+        ("ml.m5.large", 3, {"memory_per_host_bytes": 8 * GIB}, "the 3 hosts of the job divide", "fewer hosts get more"),
+        (
+            "ml.m5.large",
+            2,
+            {"instance_types": {"ml.m5.large": {"memory_gib": 10.8}}},
+            "",
+            "no instance type changes it: fewer hosts",
+        ),
+        ("local", 1, {"instance_types": {"local": {"memory_gib": 21.6}}}, "", "no instance type changes it: use less"),
+        (
+            "local",
+            1,
+            {"memory_per_host_bytes": int(21.6 * GIB)},
+            "all that this machine has",
+            "no instance type changes",
+        ),
     ],
 )
 def test_note_and_advice_name_what_helps_on_this_machine(instance_type, num_hosts, settings, note, advice):
@@ -116,6 +146,46 @@ def test_note_and_advice_name_what_helps_on_this_machine(instance_type, num_host
     assert advice in mapping.hosts[0].resources.memory_advice
     if "no instance type changes it" in mapping.hosts[0].resources.memory_advice:
         assert "instance type with more" not in mapping.hosts[0].resources.memory_advice
+
+
+def test_a_larger_type_for_one_group_is_promised_what_the_other_groups_leave():
+    mapping = mapping_of(("ml.m5.large", 1), ("ml.t3.medium", 2), machine=SMALL)
+    advice = {host.instance_type: host.resources.memory_advice for host in mapping.hosts}
+    assert "gives it up to 13.6 GiB" in advice["ml.m5.large"]  # two others keep 4 each
+    assert "gives it up to 7.2 GiB" in advice["ml.t3.medium"]  # a third each, less than the first asks for
+
+
+SETTINGS_OF_MEMORY = st.fixed_dictionaries(
+    {
+        "memory_per_host_bytes": st.sampled_from([size * GIB // 2 for size in range(49)]),  # 0 is unset
+        "memory_overcommit": st.sampled_from([1.0, 1.3, 4.0]),
+    }
+)
+
+
+@given(st.sampled_from(["ml.t3.medium", "ml.m5.large", "ml.m5.xlarge", "local"]), st.integers(1, 9), SETTINGS_OF_MEMORY)
+def test_a_larger_type_is_advised_exactly_where_it_gives_more(instance_type, num_hosts, settings):
+    larger = {**settings, "instance_types": {instance_type: {"memory_gib": 4000}}}
+    here, there = (
+        mapping_of((instance_type, num_hosts), machine=SMALL, settings=Settings(**chosen)).hosts[0].resources
+        for chosen in (settings, larger)
+    )
+    is_advised = here.memory_advice.startswith("an instance type with more memory gives it up to ")
+    assert is_advised == (there.memory_bytes >= here.memory_bytes + MIB)
+    if is_advised:
+        assert f"up to {memory.gib(there.memory_bytes)} on" in here.memory_advice
+
+
+@given(st.sampled_from(["ml.t3.medium", "ml.m5.large", "local"]), st.integers(1, 9), SETTINGS_OF_MEMORY)
+def test_raising_the_setting_is_advised_only_where_it_gives_more(instance_type, num_hosts, settings):
+    unset = {**settings, "memory_per_host_bytes": 0, "instance_types": {instance_type: {"memory_gib": 4000}}}
+    here, there = (
+        mapping_of((instance_type, num_hosts), machine=SMALL, settings=Settings(**chosen)).hosts[0].resources
+        for chosen in (settings, unset)
+    )
+    if here.memory_advice.startswith("setting memory_per_host_bytes limits every host here: raise it, up to "):
+        assert there.memory_bytes >= here.memory_bytes + MIB
+        assert f"up to {memory.gib(there.memory_bytes)}" in here.memory_advice
 
 
 def test_what_runs_under_older_settings_holds_others_back_only_while_it_runs():
