@@ -26,7 +26,8 @@ quickstart: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp
 
 setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAMPS)/sdk3.stamp \
        $(STAMPS)/awscli1.stamp $(STAMPS)/toolkit.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp $(STAMPS)/hf.stamp \
-       $(STAMPS)/minilm.stamp $(STAMPS)/trainer.stamp $(STAMPS)/wandb.stamp $(STAMPS)/deepspeed.stamp
+       $(STAMPS)/minilm.stamp $(STAMPS)/trainer.stamp $(STAMPS)/wandb.stamp $(STAMPS)/deepspeed.stamp \
+       $(STAMPS)/transformers-4.37.stamp $(STAMPS)/transformers-4.46.stamp
 
 test: setup native-test
 	$(BIN)/python tools/run_tests.py -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
@@ -170,6 +171,14 @@ $(STAMPS)/trainer.stamp: $(STAMPS)/train.stamp
 	$(PYTHON) -m venv .venvs/trainer
 	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/trainer/lib/python3*/site-packages)/train.pth
 	.venvs/trainer/bin/pip install --quiet --disable-pip-version-check "transformers==4.28.1"
+	touch $@
+
+# Versions whose models call flash-attn and SDPA themselves, each in its own way, under context parallelism.
+$(STAMPS)/transformers-%.stamp: $(STAMPS)/train.stamp
+	$(PYTHON) -m venv .venvs/transformers-$*
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) \
+		> $$(ls -d .venvs/transformers-$*/lib/python3*/site-packages)/train.pth
+	.venvs/transformers-$*/bin/pip install --quiet --disable-pip-version-check "transformers==$*.*"
 	touch $@
 
 # DeepSpeed for tests of ZeRO. It compiles a part of its own (a minute and a half) before it takes any backend on a CPU.

@@ -38,8 +38,10 @@ def _system(path: str) -> Need:
     return Need(path, "make .venvs/system.stamp")
 
 
+_ENVIRONMENTS = ("train", "hf", "trainer", "transformers-4.37", "transformers-4.46", "wandb", "deepspeed")
+
 NEEDS = {
-    **{name: _environment(name) for name in ("train", "hf", "trainer", "wandb", "deepspeed")},
+    **{name: _environment(name) for name in _ENVIRONMENTS},
     "minilm": Need(str(VENVS / "minilm"), "make .venvs/minilm.stamp"),
     "awscli1": Need(str(VENVS / "awscli1/bin/aws"), "make .venvs/awscli1.stamp"),
     "awscli2": _system("/usr/bin/aws"),

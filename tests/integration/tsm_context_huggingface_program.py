@@ -39,11 +39,12 @@ def check(model, rank, size, communications=COMMUNICATIONS, **options):
     tokens = torch.randint(0, _VOCABULARY, (2, 16), generator=generator)
     labels = tokens.clone()
     labels[0, :7] = -100
+    copies = [copy.deepcopy(model) for _ in communications]  # of one that keeps nothing yet of the length that it saw
     expected = model(tokens, labels=labels, **options)
     model.zero_grad()
     expected.loss.backward()
-    for communication in communications:
-        spread = spread_sequences(copy.deepcopy(model), group, communication)
+    for communication, spread in zip(communications, copies, strict=True):
+        spread_sequences(spread, group, communication)
         spread.zero_grad()
         own_tokens, own_labels = part_of_batch((tokens, labels), rank, size)
         found = spread(input_ids=own_tokens, attention_mask=None, labels=own_labels, **options)
@@ -52,7 +53,7 @@ def check(model, rank, size, communications=COMMUNICATIONS, **options):
         close(found["logits"], part_of_batch(expected.logits, rank, size), f"logits, {communication}")
         mean = found.loss.detach().clone()
         dist.all_reduce(mean)
-        close(mean / size, expected.loss.detach(), f"loss, {communication}")
+        close((mean / size).to(expected.loss), expected.loss.detach(), f"loss, {communication}")
         for (name, whole), own in zip(model.named_parameters(), spread.parameters(), strict=True):
             dist.all_reduce(own.grad)
             close(own.grad / size, whole.grad, f"gradient of {name}, {communication}")
@@ -60,6 +61,13 @@ def check(model, rank, size, communications=COMMUNICATIONS, **options):
 
 def test_llama(rank, size):
     check(LlamaForCausalLM(LlamaConfig(**_SIZES, num_key_value_heads=2)), rank, size)
+
+
+def test_llama_with_positions_scaled_by_the_length(rank, size):
+    """The frequencies of all ranks are those of the whole sequence, which most ranks' positions do not tell."""
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10.0}
+    config = LlamaConfig(**_SIZES, max_position_embeddings=8, rope_parameters=scaled)
+    check(LlamaForCausalLM(config), rank, size)
 
 
 def test_mistral_with_its_sliding_window(rank, size):

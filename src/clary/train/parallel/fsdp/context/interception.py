@@ -1,8 +1,8 @@
 """Puts attention over a context group where a model computes its own.
 
 [Note: two ways] transformers 4.48 and newer look the function up by a name in the configuration: ours is registered
-there, and configurations are made to name it. Other models call torch's `scaled_dot_product_attention`: while their
-attention runs, that function is ours.
+there, and configurations are made to name it. Other models call torch's `scaled_dot_product_attention`, or flash-attn
+(see `flash_calls`): while their attention runs, those functions are ours.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from clary.train.parallel.fsdp.context import flash_calls
 from clary.train.parallel.fsdp.context.gathered import attend_gathered
 from clary.train.parallel.fsdp.context.ring import attend_in_ring
 from clary.train.parallel.tensor.collectives import TensorGroup
@@ -84,6 +85,11 @@ def interface_of(module: nn.Module) -> Any:
     return None
 
 
+def hands_window_over(module: nn.Module) -> bool:
+    """Whether a module tells its attention function of a sliding window; others put it into a mask."""
+    return interface_of(module) is not None or "Flash" in type(module).__name__
+
+
 def put_in(module: nn.Module, context: Context) -> None:
     """Make a module's attention that of the group; see [Note: two ways]."""
     vars(module)[_MARK] = context
@@ -91,7 +97,9 @@ def put_in(module: nn.Module, context: Context) -> None:
     if table is None:
         own = type(module)
         if own not in _made:
-            _made[own] = type(own.__name__, (own,), {"__module__": own.__module__, "forward": _intercepting(own)})
+            members = {"__module__": own.__module__, "forward": _intercepting(own), **flash_calls.overriding(own)}
+            _made[own] = type(own.__name__, (own,), members)
+        flash_calls.replace_function(own)
         module.__class__ = _made[own]
     else:
         table[INTERFACE_NAME] = attend_for_transformers
@@ -127,12 +135,13 @@ def attend_for_transformers(
 def _intercepting(own: type[nn.Module]) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         mode = _Interception(vars(self)[_MARK])
-        with mode:
+        with mode, flash_calls.attended_by(mode):
             result = own.forward(self, *args, **kwargs)
         if not mode.num_calls:
             raise RuntimeError(
-                f"context parallelism: {own.__name__} did not call torch's scaled_dot_product_attention, so it saw its "
-                "own part of the sequence alone: make the model with attn_implementation='sdpa'"
+                f"context parallelism: {own.__name__} called neither torch's scaled_dot_product_attention nor "
+                f"{flash_calls.NAME}, so it saw its own part of the sequence alone: make the model with "
+                "attn_implementation 'sdpa' or 'flash_attention_2'"
             )
         return result
 
@@ -145,14 +154,23 @@ class _Interception(TorchFunctionMode):
         super().__init__()
         self._context = context
         self.num_calls = 0
+        self._is_attending = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not functional.scaled_dot_product_attention:
+        if func is not functional.scaled_dot_product_attention or self._is_attending:
             return func(*args, **(kwargs or {}))
-        self.num_calls += 1
-        return self._attend(*args, **(kwargs or {}))
+        return self._attend_as_torch(*args, **(kwargs or {}))
 
-    def _attend(
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any) -> torch.Tensor:
+        """Be `Context.attend`, which may call torch's function itself."""
+        self.num_calls += 1
+        self._is_attending = True
+        try:
+            return self._context.attend(query, key, value, **how)
+        finally:
+            self._is_attending = False
+
+    def _attend_as_torch(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -170,4 +188,4 @@ class _Interception(TorchFunctionMode):
                 "causal attention without a mask alone"
             )
         del enable_gqa  # the numbers of heads say it
-        return self._context.attend(query, key, value, scale=scale, dropout_prob=dropout_p)
+        return self.attend(query, key, value, scale=scale, dropout_prob=dropout_p)

@@ -1,9 +1,9 @@
 """Makes a model work on its rank's part of each sequence.
 
-[Note: structure] Known are models whose attention is in modules with names of classes that end in Attention, and with
-children `q_proj`, `k_proj` and `v_proj`, or `query_key_value`: those of transformers for Llama, Mistral, Mixtral and
-GPT-NeoX, and models written like them. The model takes `input_ids` (or `inputs_embeds`) and `position_ids`. Where it
-takes `labels`, it returns its loss from them in front, or as `loss`, next to `logits`.
+[Note: structure] Known are models whose attention is in modules with Attention in the names of their classes, and with
+children `q_proj`, `k_proj` and `v_proj`, or `query_key_value`: those of transformers 4.37 and newer for Llama, Mistral,
+Mixtral and GPT-NeoX, and models written like them. The model takes `input_ids` (or `inputs_embeds`) and
+`position_ids`. Where it takes `labels`, it returns its loss from them in front, or as `loss`, next to `logits`.
 
 [Note: masks] A mask may say that all tokens count, which changes nothing. Padding at the end of sequences needs none:
 no token sees what comes after it; labels of -100 keep it out of the loss.
@@ -24,12 +24,15 @@ from clary.train.parallel.fsdp.context.interception import (
     COMMUNICATIONS,
     INTERFACE_NAME,
     Context,
+    hands_window_over,
     interface_of,
     put_in,
 )
 from clary.train.parallel.fsdp.context.layout import positions_of
+from clary.train.parallel.fsdp.context.rotary import lengthen
 from clary.train.parallel.tensor.collectives import TensorGroup
 
+_NAME = "Attention"
 _PROJECTIONS = ({"q_proj", "k_proj", "v_proj"}, {"query_key_value"})
 
 
@@ -50,7 +53,7 @@ def spread_sequences(model: nn.Module, group: TensorGroup, communication: str = 
     attentions = list(_attentions(model))
     if not attentions:
         raise ValueError(
-            f"context_parallel_degree is {group.size}: {type(model).__name__} has no module named ...Attention with "
+            f"context_parallel_degree is {group.size}: {type(model).__name__} has no module named ...{_NAME}... with "
             "q_proj, k_proj and v_proj, or query_key_value; set it to 1"
         )
     signature = inspect.signature(model.forward)
@@ -62,11 +65,13 @@ def spread_sequences(model: nn.Module, group: TensorGroup, communication: str = 
         )
     for attention in attentions:
         window = getattr(getattr(attention, "config", None), "sliding_window", None)
-        if window is not None and interface_of(attention) is None:
+        if window is not None and not hands_window_over(attention):
             raise ValueError(
                 f"{type(attention).__name__} has a sliding window of {window}, which it does not hand to its attention "
-                "function: set sliding_window to None, or take transformers 4.48 or newer"
+                "function: set sliding_window to None, or take attn_implementation 'flash_attention_2' or transformers "
+                "4.48 or newer"
             )
+    lengthen(model, group.size)
     context = Context(group, communication)
     for attention in attentions:
         put_in(attention, context)
@@ -83,7 +88,7 @@ def spread_sequences(model: nn.Module, group: TensorGroup, communication: str = 
 def _attentions(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         children = {name for name, _ in module.named_children()}
-        if type(module).__name__.endswith("Attention") and any(one <= children for one in _PROJECTIONS):
+        if _NAME in type(module).__name__ and any(one <= children for one in _PROJECTIONS):
             yield module
 
 

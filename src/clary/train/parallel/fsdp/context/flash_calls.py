@@ -1,0 +1,129 @@
+"""Puts attention over a context group where transformers before 4.48 calls flash-attn.
+
+[Note: two homes] Classes of attention named ...FlashAttention2 call `_flash_attention_forward`: a method of theirs
+until 4.42, a function in their module since. The method is overridden in the class of a module that is spread. The
+function is replaced by one that asks which attention runs in this thread, and is the old one where none does.
+
+[Note: windows] Both hand flash-attn a window of w positions before a query and none behind it; a query sees w + 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+NAME = "_flash_attention_forward"
+_running = threading.local()
+
+
+class Attending(Protocol):
+    """What takes queries, keys and values [B, H, S, D] in the place of flash-attn, and returns [B, H, S, D]."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        dropout_prob: float,
+    ) -> torch.Tensor:
+        """Return the attention of this rank's queries to the keys of all ranks."""
+        ...
+
+
+def replace_function(own: type[nn.Module]) -> None:
+    """Have the modules that define a class and its bases call ours; see [Note: two homes]. Harmless when repeated."""
+    for one in own.__mro__:
+        home = sys.modules.get(one.__module__)
+        function = getattr(home, NAME, None)
+        if function is not None and not hasattr(function, "_clary_asks"):
+            setattr(home, NAME, _asking(function))
+
+
+def overriding(own: type[nn.Module]) -> dict[str, Callable[..., torch.Tensor]]:
+    """Return what the class of a module that is spread overrides: the method, if there is one."""
+    method = getattr(own, NAME, None)
+    if method is None:
+        return {}
+    signature = inspect.signature(method)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+        attending = getattr(_running, "attending", None)
+        if attending is None:
+            result: torch.Tensor = method(self, *args, **kwargs)
+            return result
+        given = signature.bind(self, *args, **kwargs).arguments
+        # It is told whether this rank's keys are more than the window; those of all ranks may be.
+        has_window = "use_sliding_windows" in signature.parameters
+        window = getattr(self.config, "sliding_window", None) if has_window else None
+        is_causal = bool(getattr(self, "is_causal", True))
+        return _attend(attending, {**given, "sliding_window": window, "is_causal": is_causal})
+
+    return {NAME: forward}
+
+
+@contextmanager
+def attended_by(attending: Attending) -> Iterator[None]:
+    """Have calls in this thread go to `attending`."""
+    before = getattr(_running, "attending", None)
+    _running.attending = attending
+    try:
+        yield
+    finally:
+        _running.attending = before
+
+
+def _asking(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        attending = getattr(_running, "attending", None)
+        if attending is None:
+            return function(*args, **kwargs)
+        return _attend(attending, signature.bind(*args, **kwargs).arguments)
+
+    forward._clary_asks = True  # type: ignore[attr-defined]
+    return forward
+
+
+def _attend(attending: Attending, given: Mapping[str, Any]) -> torch.Tensor:
+    """Return [B, S, H, D], as flash-attn does.
+
+    Raises: ValueError for what is not causal attention to all tokens before.
+    """
+    refused = [
+        words
+        for words, is_so in (
+            ("with a mask", given.get("attention_mask") is not None),
+            ("without is_causal", not given.get("is_causal", True)),
+            (f"with a softcap of {given.get('softcap')}", given.get("softcap") is not None),
+        )
+        if is_so
+    ]
+    if refused:
+        raise ValueError(
+            f"context parallelism: {NAME} was called {' and '.join(refused)}; parts of sequences are known to causal "
+            "attention without a mask alone"
+        )
+    query, key, value = (given[name].transpose(1, 2) for name in ("query_states", "key_states", "value_states"))
+    window = given.get("sliding_window")
+    out = attending.attend(
+        query,
+        key,
+        value,
+        scale=given.get("softmax_scale"),
+        window=None if window is None else window + 1,
+        dropout_prob=given.get("dropout", 0.0),
+    )
+    return out.transpose(1, 2)

@@ -1,0 +1,22 @@
+"""Models of older transformers under `torch.sagemaker`, with sequences cut over ranks: 4.37 and 4.46."""
+
+from pathlib import Path
+
+import pytest
+import torch_ranks
+from torch_ranks import assert_passed, names
+
+from needs import python_of
+
+PROGRAM = Path(__file__).with_name("tsm_context_older_program.py")
+VERSIONS = ("transformers-4.37", "transformers-4.46")
+
+pytestmark = pytest.mark.xdist_group("tsm-context-older")  # a program runs once a worker: all of them on one
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.parametrize("version", [pytest.param(one, marks=pytest.mark.needs(one)) for one in VERSIONS])
+def test_context_of_older_transformers(version: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", python_of(version))
+    assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_VERSION=version)
