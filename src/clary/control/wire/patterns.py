@@ -135,9 +135,18 @@ def can_run_away(pattern: str, flags: int = re.ASCII) -> bool:
 
     The pattern is parsed, and neither compiled nor run. Raises: re.error, OverflowError or RecursionError.
     """
+    return _is_ambiguous(_parsed(pattern, flags))
+
+
+def has_groups(pattern: str, flags: int = re.ASCII) -> bool:
+    """Return whether a pattern has a group that captures; parses it as `can_run_away` does."""
+    return int(_parsed(pattern, flags).state.groups) > 1  # the whole match counts as one
+
+
+def _parsed(pattern: str, flags: int) -> Any:
     # The tree that `re` itself compiles from; it has no public name.
     parser: Any = importlib.import_module("re._parser")
-    return _is_ambiguous(parser.parse(pattern, flags))
+    return parser.parse(pattern, flags)
 
 
 def _is_ambiguous(items: Any) -> bool:

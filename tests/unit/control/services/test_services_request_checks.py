@@ -63,6 +63,40 @@ async def test_what_is_no_name_of_a_bucket_is_not_asked_for(plane, bucket, monke
     assert message.endswith("can not exist: that is no name of a bucket.")
 
 
+PROFILED = {"S3OutputPath": "s3://profiles/p"}
+
+
+async def update(plane, **members):
+    return await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", **members)
+
+
+async def test_buckets_that_an_update_names_are_made_or_must_be_there(plane):
+    await plane.create()
+    plane.objects.missing = {"profiles", "reports", "bucket"}
+    rule = {"RuleConfigurationName": "r", "RuleEvaluatorImage": "i", "S3OutputPath": "s3://reports/r"}
+    rule["RuleParameters"] = {"rule_to_invoke": "ProfilerReport"}
+    await update(plane, ProfilerConfig=PROFILED, ProfilerRuleConfigurations=[rule])
+    assert plane.objects.missing == {"bucket"}, "those that the job was created with are looked for then"
+    with_settings(plane, s3_endpoint_url="http://store.lan:9000")
+    plane.objects.missing = {"others"}
+    code, message = await refusal(update(plane, ProfilerConfig={"S3OutputPath": "s3://others/p"}))
+    assert (code, message[:26]) == ("ValidationException", "Bucket 'others', which the")
+    assert (await plane.job()).request["ProfilerConfig"] == PROFILED, "nothing was changed"
+
+
+@pytest.mark.parametrize(
+    "refused", [{"RemoteDebugConfig": {"EnableRemoteDebug": True}}, {"ResourceConfig": {"KeepAlivePeriodInSeconds": 9}}]
+)
+async def test_a_refused_update_makes_no_bucket(plane, refused):
+    await plane.create()
+    plane.objects.missing = {"profiles"}
+    await refusal(update(plane, ProfilerConfig=PROFILED, **refused))
+    await plane.passes()
+    await plane.run_to_end()
+    await refusal(update(plane, ProfilerConfig=PROFILED))
+    assert plane.objects.missing == {"profiles"}
+
+
 async def test_a_refused_request_makes_no_bucket(plane):
     plane.objects.missing = {"bucket"}
     await refusal(plane.create(RemoteDebugConfig={"EnableRemoteDebug": True}))
@@ -108,6 +142,13 @@ async def test_a_pattern_that_can_run_away_is_warned_of_and_never_matched(plane)
     await plane.create(**metrics(r"(a+)+$([0-9])", r"loss: ([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", "acc=(.*?);"))
     (sentence,) = (await plane.job()).warnings
     assert sentence.startswith("metric m0: its Regex repeats what repeats")
+
+
+@pytest.mark.parametrize("regex", ["loss=[0-9.]+", "(?:loss|error)=[0-9.]+", r"loss=\(\d\)", ""])
+async def test_a_pattern_without_a_group_is_warned_of(plane, regex):
+    await plane.create(**metrics(regex, "(?P<value>[0-9]+)", "loss=([0-9.]+)"))
+    (sentence,) = (await plane.job()).warnings
+    assert sentence.startswith(f"metric m0: its Regex {regex!r} has no group in parentheses")
 
 
 async def test_patterns_that_compile_slowly_hold_nobody_up(plane):

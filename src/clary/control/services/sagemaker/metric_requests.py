@@ -9,14 +9,14 @@ import warnings
 
 from clary.contract.errors import WireError
 from clary.control.jobs.job_request import JobRequest
-from clary.control.wire.patterns import can_run_away
+from clary.control.wire.patterns import can_run_away, has_groups
 
 # To compile `(?i)[\0-\uffff]` takes milliseconds for each such set: a request has room for thousands.
 COMPILING_LIMIT_S = 0.5
 
 
 async def check_metrics(request: JobRequest) -> tuple[str, ...]:
-    """Return sentences on patterns that may take very long on some lines of the log.
+    """Return sentences on patterns that capture no value, and on those that may take very long on some lines.
 
     Patterns are never matched here: agents do that in a process of its own, with a limit. All are parsed, which finds
     nearly all errors; they are compiled as long as that takes `COMPILING_LIMIT_S` together.
@@ -33,12 +33,17 @@ def _check(request: JobRequest) -> tuple[str, ...]:
     until_s = time.monotonic() + COMPILING_LIMIT_S
     for definition in request.metric_definitions:
         try:
-            is_slow = _is_slow(definition.regex, compiles=time.monotonic() < until_s)
+            has_value, is_slow = _looks(definition.regex, compiles=time.monotonic() < until_s)
         except (re.error, OverflowError, RecursionError) as error:
             raise WireError(
                 "ValidationException",
                 f"Regex of metric definition {definition.name!r} does not compile: {error}; got {definition.regex!r}.",
             ) from error
+        if not has_value:
+            found.append(
+                f"metric {definition.name}: its Regex {definition.regex!r} has no group in parentheses, so that it "
+                "captures no value and the metric stays empty"
+            )
         if is_slow:
             found.append(
                 f"metric {definition.name}: its Regex repeats what repeats and can take very long on some lines; it is "
@@ -47,10 +52,11 @@ def _check(request: JobRequest) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_slow(regex: str, *, compiles: bool) -> bool:
+def _looks(regex: str, *, compiles: bool) -> tuple[bool, bool]:
+    """Return whether a pattern has a group, and whether it may take very long; raises as `re.compile` does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's advice on sets, which changes nothing here
-        is_slow = can_run_away(regex, 0)
+        found = has_groups(regex, 0), can_run_away(regex, 0)
         if compiles:
             re.compile(regex)
-        return is_slow
+        return found

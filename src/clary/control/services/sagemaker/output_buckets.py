@@ -14,13 +14,20 @@ from clary.control.services.call import Call
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){1,253}[A-Za-z0-9]")
 
 
-async def require_output_buckets(call: Call, request: JobRequest) -> None:
+async def require_output_buckets(call: Call, request: JobRequest, *, before: JobRequest | None = None) -> None:
     """Make the buckets of a job's outputs in the embedded store; in any other store they must be there.
 
+    Args:
+        call: in whose name.
+        request: of the job.
+        before: the job's request before an update, whose buckets were looked for already.
     Raises: WireError(ValidationException) for a bucket that is not there and is not made.
     """
     objects, url = call.services.objects, call.services.settings.s3_endpoint_url
+    looked_for = () if before is None else output_buckets(before)
     for bucket in output_buckets(request):
+        if bucket in looked_for:
+            continue
         if not _NAME.fullmatch(bucket):
             raise _refused(bucket, "can not exist: that is no name of a bucket")
         if await objects.has_bucket(bucket):

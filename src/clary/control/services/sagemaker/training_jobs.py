@@ -23,7 +23,7 @@ from clary.control.reconcile.planning import metrics_interval_s
 from clary.control.services.call import Call
 from clary.control.services.experiments import job_components
 from clary.control.services.sagemaker import profile_updates
-from clary.control.services.sagemaker.descriptions import describe
+from clary.control.services.sagemaker.descriptions import describe, readable
 from clary.control.services.sagemaker.metric_requests import check_metrics
 from clary.control.services.sagemaker.output_buckets import require_output_buckets
 from clary.control.services.sagemaker.profiler_requests import check_profiler, merged_rules, profiler_warnings
@@ -160,19 +160,12 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     wanted = {name: call.params[name] for name in (*UPDATABLE_MEMBERS, "ResourceConfig") if name in call.params}
     now = job.now(call.services.clock)
 
+    before = readable(job)
+    request_after = JobRequest(_updated_request(before, wanted))
+    await require_output_buckets(call, request_after, before=JobRequest(before.request))
+
     def change(current: TrainingJob) -> TrainingJob:
-        if resources is not None and not warm_pools.can_be_updated(current):
-            raise _has_no_pool(current)
-        if current.is_terminal and resources is None:
-            raise _is_over(current)
-        request = dict(current.request)
-        for name, value in wanted.items():
-            is_structure = isinstance(value, Mapping) and isinstance(request.get(name), Mapping)
-            request[name] = {**request[name], **value} if is_structure else value
-        if "ProfilerRuleConfigurations" in wanted:
-            before = current.request.get("ProfilerRuleConfigurations") or ()
-            request["ProfilerRuleConfigurations"] = merged_rules(before, wanted["ProfilerRuleConfigurations"])
-            check_profiler(request)
+        request = _updated_request(current, wanted)
         plan = current.plan
         if plan is not None and "ProfilerConfig" in wanted:  # which its hosts are told with their next report
             interval_s = metrics_interval_s(JobRequest(request), call.services.settings)
@@ -184,6 +177,23 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     updated = await call.services.hub.update(job.name, change)
     profile_updates.follow(call.services, updated, wanted.get("ProfilerConfig"))
     return {"TrainingJobArn": job.arn}
+
+
+def _updated_request(job: TrainingJob, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a job's request after an update; raises WireError where the job is in no state for it."""
+    if "ResourceConfig" in wanted and not warm_pools.can_be_updated(job):
+        raise _has_no_pool(job)
+    if job.is_terminal and "ResourceConfig" not in wanted:
+        raise _is_over(job)
+    request = dict(job.request)
+    for name, value in wanted.items():
+        is_structure = isinstance(value, Mapping) and isinstance(request.get(name), Mapping)
+        request[name] = {**request[name], **value} if is_structure else value
+    if "ProfilerRuleConfigurations" in wanted:
+        before = job.request.get("ProfilerRuleConfigurations") or ()
+        request["ProfilerRuleConfigurations"] = merged_rules(before, wanted["ProfilerRuleConfigurations"])
+        check_profiler(request)
+    return request
 
 
 async def delete_training_job(call: Call) -> Mapping[str, Any]:
