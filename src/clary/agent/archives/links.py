@@ -1,16 +1,19 @@
 """Where a symbolic link of a program's tree leads, worked out without following it blindly.
 
 Where: `trees` asks before it reads through a link. The program wrote the link inside its own view (`/opt/ml`), the
-agent reads it outside, with more rights: a link to `/etc/shadow` or to `../../..` must never be followed here.
+agent reads it outside, with more rights: a link to `/etc/shadow` or to `../../..` must never be followed here. Looks go
+by folder descriptors, for a program may replace a folder on the way by a link at any moment.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
+from clary.contract.beneath import Folder
 from clary.contract.ml_tree import OPT_ML
 
 _MAX_LINKS_FOLLOWED = 40  # as Linux
@@ -31,6 +34,36 @@ def on_disk(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> tuple[Path,
         if parts[: len(place)] == place:
             return folder, parts[len(place) :]
     return home, parts
+
+
+def status_of(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> os.stat_result | None:
+    """Return what stands at a place below `home`, a link itself and not what it leads to; None for nothing.
+
+    Raises: OSError where something on the way is no folder.
+    """
+    start, below = on_disk(home, parts, mounts)
+    try:
+        with Folder.at(start) as folder:
+            return folder.status("/".join(below))
+    except FileNotFoundError:
+        return None
+
+
+def link_at(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> str | None:
+    """Return the text of the link at a place below `home`; None for what is no link.
+
+    Raises: OSError where there is nothing, or something on the way is no folder.
+    """
+    start, below = on_disk(home, parts, mounts)
+    if not below:
+        return None  # no program can replace it
+    with Folder.at(start) as folder:
+        try:
+            return folder.read_link("/".join(below))
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return None
+            raise
 
 
 def resolve_link(home: Path, folder: Parts, target: str, *, mounts: Mounts = NO_MOUNTS) -> Parts | None:
@@ -58,10 +91,10 @@ def resolve_link(home: Path, folder: Parts, target: str, *, mounts: Mounts = NO_
             place.pop()
             continue
         try:
-            next_target = os.readlink(_path(home, (*place, part), mounts))
-        except FileNotFoundError:
+            next_target = link_at(home, (*place, part), mounts)
+        except OSError:
             return None
-        except OSError:  # EINVAL: no link
+        if next_target is None:
             place.append(part)
             continue
         num_followed += 1
@@ -70,12 +103,10 @@ def resolve_link(home: Path, folder: Parts, target: str, *, mounts: Mounts = NO_
             return None
         place, further = following
         ahead.extend(further)
-    return tuple(place) if _path(home, tuple(place), mounts).exists() else None
-
-
-def _path(home: Path, parts: Parts, mounts: Mounts) -> Path:
-    start, below = on_disk(home, parts, mounts)
-    return start.joinpath(*below)
+    try:
+        return None if status_of(home, tuple(place), mounts) is None else tuple(place)
+    except OSError:
+        return None
 
 
 def _start(home: Path, folder: Parts, target: str) -> tuple[list[str], list[str]] | None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clary.agent.archives.gzip_writer import ByteSink, GzipWriter
-from clary.agent.archives.links import NO_MOUNTS, Mounts, Parts, on_disk, resolve_link
+from clary.agent.archives.links import NO_MOUNTS, Mounts, Parts, link_at, on_disk, resolve_link, status_of
 from clary.agent.archives.members import Member, MemberKind
 from clary.agent.archives.tar_writer import TarWriter
 from clary.agent.notes import NoteBook
@@ -133,11 +133,11 @@ class _Walk:
 
     def members(self) -> Iterator[Member]:
         """Yield the source's members."""
-        root = self._root_on_disk()
-        if root is None:
+        found = self._root_on_disk()
+        if found is None:
             return
-        start, below = on_disk(self._home, root, self._mounts)
-        if start.joinpath(*below).is_dir():
+        root, is_folder = found
+        if is_folder:
             prefix = self._prefix
             top = _Place(on_disk=root, in_archive=prefix, top=root, top_in_archive=prefix, above=(), depth=0)
             yield from self._folder(top)
@@ -148,16 +148,20 @@ class _Walk:
         finally:
             os.close(folder)
 
-    def _root_on_disk(self) -> Parts | None:
-        """Return the source's place below home; None if there is nothing.
+    def _root_on_disk(self) -> tuple[Parts, bool] | None:
+        """Return the source's place below home and whether it is a folder; None if there is nothing.
 
-        Raises: AgentError if the program has put a link in its place that leads outside.
+        Raises: AgentError if the program has put a link in its place that leads outside, or one on the way there.
         """
         below_home = self._root.relative_to(self._home).parts
-        if not self._root.is_symlink():
-            return below_home if self._root.exists() else None
-        target = os.readlink(self._root)
-        resolved = self._resolve(below_home[:-1], target) if below_home else None
+        with _read_errors_named(below_home):
+            status = status_of(self._home, below_home, self._mounts)
+            if status is None:
+                return None
+            target = link_at(self._home, below_home, self._mounts) if stat.S_ISLNK(status.st_mode) else None
+        if target is None:
+            return below_home, stat.S_ISDIR(status.st_mode)
+        resolved = self._resolve(below_home[:-1], target)
         if resolved is None:
             shown = ascii(OPT_ML.joinpath(*below_home).as_posix())
             raise AgentError(
@@ -165,7 +169,9 @@ class _Walk:
                 f"there cannot be uploaded. Write results to {shown} itself.",
                 fault=Fault.USER,
             )
-        return resolved
+        with _read_errors_named(resolved):
+            status = status_of(self._home, resolved, self._mounts)
+        return None if status is None else (resolved, stat.S_ISDIR(status.st_mode))
 
     def _folder(self, place: _Place) -> Iterator[Member]:
         """Yield what a folder holds, not the folder itself."""

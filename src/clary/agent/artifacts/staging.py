@@ -13,6 +13,7 @@ Two kinds of results:
 from __future__ import annotations
 
 import contextlib
+import stat
 from collections.abc import Generator, Iterator
 from enum import StrEnum
 
@@ -30,6 +31,7 @@ from clary.agent.archives import (
 from clary.agent.notes import NoteBook
 from clary.agent.object_store import ObjectStore, S3Uri, parse_s3_uri
 from clary.contract.agent_protocol import StagedPart
+from clary.contract.beneath import Folder
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
@@ -52,9 +54,17 @@ def result_sources(kind: ResultKind, tree: MlTree, mounts: Mounts = NO_MOUNTS) -
     if kind is ResultKind.MODEL:
         return (TreeSource(root=tree.model, home=tree.root, mounts=mounts),)
     data = TreeSource(root=tree.output_data, home=tree.root, mounts=mounts)
-    if tree.failure.is_symlink() or not tree.failure.is_file() or tree.failure.stat().st_size == 0:
-        return (data,)
-    return (data, TreeSource(root=tree.failure, home=tree.root))
+    return (data, TreeSource(root=tree.failure, home=tree.root)) if _has_failure(tree) else (data,)
+
+
+def _has_failure(tree: MlTree) -> bool:
+    """Whether the program left a failure file that says something; what stands in its place by a link is none."""
+    try:
+        with Folder.at(tree.root) as top:
+            status = top.status(tree.failure.relative_to(tree.root).as_posix())
+    except OSError:  # nothing, or no folder on the way, which whoever reads the data beside it is told
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
 def staging_prefix(plan: LaunchPlan) -> S3Uri:

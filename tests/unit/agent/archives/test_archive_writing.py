@@ -27,6 +27,7 @@ from clary.agent.archives import (
     walk_tree,
     write_tree,
 )
+from clary.agent.archives.links import resolve_link
 from clary.agent.notes import NoteBook
 from clary.contract.errors import AgentError, Fault
 
@@ -232,6 +233,23 @@ def test_parent_folder_that_is_a_link_is_not_followed(ml, tmp_path):
     (ml / "output").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(AgentError, match="cannot be read"):
         archive_of(ml / "output/data", home=ml)
+
+
+def test_a_parent_that_is_a_link_does_not_tell_what_lies_behind_it(ml, tmp_path):
+    os.rename(ml / "output", ml / "old")
+    (ml / "output").symlink_to(tmp_path)  # where there is no data
+    with pytest.raises(AgentError, match="cannot be read"):
+        archive_of(ml / "output/data", home=ml)
+
+
+def test_a_link_through_a_folder_that_was_replaced_meanwhile_leads_nowhere(ml, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_text("secret of the machine")
+    (tmp_path / "elsewhere" / "link").symlink_to("/opt/ml/checkpoints/7/state")
+    (ml / "swapped").symlink_to(tmp_path / "elsewhere")
+    assert resolve_link(ml, ("checkpoints", "7"), "state") == ("checkpoints", "7", "state")
+    for target in ("secret", "link", "/opt/ml/swapped/secret"):
+        assert resolve_link(ml, ("swapped",), target) is None
 
 
 def test_sockets_and_pipes_are_left_out_with_a_note(ml, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from clary.agent.archives import trees
 from clary.agent.artifacts import upload_results
+from clary.agent.artifacts.staging import ResultKind, result_sources
 from clary.contract.agent_protocol import StagedPart, UploadRole
 from clary.contract.errors import AgentError, ObjectStoreError
 from clary.contract.launch_plan import Output
@@ -407,3 +408,21 @@ def test_stage_notes_name_the_host(three):
     (three.trees["algo-2"].model / "leak").symlink_to("/etc/hostname")
     facts = three.stage("algo-2")
     assert facts.notes[0].startswith("algo-2: model: kept without content")
+
+
+def test_a_failure_file_is_looked_at_through_no_link(tmp_path):
+    tree = MlTree(tmp_path / "ml")
+    assert len(result_sources(ResultKind.OUTPUT, tree)) == 1
+    tree.output_data.mkdir(parents=True)
+    tree.failure.write_text("")
+    assert len(result_sources(ResultKind.OUTPUT, tree)) == 1
+    tree.failure.write_text("why")
+    assert len(result_sources(ResultKind.OUTPUT, tree)) == 2
+    output = tree.failure.parent
+    output.rename(tmp_path / "elsewhere")
+    output.symlink_to(tmp_path / "elsewhere")
+    assert len(result_sources(ResultKind.OUTPUT, tree)) == 1
+    output.unlink()
+    output.mkdir()
+    tree.failure.symlink_to(tmp_path / "elsewhere" / "failure")
+    assert len(result_sources(ResultKind.OUTPUT, tree)) == 1
