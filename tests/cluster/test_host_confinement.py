@@ -36,6 +36,15 @@ for name, (number, *arguments) in json.loads(sys.argv[1]).items():
 print(json.dumps(said))
 """
 NEW_USER_NAMESPACE = 0x10000000
+# Personalities: Linux, UNAME26, Linux of 32 bits, both, the question; the last but one back to the first.
+KINDS = (0x20000, 0x8, 0x20008, 0x0, 0xFFFFFFFF)
+ODD_KINDS = (
+    0x40000,
+    0x100000,
+    0x400000,
+    0x1,
+    0x10,
+)  # no random addresses, MMAP_PAGE_ZERO, READ_IMPLIES_EXEC, SVr4, HP-UX
 
 
 world = world_of(ISOLATED)
@@ -59,8 +68,11 @@ def test_system_calls_that_containers_refuse_are_refused(world):
     calls |= {"clone3": [435, 0, 0], "newer than the table": [471], "x32": [0x40000000 | 39]}
     calls |= {"unshare": [272, NEW_USER_NAMESPACE], "clone": [56, NEW_USER_NAMESPACE | 17, 0, 0, 0, 0]}
     calls |= {"vsock": [41, 40, 1, 0], "tcp": [41, 2, 1, 0], "unshare files": [272, 0x400], "getpid": [39]}
+    calls |= {f"be {value:#x}": [135, value] for value in (*KINDS, *ODD_KINDS)}
     said = outcome(world, CALLS, json.dumps(calls))
-    allowed = {name: said.pop(name) for name in ("tcp", "unshare files", "getpid")}
+    allowed = {
+        name: said.pop(name) for name in ("tcp", "unshare files", "getpid", *(f"be {value:#x}" for value in KINDS))
+    }
     assert set(allowed.values()) == {"done"}
     missing = {name: said.pop(name) for name in ("clone3", "newer than the table", "x32")}
     assert set(missing.values()) == {"ENOSYS"}

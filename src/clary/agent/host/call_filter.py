@@ -3,8 +3,8 @@
 Where: the first process makes it once, each process of the program loads it before it executes (`confinement`).
 
 What is refused is what Docker's default profile refuses to a container without extra capabilities: mounts, namespaces,
-keys, kernel modules, tracing of the kernel, clocks, handles of files, io_uring. A refused call says EPERM, as in a
-container. clone3 says ENOSYS, because a filter cannot read its flags; the C library then falls back to clone. So does
+keys, kernel modules, tracing of the kernel, clocks, handles of files, io_uring, odd personalities. A refused call says
+EPERM, as in a container. clone3 says ENOSYS, because a filter cannot read its flags; the C library then falls back to clone. So does
 every call that is newer than this table. Calls of another ABI (32 bits, x32) are refused whatever they are.
 Kept although Docker refuses them: NUMA policies (mbind and the like), pidfd_getfd and kcmp. They reach nothing but the
 caller's own processes, and libraries for collectives use them.
@@ -31,6 +31,9 @@ _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16  # the low half of t
 
 _NAMESPACE_FLAGS = 0x7E020000  # every CLONE_NEW flag but the next
 _TIME_NAMESPACE_FLAG = 0x80  # of unshare alone: for clone it belongs to the signal
+# What Docker lets programs be: Linux, that of 32 bits, each with a version like 2.6's, and the question what they are.
+# Others turn off what protects memory: addresses at random, pages that are not executable.
+_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 _AF_VSOCK = 40  # speaks to the hypervisor, past the host's network
 _HIGHEST_KNOWN = 469  # of this table, on both architectures: 6.17
 
@@ -59,6 +62,7 @@ class _Machine(NamedTuple):
     clone: int
     unshare: int
     socket: int
+    personality: int
     refused: Mapping[str, int]
 
 
@@ -67,6 +71,7 @@ _X86_64 = _Machine(
     clone=56,
     unshare=272,
     socket=41,
+    personality=135,
     refused={
         "uselib": 134,
         "ustat": 136,
@@ -114,6 +119,7 @@ _AARCH64 = _Machine(
     clone=220,
     unshare=97,
     socket=198,
+    personality=92,
     refused={
         "lookup_dcookie": 18,
         "umount2": 39,
@@ -184,11 +190,16 @@ def _assemble(machine: _Machine) -> bytes:
 
     put(_IF_EQUAL, _AF_VSOCK, yes=refuse, no=allow)
     of_socket = put(_LOAD, _FIRST_ARGUMENT_AT)
+    put(_RETURN, _EPERM)
+    for value in _PERSONALITIES:
+        put(_IF_EQUAL, value, yes=allow)
+    of_personality = put(_LOAD, _FIRST_ARGUMENT_AT)
     put(_IF_ANY_BIT, _NAMESPACE_FLAGS | _TIME_NAMESPACE_FLAG, yes=refuse, no=allow)
     of_unshare = put(_LOAD, _FIRST_ARGUMENT_AT)
     put(_IF_ANY_BIT, _NAMESPACE_FLAGS, yes=refuse, no=allow)
     of_clone = put(_LOAD, _FIRST_ARGUMENT_AT)
-    put(_IF_EQUAL, machine.socket, yes=of_socket, no=allow)
+    put(_IF_EQUAL, machine.personality, yes=of_personality, no=allow)
+    put(_IF_EQUAL, machine.socket, yes=of_socket)
     put(_IF_EQUAL, machine.unshare, yes=of_unshare)
     put(_IF_EQUAL, machine.clone, yes=of_clone)
     for number in numbers:
