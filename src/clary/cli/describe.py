@@ -13,7 +13,7 @@ from clary.cli.checkpoint_words import mirror_lines
 from clary.cli.connection import connect
 from clary.cli.ledger_words import ledger_lines
 from clary.cli.pools import pool_line
-from clary.cli.queue_words import queue_words
+from clary.cli.queue_words import queue_words, state_words
 from clary.cli.stragglers import verdict_lines
 from clary.cli.tables import clock_time, duration, json_text, screen_width, table, visible
 from clary.cli.training_words import progress_text
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 def why(facts: dict[str, Any], *, width: int | None = None) -> str:
     """Return the text that `clary describe --why` prints; tables fit into `width` columns, if there are so few."""
-    lines = [_head(facts)]
+    lines = [f"{facts['name']}  {state_words(facts)}"]
     cause = facts["cause"]
     if cause is None:
         lines.append(f"  {'failure':<10}none")
@@ -85,7 +85,7 @@ def _last_words(found: Mapping[str, Any], *, width: int | None) -> list[str]:
 
 def describe(facts: dict[str, Any], *, width: int | None = None) -> str:
     """Return the text that `clary describe` prints; tables fit into `width` columns, if there are so few."""
-    lines = [_head(facts)]
+    lines = [f"{facts['name']}  {state_words(facts)}"]
     if facts.get("queue"):
         lines.append(f"  {'queue':<10}{queue_words(facts['queue'])}")
     lines += [f"  {label:<10}{_harmless(facts[key])}" for label, key in LABELS if facts.get(key)]
@@ -161,12 +161,6 @@ LABELS = (
     ("model", "model_artifacts_uri"),
     ("arn", "arn"),
 )
-
-
-def _head(facts: dict[str, Any]) -> str:
-    """Return the first line: the job, its state, and what AWS calls it where that says more."""
-    state = facts.get("state") or facts["status"]
-    return f"{facts['name']}  {state} ({facts['secondary_status']})"
 
 
 def _times_text(times: Mapping[str, Any]) -> str:

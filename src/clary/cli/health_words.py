@@ -35,7 +35,7 @@ def is_bad(page: Mapping[str, Any]) -> bool:
 def health_text(page: Mapping[str, Any], *, colours: bool) -> str:
     """Return the text that `clary doctor JOB` prints."""
     hosts: Mapping[str, Sequence[Mapping[str, Any]]] = page["hosts"]
-    lines = [f"{page['job']}  {page['status']}, attempt {page['attempt']}"]
+    lines = [f"{page['job']}  {page['state']}, attempt {page['attempt']}"]
     lines += [f"attempt {past['number']} ended early: {past['reason']}" for past in page["past_attempts"]]
     if not page["is_checked"]:
         return "\n".join([*lines, "hosts were not checked (setting health_checks, or InfraCheckConfig of the job)"])

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from clary.cli.connection import Connection, connect
-from clary.cli.queue_words import queue_words
+from clary.cli.queue_words import waiting_words
 from clary.cli.tables import duration, screen_width, table
 
 PAGE = 500  # jobs of one answer
@@ -49,13 +49,13 @@ def run(options: argparse.Namespace) -> int:
     jobs, total, states = _newest(connection, options.n, options.status)
     if options.names:
         print("".join(f"{job['name']}\n" for job in jobs), end="")
+        _say_the_rest(len(jobs), total)
         return 0
     for sentence in connection.get("state")["problems"]:
         print(f"clary: {sentence}", file=sys.stderr)
     if options.json:
         print(json.dumps([_summary(job) for job in jobs], indent=2))
-        if total > len(jobs):
-            print(f"clary: {len(jobs)} of {total} jobs; -n {total} prints all", file=sys.stderr)
+        _say_the_rest(len(jobs), total)
         return 0
     if not jobs:
         print(f"no training job is {options.status}" if options.status else "no training jobs yet")
@@ -72,22 +72,21 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _say_the_rest(num_printed: int, total: int) -> None:
+    """Say beside what a program reads that it is not all."""
+    if total > num_printed:
+        print(f"clary: {num_printed} of {total} jobs; -n {total} prints all", file=sys.stderr)
+
+
 def _row(job: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
-    waits = ""
-    if job["state"] == "Queued":
-        waits = "; ".join(part for part in (queue_words(job["queue"]) if job["queue"] else "", _reason(job)) if part)
     return (
         job["name"],
         job["state"],
         job["secondary_status"],
         f"{duration((now - _moment(job['created_at'])).total_seconds())} ago",
         "-" if job["duration_s"] is None else duration(job["duration_s"]),
-        waits,
+        waiting_words(job),
     )
-
-
-def _reason(job: Mapping[str, Any]) -> str:
-    return str(job["pending_reason"]).rstrip(".")
 
 
 def _summary(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Words on a job that waits: its place in the queue, and when it may start."""
+"""Words on what a job does, and on one that waits: its place in the queue, and when it may start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ from typing import Any
 from clary.cli.tables import duration
 
 SOON_S = 1.0  # what comes sooner is now
+
+
+def state_words(facts: Mapping[str, Any]) -> str:
+    """Return a job's state, and what AWS calls it where that says more: `Running (Uploading)`."""
+    return f"{facts['state']} ({facts['secondary_status']})"
+
+
+def waiting_words(facts: Mapping[str, Any]) -> str:
+    """Return the place of a job that waits, when it may start, and what it waits for; empty for any other."""
+    if facts["state"] != "Queued":
+        return ""
+    place = queue_words(facts["queue"]) if facts["queue"] else ""
+    return "; ".join(part for part in (place, str(facts["pending_reason"]).rstrip(".")) if part)
 
 
 def queue_words(queue: Mapping[str, Any]) -> str:

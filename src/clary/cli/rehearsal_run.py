@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from clary.cli.connection import Connection
+from clary.cli.queue_words import state_words
 from clary.contract.errors import ClaryError, Fault, WireError
 from clary.control.rehearsal.certificate import Run, Strike
 from clary.control.rehearsal.faults import FaultKind, PlannedFault, without_cuts
@@ -75,7 +76,7 @@ class JobWatch:
         readings = self._new_readings() if any(item.struck_at_s is None for item in self._pending) else []
         self.facts = self.connection.job_page(self.name)
         self._keep_checkpoints()
-        status = f"{self.facts['status']} ({self.facts['secondary_status']})"
+        status = state_words(self.facts)
         if status != self._said_status:
             self._said_status = status
             self.say(f"{self.name}: {status}")

@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from clary.cli.connection import connect
+from clary.cli.wait import ENDED
 
 POLL_S = 0.5
 EXIT_TIMEOUT = 124
@@ -27,20 +29,26 @@ def run(options: argparse.Namespace) -> int:
     """Send StopTrainingJob and, if asked, wait for the end."""
     connection = connect()
     connection.call("StopTrainingJob", {"TrainingJobName": options.job})
-    if options.wait is None:
-        text = f"{options.job} is stopping; follow it with: clary describe {options.job}"
-        print(_json(options.job, "Stopping") if options.json else text)
-        return 0
-    deadline = time.monotonic() + options.wait
-    while time.monotonic() < deadline:
-        status = connection.call("DescribeTrainingJob", {"TrainingJobName": options.job})["TrainingJobStatus"]
-        if status not in ("InProgress", "Stopping"):
-            print(_json(options.job, status) if options.json else f"{options.job} is {status}")
-            return 0
+    deadline = time.monotonic() + (options.wait or 0.0)
+    while True:
+        told = connection.job_page(options.job, "state")
+        has_ended = told["state"] in ENDED
+        if has_ended or options.wait is None or time.monotonic() >= deadline:
+            break
         time.sleep(POLL_S)
-    print(f"clary: {options.job} has not ended within {options.wait:g} s; it goes on stopping", file=sys.stderr)
-    return EXIT_TIMEOUT
+    if not has_ended and options.wait is not None:
+        print(f"clary: {options.job} has not ended within {options.wait:g} s; it goes on stopping", file=sys.stderr)
+        return EXIT_TIMEOUT
+    if options.json:
+        print(_json(told))
+    elif has_ended:
+        print(f"{options.job} is {told['state']}")
+    else:
+        print(f"{options.job} is stopping; follow it with: clary describe {options.job}")
+    return 0
 
 
-def _json(job: str, status: str) -> str:
-    return json.dumps({"TrainingJobName": job, "TrainingJobStatus": status}, indent=2)
+def _json(told: Mapping[str, Any]) -> str:
+    return json.dumps(
+        {"TrainingJobName": told["name"], "TrainingJobStatus": told["status"], "State": told["state"]}, indent=2
+    )

@@ -11,21 +11,20 @@ import contextlib
 import curses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from clary.cli.checkpoint_words import count
 from clary.cli.connection import Connection, connect
 from clary.cli.tables import json_text, table, visible
-from clary.cli.top_words import HEADER, SERIES, JobRow, job_row, moved, rows_with_hosts, screen
+from clary.cli.top_words import HEADER, SERIES, JobRow, count_words, job_row, moved, rows_with_hosts, screen
 from clary.contract.errors import ClaryError, WireError
 
 REFRESH_S = 2.0
 KEY_WAIT_MS = 100
 SPAN_MS = 60_000  # of series that are read: the last value is shown
 MAX_JOBS = 50  # shown at once; each costs two requests a refresh
-PAGE = 100
-LIVE = ("InProgress", "Stopping")
+# Jobs with hosts come first: of many that wait, those ahead in the queue have room behind them.
+LIVE = ("Running", "Starting", "Stopping", "Queued")
 ENTER = (10, 13, curses.KEY_ENTER)
 
 
@@ -60,59 +59,68 @@ def run(options: argparse.Namespace) -> int:
     """Print once, or draw until q."""
     connection = connect()
     if options.json:
-        print(json_text([row.facts for row in read_rows(connection)]))
+        rows, total = read_rows(connection)
+        print(json_text([row.facts for row in rows]))
+        if total > len(rows):
+            print(f"clary: {count_words(len(rows), total)}; clary jobs --json lists all", file=sys.stderr)
     elif options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        print(plain(read_rows(connection)))
+        print(plain(*read_rows(connection)))
     else:
         curses.wrapper(lambda window: watch(_prepared(window), lambda: read_rows(connection)))
     return 0
 
 
-def plain(rows: list[JobRow]) -> str:
-    """Return the table of all jobs with their hosts."""
+def plain(rows: Sequence[JobRow], total: int) -> str:
+    """Return the table of all jobs with their hosts, and how many there are if those are not all."""
     if not rows:
         return "no job runs or waits"
-    return table(HEADER, [cells for cells, _ in rows_with_hosts(rows, opened=frozenset(row.name for row in rows))])
+    cells = [cells for cells, _ in rows_with_hosts(rows, opened=frozenset(row.name for row in rows))]
+    rest = f"\n{count_words(len(rows), total)}; clary jobs lists all" if total > len(rows) else ""
+    return table(HEADER, cells) + rest
 
 
-def read_rows(connection: Connection) -> list[JobRow]:
-    """Ask the service for the jobs that are not over, oldest first."""
-    names: list[str] = []
-    for status in LIVE:
-        answer = connection.call(
-            "ListTrainingJobs", {"StatusEquals": status, "SortOrder": "Ascending", "MaxResults": PAGE}
-        )
-        names += [item["TrainingJobName"] for item in answer["TrainingJobSummaries"]]
+def read_rows(connection: Connection) -> tuple[list[JobRow], int]:
+    """Ask the service for the jobs that are not over, oldest first; and how many there are of them."""
+    names: dict[str, None] = {}  # one that goes from state to state meanwhile is in both lists
+    num_unnamed = 0
+    for state in LIVE:
+        page = connection.get("jobs", {"state": state, "order": "asc", "limit": MAX_JOBS})
+        names.update(dict.fromkeys(job["name"] for job in page["jobs"]))
+        num_unnamed += page["total"] - len(page["jobs"])
+    total = len(names) + num_unnamed
     rows = []
     since_ms = int(time.time() * 1000) - SPAN_MS
-    for name in list(dict.fromkeys(names))[:MAX_JOBS]:  # one that begins to stop meanwhile is in both lists
+    for name in list(names)[:MAX_JOBS]:
         try:
             facts = connection.job_page(name)
             series = connection.job_page(name, "series", {"names": SERIES, "since_ms": since_ms})
         except WireError as error:
             if error.code != "NotFound":
                 raise
-            continue  # deleted meanwhile
+            total -= 1  # deleted meanwhile
+            continue
         rows.append(job_row(facts, series))
-    return rows
+    return rows, total
 
 
-def watch(window: Screen, read: Callable[[], list[JobRow]], *, clock: Callable[[], float] = time.monotonic) -> None:
+def watch(
+    window: Screen, read: Callable[[], tuple[Sequence[JobRow], int]], *, clock: Callable[[], float] = time.monotonic
+) -> None:
     """Draw until q is pressed; a service that does not answer is said in the first line and asked again.
 
     Args:
         window: to draw on; its getch waits KEY_WAIT_MS at most.
-        read: returns the jobs.
+        read: returns the jobs that are shown, and how many there are.
         clock: seconds.
     """
-    rows: list[JobRow] = []
+    rows: Sequence[JobRow] = []
     chosen, opened, head = "", frozenset[str](), ""
     next_read_s = clock()
     while True:
         if clock() >= next_read_s:
             try:
-                rows = read()
-                head = f"{count(len(rows), 'job')}   j/k choose, Enter hosts, q quit"
+                rows, total = read()
+                head = f"{count_words(len(rows), total)}   j/k choose, Enter hosts, q quit"
             except ClaryError as error:
                 head = error.message
             next_read_s = clock() + REFRESH_S
@@ -130,7 +138,7 @@ def watch(window: Screen, read: Callable[[], list[JobRow]], *, clock: Callable[[
             return
 
 
-def _draw(window: Screen, rows: list[JobRow], *, opened: frozenset[str], chosen: str, head: str) -> None:
+def _draw(window: Screen, rows: Sequence[JobRow], *, opened: frozenset[str], chosen: str, head: str) -> None:
     height, width = window.getmaxyx()
     window.erase()
     lines = screen(rows, opened=opened, chosen=chosen, width=width - 1, height=height, head=head)

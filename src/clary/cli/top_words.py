@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clary.cli.checkpoint_words import count
 from clary.cli.metric_words import Last, shown
+from clary.cli.queue_words import waiting_words
 from clary.cli.tables import duration, table
 
 HEADER = ("NAME", "STATUS", "PHASE", "AGE", "PROGRESS", "CPU", "MEMORY", "GPU", "LAST METRIC", "RESTARTS", "WAITS FOR")
 HOST_INDENT = "  "
 NOTHING = "-"
 SAYS_NOTHING = ("", NOTHING, "0")
-SAID_BY_PHASE = "STATUS"
+SAID_BY_STATUS = "PHASE"
 WORD_LIMIT = 60  # characters of a reason in a row
 CPU, MEMORY, GPU = "host/cpu_percent", "host/memory_bytes", "utilisation_percent"
 SERIES = "host/cpu_percent,host/memory_bytes,gpu-*/utilisation_percent"
@@ -46,20 +48,20 @@ def job_row(facts: Mapping[str, Any], series: Mapping[str, Any]) -> JobRow:
     newest = max(metrics, key=lambda item: item["at"], default=None)
     cells = (
         facts["name"],
-        facts["status"],
+        facts["state"],
         facts["secondary_status"],
         duration(series["age_s"]) if series else NOTHING,
         _progress(facts.get("progress")),
         *_load(list(hosts.values())),
         NOTHING if newest is None else f"{newest['name']}={_number(newest['value'])}",
         str(len(facts["past_attempts"])),
-        _short(facts["pending_reason"]),
+        _short(waiting_words(facts)),
     )
     rows = tuple(
         (
             HOST_INDENT + host["name"],
-            "",
             host["phase"],
+            "",
             "",
             "",
             *_load([hosts[host["name"]]]),
@@ -72,9 +74,11 @@ def job_row(facts: Mapping[str, Any], series: Mapping[str, Any]) -> JobRow:
     plain = {
         "name": facts["name"],
         "status": facts["status"],
+        "state": facts["state"],
         "secondary_status": facts["secondary_status"],
         "age_s": series.get("age_s"),
         "progress": facts.get("progress"),
+        "queue": facts["queue"],
         "pending_reason": facts["pending_reason"],
         "restarts": len(facts["past_attempts"]),
         "metrics": metrics,
@@ -83,6 +87,11 @@ def job_row(facts: Mapping[str, Any], series: Mapping[str, Any]) -> JobRow:
         ],
     }
     return JobRow(cells=cells, hosts=rows, facts=plain)
+
+
+def count_words(num_shown: int, total: int) -> str:
+    """Return `2 jobs`, or `50 of 208 jobs` where not all are shown."""
+    return f"{num_shown} of {total} jobs" if total > num_shown else count(num_shown, "job")
 
 
 def latest_of(series: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -120,10 +129,10 @@ def screen(
 
 
 def _fitting(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Return the lines of a table; where it is too wide, without columns that say nothing, then without the status."""
+    """Return the lines of a table; where it is too wide, without columns that say nothing, then without the phase."""
     columns = list(range(len(HEADER)))
     empty = {column for column in columns if all(row[column] in SAYS_NOTHING for row in rows)}
-    for left_out in (set[int](), empty, empty | {HEADER.index(SAID_BY_PHASE)}):
+    for left_out in (set[int](), empty, empty | {HEADER.index(SAID_BY_STATUS)}):
         shown_columns = [column for column in columns if column not in left_out]
         cells = [[row[column] for column in shown_columns] for row in rows]
         lines = table([HEADER[column] for column in shown_columns], cells).split("\n")

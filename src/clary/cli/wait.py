@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.cli.connection import Connection, connect
-from clary.control.jobs.job_state import JobState, state_of
+from clary.control.jobs.job_state import JobState
 
 POLL_S = 0.5
 EXIT_FAILED = 1
@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
             print(_line(job), flush=True)
     if options.json:
         print(json.dumps(found, indent=2))
-    if not all(job["Ended"] for job in found):
-        late = ", ".join(job["TrainingJobName"] for job in found if not job["Ended"])
+    late = ", ".join(job["TrainingJobName"] for job in found if not (job["Ended"] or job["Reached"]))
+    if late:
         print(f"clary: not reached within {options.timeout:g} s: {late}", file=sys.stderr)
         return EXIT_TIMEOUT
     return 0 if all(job["Reached"] for job in found) else EXIT_FAILED
@@ -57,19 +57,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _wait(connection: Connection, name: str, wanted: str | None, deadline: float | None) -> dict[str, Any]:
     while True:
-        told = connection.call("DescribeTrainingJob", {"TrainingJobName": name})
-        state = state_of(told["TrainingJobStatus"], told["SecondaryStatus"])
-        has_reached = _has_reached(state, wanted)
+        told = connection.job_page(name, "state")
+        state = JobState(told["state"])
         job = {
             "TrainingJobName": name,
-            "TrainingJobStatus": told["TrainingJobStatus"],
-            "SecondaryStatus": told["SecondaryStatus"],
+            "TrainingJobStatus": told["status"],
+            "SecondaryStatus": told["secondary_status"],
             "State": state.value,
-            **({"FailureReason": told["FailureReason"]} if told.get("FailureReason") else {}),
-            "Reached": has_reached,
-            "Ended": has_reached or state in ENDED,
+            **({"FailureReason": told["failure_reason"]} if told["failure_reason"] else {}),
+            "Reached": _has_reached(state, wanted),
+            "Ended": state in ENDED,
         }
-        if job["Ended"] or (deadline is not None and time.monotonic() >= deadline):
+        if job["Reached"] or job["Ended"] or (deadline is not None and time.monotonic() >= deadline):
             return job
         time.sleep(POLL_S)
 

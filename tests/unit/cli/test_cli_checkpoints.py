@@ -161,7 +161,7 @@ def test_a_host_that_says_little_is_shown_all_the_same():
 
 
 def test_describe_has_a_line_a_host_on_checkpoints():
-    facts = {"name": "job", "status": "s", "secondary_status": "t", "transitions": [], "hosts": []}
+    facts = {"name": "job", "status": "s", "secondary_status": "t", "state": "s", "transitions": [], "hosts": []}
     assert "checkpoints" not in describe(facts)
     text = describe(facts | {"checkpoints": {"algo-1": {"set_number": 3}}})
     assert "\ncheckpoints\n  algo-1: set 3; nothing changed since" in text
@@ -288,6 +288,15 @@ def test_a_set_that_is_known_by_rest_or_not_at_all_is_never_called_whole(monkeyp
         "says nothing of 6 files, as those of earlier releases (2 sets, 8 files, 33.0 MB read; 3 files closed by the "
         "writer)",
     ]
+    lacking = set_report(evidence={"closed": 3, "left-out": 2}, doubtful=["run/log", "ck/"])
+    command(monkeypatch, [report(lacking, **verdict)], "verify", "demo")
+    assert capsys.readouterr().out.splitlines() == [
+        "algo-1 set 12: it may lack something of 2 files or folders that had changed: run/log, ck/",
+        "complete as stored; wholeness not known: it may lack something of 2 files or folders that had changed "
+        "(1 set, 4 files, 33.0 MB read; 3 files closed by the writer)",
+    ]
     row = set_row(entry(evidence={"closed": 3, "rested": 1}, least_rest_s=43.2), job_arn=entry()["job_arn"], now=NOW)
     assert row[7] == "3 closed, 1 rested for 43 s"
+    row = set_row(entry(evidence={"closed": 3, "left-out": 2}), job_arn=entry()["job_arn"], now=NOW)
+    assert row[7] == "3 closed, 2 left-out"
     assert set_row(entry(evidence={"": 4}), job_arn=entry()["job_arn"], now=NOW)[7] == "4 unknown"

@@ -338,15 +338,40 @@ def test_jobs_that_wait_say_their_place_their_reason_and_when_they_may_start(hom
     assert total == "3 of 208 jobs; -n 208 shows all (in total 205 Queued, 3 Running)"
 
 
+def state_page(state, status=None):
+    return {"name": "x", "status": status or state, "state": state, "failure_reason": ""}
+
+
 def test_stop_waits_as_long_as_it_is_told_and_says_the_end(home, monkeypatch, capsys):
-    answers = [{}, {"TrainingJobStatus": "Stopping"}, {"TrainingJobStatus": "Stopped"}]
+    answers = [{}, state_page("Stopping"), state_page("Stopped")]
     monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection(answers))
     monkeypatch.setattr("clary.cli.stop.POLL_S", 0.0)
     assert main(["stop", "x", "--wait", "5"]) == 0
     assert capsys.readouterr().out == "x is Stopped\n"
-    monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection([{}]))
+    monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection([{}, state_page("Stopping")]))
     assert main(["stop", "x", "--wait", "0"]) == 124
     assert "has not ended within 0 s" in capsys.readouterr().err
+
+
+def test_stop_says_of_a_job_that_waited_that_it_is_stopped(home, monkeypatch, capsys):
+    monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection([{}, state_page("Stopped")]))
+    assert main(["stop", "x"]) == 0
+    assert capsys.readouterr().out == "x is Stopped\n"
+    monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection([{}, state_page("Stopped")]))
+    assert main(["stop", "x", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["TrainingJobStatus"] == "Stopped"
+    monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection([{}, state_page("Stopping")]))
+    assert main(["stop", "x"]) == 0
+    assert capsys.readouterr().out.startswith("x is stopping; follow it with")
+
+
+def test_names_that_were_left_out_are_counted_beside_those_that_a_program_reads(home, monkeypatch, capsys):
+    answers = [{"jobs": [listed("a"), listed("b")], "next": "t", "total": 208, "states": {}}]
+    monkeypatch.setattr("clary.cli.jobs.connect", lambda: FakeConnection(answers))
+    assert main(["jobs", "--names", "-n", "2", "--status", "Failed"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "a\nb\n"
+    assert told.err == "clary: 2 of 208 jobs; -n 208 prints all\n"
 
 
 def test_a_job_name_is_one_part_of_the_path_whatever_is_in_it(monkeypatch):
@@ -364,6 +389,7 @@ def test_describe_of_a_failed_job_says_why_and_what_each_host_did():
             "name": "job-1",
             "status": "Failed",
             "secondary_status": "Failed",
+            "state": "Failed",
             "failure_reason": "AlgorithmError: boom",
             "metrics": [{"name": "loss", "value": 0.25}],
             "transitions": [

@@ -15,6 +15,7 @@ def facts(*, cause=None, timeline=(), **members):
         "name": "job",
         "status": "Failed",
         "secondary_status": "Failed",
+        "state": "Failed",
         "failure_reason": "AlgorithmError: algo-2: rank 3: KeyError: 'label', exit code: 1",
         "cause": cause,
         "timeline": list(timeline),
@@ -52,7 +53,7 @@ def test_a_failure_of_no_host_is_the_services_and_an_old_one_has_no_verdict():
 
 
 def test_a_job_without_failure_says_so():
-    lines = why(facts(status="Completed", secondary_status="Completed")).splitlines()
+    lines = why(facts(status="Completed", secondary_status="Completed", state="Completed")).splitlines()
     assert lines[:2] == ["job  Completed (Completed)", "  failure   none"]
 
 

@@ -23,6 +23,7 @@ def page(**changes):
     return {
         "job": "demo",
         "status": "Completed",
+        "state": "Completed",
         "attempt": 1,
         "is_checked": True,
         "hosts": hosts,
@@ -70,10 +71,11 @@ def test_what_is_not_well_is_named_in_its_cell_and_told_below():
 
 
 def test_what_is_under_way_is_not_called_well():
-    early = page(status="InProgress")
+    early = page(status="InProgress", state="Queued")
     early["hosts"]["algo-2"][-1] = item("algo-2", "link", "pending", "algo-1")
     early["hosts"]["algo-2"][6] = item("algo-2", "collective", "pending")
     text = health_text(early, colours=False)
+    assert text.startswith("demo  Queued, attempt 1\n")
     assert "algo-2   ...     \\" in text.splitlines()
     assert "still under way: collective, link" in text
     assert text.endswith("all that was checked so far is well")

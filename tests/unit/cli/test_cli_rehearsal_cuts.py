@@ -8,6 +8,8 @@ from clary.cli import rehearsal_run
 from clary.cli.rehearsal_run import JobWatch
 from clary.control.rehearsal.faults import FaultKind, parse_fault
 
+RUNNING = {"status": "InProgress", "secondary_status": "Training", "state": "Running"}
+
 
 class FakeTime:
     """The module `time`, moved by the test."""
@@ -30,7 +32,7 @@ class FakeConnection:
         if page == "logs":
             return {"lines": [], "tokens": {}}
         hosts = [{"name": f"algo-{number}", "phase": "running"} for number in (1, 2)]
-        return {"status": "InProgress", "secondary_status": "Training", "attempt": self.attempt, "hosts": hosts}
+        return {**RUNNING, "attempt": self.attempt, "hosts": hosts}
 
     def post_job_page(self, name, page, body):
         self.struck.append((body["is_over"], tuple(body["hosts"]), body.get("between", False)))
@@ -77,3 +79,11 @@ def test_a_cut_of_an_attempt_that_is_gone_keeps_none_of_the_next(clock):
     connection.attempt = 2
     follow(job, clock, 6)
     assert connection.struck[1:] == [(False, ("algo-2",), False), (True, ("algo-2",), False)]
+
+
+def test_what_is_said_of_a_job_is_its_state():
+    said = []
+    watch = JobWatch(connection=FakeConnection(), name="job", reader=None, say=said.append)
+    watch.look()
+    watch.look()
+    assert said == ["job: Running (Training)"]

@@ -24,6 +24,8 @@ def facts(name="job", **changes):
         "name": name,
         "status": "InProgress",
         "secondary_status": "Training",
+        "state": "Running",
+        "queue": None,
         "hosts": [host, {**host, "name": "algo-2", "standstill": "no rank has moved\nfor 5 minutes"}],
         "past_attempts": [],
         "pending_reason": "",
@@ -59,6 +61,10 @@ BUSY = series(
 )
 
 
+QUEUED = {"state": "Queued", "secondary_status": "Pending"}
+PLACE = {"place": 3, "num_waiting": 205, "start_in_s": None, "basis": "unknown", "estimate": "no job has ended yet"}
+
+
 def cells(row):
     return dict(zip(HEADER, row, strict=True))
 
@@ -67,7 +73,7 @@ def test_a_row_adds_up_its_hosts_and_shows_what_came_last():
     row = job_row(facts(progress={"percent": 45.2, "eta_s": 90, "done": 1, "unit": "steps"}), BUSY)
     assert cells(row.cells) == {
         "NAME": "job",
-        "STATUS": "InProgress",
+        "STATUS": "Running",
         "PHASE": "Training",
         "AGE": "1m 15s",
         "PROGRESS": "45 %, 1m 30s left",
@@ -84,11 +90,18 @@ def test_a_row_adds_up_its_hosts_and_shows_what_came_last():
 
 
 def test_what_is_not_known_is_a_dash():
-    waiting = facts(hosts=[], metrics=[], status="InProgress", pending_reason="0 of 2 hosts are free " * 5)
+    waiting = facts(hosts=[], metrics=[], **QUEUED, pending_reason="0 of 2 hosts are free " * 5)
     row = cells(job_row(waiting, {}).cells)
     assert (row["AGE"], row["PROGRESS"], row["CPU"], row["MEMORY"], row["GPU"], row["LAST METRIC"]) == ("-",) * 6
     assert row["WAITS FOR"].endswith("...")
     assert len(row["WAITS FOR"]) == 60
+
+
+def test_a_job_that_waits_is_queued_and_says_its_place():
+    row = job_row(facts(hosts=[], metrics=[], **QUEUED, queue=PLACE, pending_reason="0 of 2 hosts are free."), {})
+    assert cells(row.cells)["STATUS"] == "Queued"
+    assert cells(row.cells)["WAITS FOR"].startswith("place 3 of 205, start unknown")
+    assert (row.facts["state"], row.facts["queue"]["place"]) == ("Queued", 3)
 
 
 def test_progress_without_a_total_counts():
@@ -153,7 +166,7 @@ class FakeScreen:
 
 def test_keys_choose_open_close_and_leave():
     window = FakeScreen(["j", "j", "j", "k", "\n", "\n", "q"])
-    top.watch(window, lambda: plain_rows(3), clock=lambda: 0.0)
+    top.watch(window, lambda: (plain_rows(3), 3), clock=lambda: 0.0)
     chosen = [window.chosen(frame) for frame in range(7)]
     assert chosen == [["job-0"], ["job-1"], ["job-2"], ["job-2"], ["job-1"], ["job-1", "algo-0"], ["job-1"]]
 
@@ -166,7 +179,7 @@ def test_rows_are_read_anew_every_two_seconds_and_a_service_that_is_away_is_said
         reads.append(1)
         if len(reads) == 2:
             raise ClaryError("the service does not answer")
-        return plain_rows(len(reads))
+        return plain_rows(len(reads)), len(reads)
 
     window = FakeScreen([-1] * 12 + ["q"])
     top.watch(window, read, clock=lambda: next(times))
@@ -187,7 +200,7 @@ def test_a_job_that_is_gone_leaves_the_choice_on_another():
     def read():
         nonlocal last
         last = next(lists, last)
-        return last
+        return last, len(last)
 
     top.watch(window, read, clock=lambda: next(times))
     assert window.chosen(-1) == ["job-0"]
@@ -197,7 +210,7 @@ def test_a_job_that_is_gone_leaves_the_choice_on_another():
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (3, 20)])
 def test_a_screen_of_any_size_is_drawn_on(size):
     window = FakeScreen(["q"], size=size)
-    top.watch(window, lambda: plain_rows(5), clock=lambda: 0.0)
+    top.watch(window, lambda: (plain_rows(5), 5), clock=lambda: 0.0)
     assert len(window.frames[0]) <= size[0]
 
 
@@ -211,16 +224,31 @@ def test_a_terminal_that_refuses_a_line_costs_that_line_alone():
             super().addnstr(line, column, text, count, attribute)
 
     window = FakeNarrowScreen(["q"])
-    top.watch(window, lambda: plain_rows(2), clock=lambda: 0.0)
+    top.watch(window, lambda: (plain_rows(2), 2), clock=lambda: 0.0)
     assert [text.split()[0] for text, _ in window.frames[0]] == ["2", "job-0", "job-1"]
 
 
-def test_a_job_that_begins_to_stop_between_two_lists_is_shown_once():
-    class FakeMovingConnection(FakeConnection):
-        def call(self, operation, parameters):
-            return {"TrainingJobSummaries": [{"TrainingJobName": "job"}]}
+def test_a_job_that_goes_on_between_two_lists_is_shown_once():
+    rows, total = top.read_rows(FakeConnection({"Starting": ["job"], "Running": ["job"]}))
+    assert ([row.name for row in rows], total) == (["job"], 1)
 
-    assert [row.name for row in top.read_rows(FakeMovingConnection())] == ["job"]
+
+def test_what_is_left_out_of_the_screen_is_counted_and_jobs_with_hosts_come_first(monkeypatch, capsys):
+    queued = [f"waits-{number}" for number in range(205)]
+    fake = FakeConnection({"Queued": queued, "Running": ["runs"], "Starting": ["starts"], "Stopping": ["stops"]})
+    rows, total = top.read_rows(fake)
+    assert [row.name for row in rows] == ["runs", "starts", "stops", *queued[:47]]
+    assert total == 208
+    window = FakeScreen(["q"])
+    top.watch(window, lambda: (rows, total), clock=lambda: 0.0)
+    assert window.frames[0][0][0].startswith("50 of 208 jobs ")
+    monkeypatch.setattr(top, "connect", lambda: fake)
+    top.run(top.argparse.Namespace(json=False, once=True))
+    assert capsys.readouterr().out.splitlines()[-1] == "50 of 208 jobs; clary jobs lists all"
+    top.run(top.argparse.Namespace(json=True, once=False))
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)) == 50
+    assert told.err == "clary: 50 of 208 jobs; clary jobs --json lists all\n"
 
 
 PROGRAM = """
@@ -228,7 +256,7 @@ import curses, sys
 from clary.cli import top
 from clary.cli.top_words import JobRow
 rows = [JobRow(cells=(f"job-{index}", *["x"] * 10)) for index in range(3)]
-curses.wrapper(lambda window: top.watch(top._prepared(window), lambda: rows))
+curses.wrapper(lambda window: top.watch(top._prepared(window), lambda: (rows, 3)))
 print("left cleanly")
 """
 
@@ -267,15 +295,18 @@ def read_until(terminal, wanted, *, timeout_s=60):
 class FakeConnection:
     """Answers as a service with one job, and with another that was deleted a moment ago."""
 
-    def call(self, operation, parameters):
-        assert operation == "ListTrainingJobs"
-        names = ["job", "gone"] if parameters["StatusEquals"] == "InProgress" else []
-        return {"TrainingJobSummaries": [{"TrainingJobName": name} for name in names]}
+    def __init__(self, names=None):
+        self._names = {"Running": ["job", "gone"]} if names is None else names
+
+    def get(self, path, query):
+        assert (path, query["order"]) == ("jobs", "asc")
+        names = self._names.get(query["state"], [])
+        return {"jobs": [{"name": name} for name in names[: query["limit"]]], "total": len(names)}
 
     def job_page(self, name, page="", query=None):
         if name == "gone":
             raise top.WireError("NotFound", "no such job")
-        return BUSY if page == "series" else facts()
+        return BUSY if page == "series" else facts(name)
 
 
 def test_json_and_a_pipe_get_everything_once(monkeypatch, capsys):
@@ -291,8 +322,7 @@ def test_json_and_a_pipe_get_everything_once(monkeypatch, capsys):
 
 
 def test_nothing_that_runs_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(top, "connect", FakeConnection)
-    monkeypatch.setattr(FakeConnection, "call", lambda *_: {"TrainingJobSummaries": []})
+    monkeypatch.setattr(top, "connect", lambda: FakeConnection({}))
     top.run(top.argparse.Namespace(json=False, once=True))
     assert capsys.readouterr().out == "no job runs or waits\n"
 
@@ -304,10 +334,10 @@ def test_a_screen_of_eighty_columns_leaves_out_what_says_nothing_and_shows_the_r
     head, line, host = (
         text for text, _ in screen(rows, opened=frozenset(["job"]), chosen="job", width=80, height=9, head="")[1:]
     )
-    assert head.split() == ["NAME", "PHASE", "AGE", "PROGRESS", "CPU", "MEMORY", "LAST", "METRIC"]
+    assert head.split() == ["NAME", "STATUS", "AGE", "PROGRESS", "CPU", "MEMORY", "LAST", "METRIC"]
     assert line.split() == [
         "job",
-        "Training",
+        "Running",
         "1m",
         "15s",
         "56",
@@ -325,6 +355,6 @@ def test_a_screen_of_eighty_columns_leaves_out_what_says_nothing_and_shows_the_r
     wide = screen(rows, opened=frozenset(), chosen="job", width=200, height=9, head="")
     assert wide[1][0].split("  ")[0] == "NAME"
     assert wide[1][0].endswith("WAITS FOR")
-    waiting = job_row(facts(hosts=[], metrics=[], pending_reason="0 of 2 hosts are free"), {})
+    waiting = job_row(facts(hosts=[], metrics=[], **QUEUED, pending_reason="0 of 2 hosts are free"), {})
     narrow = screen([waiting], opened=frozenset(), chosen="job", width=80, height=9, head="")
     assert narrow[2][0].endswith("0 of 2 hosts are free")

@@ -40,12 +40,18 @@ def use(monkeypatch, verb, **tables):
     return fake
 
 
-def told(status, secondary="", **members):
-    return {"TrainingJobStatus": status, "SecondaryStatus": secondary or status, **members}
+def told(state, secondary="", status="", failure_reason=""):
+    return {
+        "status": status or state,
+        "secondary_status": secondary or state,
+        "state": state,
+        "failure_reason": failure_reason,
+    }
 
 
-RUNNING, PENDING = told("InProgress", "Training"), told("InProgress", "Pending")
-FAILED = told("Failed", FailureReason="AlgorithmError: boom")
+RUNNING, PENDING = told("Running", "Training", "InProgress"), told("Queued", "Pending", "InProgress")
+CAME = told("Queued", "Starting", "InProgress")  # no hosts were asked for yet
+FAILED = told("Failed", failure_reason="AlgorithmError: boom")
 GONE = WireError("NotFound", "there is no training job 'x'")
 
 
@@ -60,17 +66,25 @@ GONE = WireError("NotFound", "there is no training job 'x'")
         ("x --for Running", [told("Completed")], 0, "x is Completed"),
         ("x --for Running", [FAILED], 1, "x is Failed: AlgorithmError: boom"),
         ("x --timeout 0", [RUNNING], 124, "x is Running"),
+        ("x --for Starting --timeout 0", [CAME], 124, "x is Queued"),
     ],
 )
 def test_wait_ends_when_the_job_is_there_or_can_not_come_there(monkeypatch, capsys, arguments, answers, code, line):
-    use(monkeypatch, "wait", calls={"DescribeTrainingJob": answers})
+    use(monkeypatch, "wait", pages={"state": answers})
     assert main(["wait", *arguments.split()]) == code
     assert capsys.readouterr().out == f"{line}\n"
     assert answers == []
 
 
+def test_a_job_that_has_come_to_its_state_has_not_ended(monkeypatch, capsys):
+    use(monkeypatch, "wait", pages={"state": [RUNNING]})
+    assert main(["wait", "x", "--for", "Running", "--json"]) == 0
+    (job,) = json.loads(capsys.readouterr().out)
+    assert (job["State"], job["Reached"], job["Ended"]) == ("Running", True, False)
+
+
 def test_wait_for_several_waits_for_all_and_fails_with_one(monkeypatch, capsys):
-    use(monkeypatch, "wait", calls={"DescribeTrainingJob": [told("Completed"), RUNNING, FAILED]})
+    use(monkeypatch, "wait", pages={"state": [told("Completed"), RUNNING, FAILED]})
     assert main(["wait", "a", "b", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [(job["TrainingJobName"], job["State"], job["Reached"]) for job in found] == [
@@ -86,7 +100,7 @@ def test_wait_takes_seconds_alone(seconds):
 
 
 def test_wait_for_a_job_that_does_not_exist_says_so(monkeypatch):
-    use(monkeypatch, "wait", calls={"DescribeTrainingJob": GONE})
+    use(monkeypatch, "wait", pages={"state": GONE})
     assert main(["wait", "x"]) == 3
 
 
@@ -109,7 +123,7 @@ def test_delete_of_nothing_is_an_error_unless_it_is_not(monkeypatch, capsys):
 
 
 def test_delete_stops_a_job_first_if_asked_and_waits_for_its_end(monkeypatch):
-    states = [RUNNING, told("Stopping"), told("Stopped")]
+    states = [{"TrainingJobStatus": status} for status in ("InProgress", "Stopping", "Stopped")]
     calls = {"DescribeTrainingJob": states, "StopTrainingJob": {}, "DeleteTrainingJob": {}}
     fake = use(monkeypatch, "delete", calls=calls)
     assert main(["delete", "x", "--stop"]) == 0

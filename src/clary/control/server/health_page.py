@@ -6,6 +6,7 @@ from typing import Any
 
 from clary.contract.plain import to_plain
 from clary.control.jobs.health import diagnose, findings_of
+from clary.control.jobs.job_state import job_state
 from clary.control.jobs.training_job import TrainingJob
 
 
@@ -16,6 +17,7 @@ def health_page(job: TrainingJob) -> dict[str, Any]:
     return {
         "job": job.name,
         "status": job.status.value,
+        "state": job_state(job).value,
         "attempt": job.attempt,
         "is_checked": bool(plan.get("health_checks", True)),
         "hosts": {name: to_plain(found) for name, found in findings.items()},

@@ -2,11 +2,11 @@
 
 Where: `console_routes` gives it requests for /clary/v1/jobs.
 
-    ?search=word         in name, statuses, instance type and failure reason; case does not count
+    ?search=word         in name, statuses, state, instance type, failure reason and why jobs wait; case does not count
     &status=InProgress   of this status only
     &state=Queued        of this state only: Queued, Starting, Running, or as finished jobs' statuses are called
     &sort=created        or name, status, duration
-    &order=desc          or asc; by default newest first, and names from A
+    &order=desc          or asc; by default newest first, names from A, and states in the order of a job's life
     &limit=100&after=... how many, behind the page whose `next` this is
     &skip=9000           behind so many more, for who scrolls far
 
@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from clary.contract.errors import WireError
 from clary.contract.plain import to_plain
 from clary.contract.statuses import TrainingJobStatus
-from clary.control.jobs.job_state import JobState, job_state, state_of
+from clary.control.jobs.job_state import JobState
 from clary.control.jobs.training_status import progress_facts
 from clary.control.services.call import Services
 from clary.control.services.training_progress import job_progress
@@ -41,17 +42,19 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 async def jobs_page(services: Services, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the page. Raises: WireError with the status to send."""
     wanted = _query_of(query)
+    places = {name: number for number, name in enumerate(services.hub.waiting_jobs())}
+    wanted = replace(wanted, also_found=_waiting_for(services, places, wanted.search))
     try:
         page = await services.store.cards.page(wanted, now=services.clock.now())
     except BadToken as error:
         raise WireError("ValidationException", error.message) from error
-    places = {name: number for number, name in enumerate(services.hub.waiting_jobs())}
     queue = services.queue.places() if any(card.name in places for card in page.cards) else {}
     progress = await _progress(services, page.cards)
     rows = [
         {
-            **_plain(card, pending_reason=_pending_reason(services, card, places), progress=progress.get(card.name)),
-            "state": _state_of(services, card).value,
+            **_plain(
+                card, pending_reason=_pending_reason(services, card.name, places), progress=progress.get(card.name)
+            ),
             "queue": to_plain(queue.get(card.name)),
         }
         for card in page.cards
@@ -72,7 +75,7 @@ async def jobs_page(services: Services, query: Mapping[str, str]) -> dict[str, A
 
 def _query_of(query: Mapping[str, str]) -> CardQuery:
     order = _choice(CardOrder, query, "sort", CardOrder.CREATED)
-    default = "asc" if order is CardOrder.NAME else "desc"
+    default = "asc" if order in (CardOrder.NAME, CardOrder.STATUS) else "desc"
     direction = query.get("order") or default
     if direction not in ("asc", "desc"):
         raise WireError("ValidationException", f"order must be asc or desc, got {direction[:40]!r}")
@@ -120,21 +123,21 @@ async def _progress(services: Services, cards: Sequence[JobCard]) -> dict[str, A
     }
 
 
-def _pending_reason(services: Services, card: JobCard, places: Mapping[str, int]) -> str:
+def _waiting_for(services: Services, places: Mapping[str, int], search: str) -> tuple[str, ...]:
+    """Return the jobs of the queue that a search finds by what they wait for, which changes with every other job."""
+    wanted = search.lower()
+    return tuple(name for name in places if wanted in _pending_reason(services, name, places).lower()) if wanted else ()
+
+
+def _pending_reason(services: Services, name: str, places: Mapping[str, int]) -> str:
     """Return what a job waits for: exactly for the first of the queue, of others only how far behind they are."""
-    place = places.get(card.name)
+    place = places.get(name)
     if place is None:
         return ""
     if place >= MAX_REASONED:  # each reason looks at all jobs ahead
         return f"First come, first served: {place} older jobs wait for hosts."
-    job = services.hub.live_job(card.name)
+    job = services.hub.live_job(name)
     return "" if job is None else services.admission.pending_reason(job)
-
-
-def _state_of(services: Services, card: JobCard) -> JobState:
-    """Return a job's state; that of one in memory tells a job that has just come from one whose hosts start."""
-    job = services.hub.live_job(card.name)
-    return state_of(card.status, card.secondary_status) if job is None else job_state(job)
 
 
 def _plain(card: JobCard, *, pending_reason: str, progress: Any) -> dict[str, Any]:
@@ -142,6 +145,7 @@ def _plain(card: JobCard, *, pending_reason: str, progress: Any) -> dict[str, An
         "name": card.name,
         "status": card.status,
         "secondary_status": card.secondary_status,
+        "state": card.state.value,
         "created_at": to_plain(card.created_at),
         "started_at": to_plain(card.started_at),
         "ended_at": to_plain(card.ended_at),

@@ -106,6 +106,8 @@ class PeopleRoutes:
                 times = await asyncio.to_thread(self._times, job)
                 told = self._rehearsal_pages.facts(job) if self._rehearsal_pages is not None else {}
                 return json_answer({**facts, **times, **told, "progress": await self._progress(job)})
+            case "state":
+                return json_answer(self._state(job))
             case "stragglers":
                 return json_answer(await self._stragglers.page(job))
             case "plan":
@@ -162,11 +164,21 @@ class PeopleRoutes:
             case "records" if self._rehearsals is not None:
                 return json_answer(await self._rehearsals.records(job, query_of(request)))
         known = (
-            "plan, request, why, logs, log-lines, series, training, tensorboard, metric-values, stragglers, health, "
-            "dump, profile, profiler-report, checkpoints, downloads and rehearsals; stop, rerun, strike and reclaim by "
-            "POST"
+            "state, plan, request, why, logs, log-lines, series, training, tensorboard, metric-values, stragglers, "
+            "health, dump, profile, profiler-report, checkpoints, downloads and rehearsals; stop, rerun, strike and "
+            "reclaim by POST"
         )
         raise WireError("NotFound", f"a job has no page {page!r}; there are {known}", http_status=404)
+
+    def _state(self, job: TrainingJob) -> dict[str, Any]:
+        """Return what a job is doing: what `_facts` say of it too, at the cost of one look, for who asks often."""
+        return {
+            "name": job.name,
+            "status": job.status.value,
+            "secondary_status": job.secondary_status.value,
+            "state": job_state(job).value,
+            "failure_reason": "" if job.failure is None else job.failure.reason,
+        }
 
     def _facts(self, job: TrainingJob) -> dict[str, Any]:
         plan = job.plan or {"hosts": [], "environment": {}}
@@ -186,22 +198,15 @@ class PeopleRoutes:
             }
             for name, record in job.hosts.items()
         ]
-        reason = ""
-        if job.failure is not None:
-            reason = job.failure.reason
         environment = plan["environment"]
         return {
-            "name": job.name,
+            **self._state(job),
             "arn": job.arn,
-            "status": job.status.value,
-            "secondary_status": job.secondary_status.value,
-            "state": job_state(job).value,
             "times": to_plain(job_times(job, now=job.now(self._services.clock))),
             "queue": to_plain(self._services.queue.place(job)),
             "created_at": to_plain(job.created_at),
             "attempt": job.attempt,
             "past_attempts": [_past_attempt(attempt) for attempt in job.past_attempts],
-            "failure_reason": reason,
             "cause": to_plain(job.failure),
             "category": "" if job.failure is None else category(job.failure.verdict),
             "hint": _hint(job),

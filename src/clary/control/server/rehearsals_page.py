@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from clary.contract.errors import ContractError, WireError
 from clary.contract.plain import to_plain
+from clary.control.jobs.job_state import job_state
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.rehearsal_desk import RehearsalDesk
 from clary.control.reconcile.rehearsal_shelf import KeptRehearsal
@@ -143,11 +144,13 @@ class RehearsalPages:
         """Return how one of the two jobs stands; its statuses are null before it was created and once it is deleted."""
         job = self._services.hub.live_job(name) or await self._services.store.get_job(name)
         if job is None:
-            return {"name": name, "status": None, "secondary_status": None, "attempt": 0, "failure_reason": ""}
+            gone = dict.fromkeys(("status", "secondary_status", "state"))
+            return {"name": name, **gone, "attempt": 0, "failure_reason": ""}
         return {
             "name": name,
             "status": job.status.value,
             "secondary_status": job.secondary_status.value,
+            "state": job_state(job).value,
             "attempt": job.attempt,
             "failure_reason": "" if job.failure is None else job.failure.reason,
         }

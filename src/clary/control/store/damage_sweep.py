@@ -12,9 +12,10 @@ from sqlalchemy import Column, Connection, Double, Integer, LargeBinary, Table, 
 
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.contract.string_enum import StrEnum
+from clary.control.jobs.job_state import JobState
 from clary.control.jobs.soundness import LATEST
 from clary.control.store.damage import DamagedRow, storable
-from clary.control.store.tables import jobs, metadata, to_microseconds
+from clary.control.store.tables import job_cards, jobs, metadata, to_microseconds
 
 _NOT_SWEPT = frozenset({"quarantine", "schema_version", "properties", "leases"})
 _MOST_ROWS = 1000  # of one table in one sweep; more are found by the next
@@ -41,6 +42,8 @@ def _sweep(connection: Connection, table: Table) -> Iterator[DamagedRow]:
     if table is jobs:
         complaints["status"] += f" AND status IN ({_words(TrainingJobStatus)})"
         complaints["secondary_status"] += f" AND secondary_status IN ({_words(SecondaryStatus)})"
+    if table is job_cards:
+        complaints["state"] += f" AND state IN ({_words(JobState)})"
     key = [column.name for column in table.primary_key.columns]
     checks = [f"coalesce(NOT ({sound}), 1)" for sound in complaints.values()]
     shown = ", ".join([*key, "rowid AS row_number", *checks])

@@ -17,13 +17,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, literal, or_, select, text
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, literal, or_, select, text
 
 from clary.contract.errors import Fault, StoreError
 from clary.contract.plain import to_plain
-from clary.contract.statuses import TrainingJobStatus
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.job_request import JobRequest
-from clary.control.jobs.job_state import SECONDARY_STATUSES, JobState, state_of
+from clary.control.jobs.job_state import JobState, job_state
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store import tokens
 from clary.control.store.damage import readable
@@ -32,6 +32,7 @@ from clary.control.store.tables import from_microseconds, job_cards, tags, to_mi
 
 MAX_CARDS = 500  # of one page
 MAX_CARD_METRICS = 8  # a list has no room for more
+MAX_NAMES_FOUND = 10_000  # that a search finds by what no card holds; databases take about three times as many
 _MICROSECONDS = 1_000_000
 _CONTAINS = {"sqlite": func.instr, "postgresql": func.strpos}  # LIKE has characters of its own
 
@@ -40,6 +41,7 @@ _COLUMNS = (
     "arn",
     "status",
     "secondary_status",
+    "state",
     "created_at",
     "started_at",
     "ended_at",
@@ -60,7 +62,7 @@ class CardOrder(StrEnum):
 
     NAME = "name"
     CREATED = "created"
-    STATUS = "status"
+    STATUS = "status"  # by state, in the order of a job's life
     DURATION = "duration"  # from start to end, or to now; a job that has not started has none
 
 
@@ -68,7 +70,8 @@ class CardOrder(StrEnum):
 class CardQuery:
     """Which cards, in which order."""
 
-    search: str = ""  # in name, statuses, instance type and failure reason; case does not count
+    search: str = ""  # in name, statuses, state, instance type and failure reason; case does not count
+    also_found: tuple[str, ...] = ()  # names that the search finds by what no card holds: why jobs wait
     status: TrainingJobStatus | None = None
     state: JobState | None = None  # finer: of jobs in progress those that are queued, starting or running
     order: CardOrder = CardOrder.CREATED
@@ -96,6 +99,7 @@ class JobCard:
     name: str
     status: str
     secondary_status: str
+    state: JobState
     created_at: datetime
     started_at: datetime | None  # of the training
     ended_at: datetime | None
@@ -124,13 +128,18 @@ def card_row(job: TrainingJob) -> dict[str, Any]:
     reason = _storable(job.failure.reason if job.failure is not None else "")
     # A job that was stopped before it began has no end of its training, and does not change any more.
     ended_at = job.training_ended_at or (job.modified_at if job.is_terminal else None)
-    words = "\n".join((job.name, job.status.value, job.secondary_status.value, instance_type, reason))
+    state = job_state(job)
+    told = [job.status.value, job.secondary_status.value, state.value]
+    if state is JobState.QUEUED and job.secondary_status is SecondaryStatus.STARTING:
+        told = [job.status.value, state.value]  # nothing starts yet, whatever AWS calls it
+    words = "\n".join((job.name, *told, instance_type, reason))
     last = [{"name": metric.name, "value": metric.value} for metric in job.final_metrics[:MAX_CARD_METRICS]]
     return {
         "name": job.name,
         "arn": job.arn,
         "status": job.status.value,
         "secondary_status": job.secondary_status.value,
+        "state": state.value,
         "created_at": to_microseconds(job.created_at),
         "started_at": _microseconds(job.training_started_at),
         "ended_at": _microseconds(ended_at),
@@ -198,7 +207,7 @@ def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, d
     if query.status is not None:
         statement = statement.where(job_cards.c.status == query.status.value)
     if query.state is not None:
-        statement = statement.where(*_of_state(query.state))
+        statement = statement.where(job_cards.c.state == query.state.value)
     if after is not None:
         last_key, last_name = after
         columns = ((key, last_key), (job_cards.c.name, last_name))
@@ -211,20 +220,13 @@ def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, d
 
 def _counts_of(connection: Connection, query: CardQuery) -> tuple[dict[str, int], dict[str, int]]:
     """Return how many jobs of each status, and of each state, the search finds."""
-    both = (job_cards.c.status, job_cards.c.secondary_status)
+    both = (job_cards.c.status, job_cards.c.state)
     statement = select(*both, func.count()).where(*_filters(query, dialect=connection.dialect.name))
     by_status, by_state = Counter[str](), Counter[str]()
-    for status, secondary, number in connection.execute(statement.group_by(*both)):
+    for status, state, number in connection.execute(statement.group_by(*both)):
         by_status[status] += number
-        by_state[state_of(status, secondary)] += number
+        by_state[state] += number
     return dict(by_status), dict(by_state)
-
-
-def _of_state(state: JobState) -> list[ColumnElement[bool]]:
-    secondary = SECONDARY_STATUSES.get(state)
-    if secondary is None:
-        return [job_cards.c.status == state.value]
-    return [job_cards.c.status == TrainingJobStatus.IN_PROGRESS.value, job_cards.c.secondary_status.in_(secondary)]
 
 
 def _tags_of(connection: Connection, arns: list[str]) -> dict[str, dict[str, str]]:
@@ -243,6 +245,7 @@ def _card_of(row: Row[Any], own_tags: Mapping[str, str], *, now_us: int) -> JobC
         name=row.name,
         status=row.status,
         secondary_status=row.secondary_status,
+        state=JobState(row.state),
         created_at=from_microseconds(row.created_at),
         started_at=_moment(row.started_at),
         ended_at=_moment(row.ended_at),
@@ -260,7 +263,7 @@ def _sort_key(order: CardOrder, now_us: int) -> ColumnElement[Any]:
         case CardOrder.NAME:
             return job_cards.c.name
         case CardOrder.STATUS:
-            return job_cards.c.status
+            return case({state.value: number for number, state in enumerate(JobState)}, value=job_cards.c.state)
         case CardOrder.DURATION:
             # Up to the moment of the first page, which later pages are told: rows keep their places between pages.
             end = func.coalesce(job_cards.c.ended_at, literal(now_us))
@@ -269,7 +272,11 @@ def _sort_key(order: CardOrder, now_us: int) -> ColumnElement[Any]:
 
 
 def _filters(query: CardQuery, *, dialect: str) -> list[ColumnElement[bool]]:
-    return [_CONTAINS[dialect](job_cards.c.words, query.search.lower()) > 0] if query.search else []
+    if not query.search:
+        return []
+    contains = _CONTAINS[dialect](job_cards.c.words, query.search.lower()) > 0
+    names = query.also_found[:MAX_NAMES_FOUND]
+    return [or_(contains, job_cards.c.name.in_(names)) if names else contains]
 
 
 def _storable(words: str) -> str:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, func, insert, inspect, select
+from sqlalchemy import Connection, func, insert, inspect, select, text, update
 
 from clary.contract.errors import StoreError
 from clary.contract.plain import from_plain
+from clary.control.jobs.job_state import state_of
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store import job_cards, tables
 
@@ -240,7 +241,11 @@ def _add_job_cards(connection: Connection) -> None:
         some = names[first : first + _JOBS_AT_ONCE]
         documents = connection.execute(select(tables.jobs.c.document).where(tables.jobs.c.name.in_(some))).scalars()
         cards = [job_cards.card_row(from_plain(TrainingJob, json.loads(document))) for document in documents]
-        connection.execute(job_cards.UPSERT_CARD, cards)
+        # Cards have their state from migration 9 on.
+        cards_of_then = [{name: value for name, value in card.items() if name != "state"} for card in cards]
+        columns, values = ", ".join(cards_of_then[0]), ", ".join(f":{name}" for name in cards_of_then[0])
+        insertion = text(f"INSERT INTO job_cards ({columns}) VALUES ({values})")  # noqa: S608 - names of columns
+        connection.execute(insertion, cards_of_then)
 
 
 def _add_experiments(connection: Connection) -> None:
@@ -334,6 +339,25 @@ def _add_quarantine(connection: Connection) -> None:
     connection.execute(insert(tables.properties).values(name="database_id", value=secrets.token_hex(16)))
 
 
+def _add_states_of_cards(connection: Connection) -> None:
+    """Give cards their state, told from their statuses alone: a document may be damaged, and none is needed for it."""
+    words = _WORDS[connection.dialect.name]
+    connection.exec_driver_sql("ALTER TABLE job_cards ADD COLUMN state {text} NOT NULL DEFAULT ''".format(**words))
+    cards = tables.job_cards.c
+    both = (cards.status, cards.secondary_status)
+    for status, secondary in connection.execute(select(*both).distinct()).all():
+        try:
+            state = state_of(status, secondary).value
+        except ValueError:  # damaged: found and set aside as any row that cannot be read
+            continue
+        connection.execute(
+            update(tables.job_cards)
+            .where(cards.status == status, cards.secondary_status == secondary)
+            .values(state=state, words=cards.words + f"\n{state.lower()}")
+        )
+    connection.exec_driver_sql("CREATE INDEX job_cards_by_state ON job_cards (state, created_at, name)")
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=1, name="jobs, tags, metrics, leases", apply=_create_first_tables),
     Migration(number=2, name="warm pools of jobs", apply=_add_warm_pools),
@@ -343,4 +367,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=6, name="experiments", apply=_add_experiments),
     Migration(number=7, name="tags of pictures", apply=_add_training_tags),
     Migration(number=8, name="quarantine", apply=_add_quarantine),
+    Migration(number=9, name="states of cards", apply=_add_states_of_cards),
 )

@@ -42,6 +42,7 @@ job_cards = Table(
     Column("arn", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("secondary_status", Text, nullable=False),
+    Column("state", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("started_at", BigInteger),  # of the training
     Column("ended_at", BigInteger),

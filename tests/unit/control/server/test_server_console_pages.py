@@ -117,6 +117,28 @@ async def test_jobs_far_back_in_the_queue_are_told_how_far_without_looking_at_al
     assert reasons[59] == "First come, first served: 59 older jobs wait for hosts."
 
 
+async def test_a_search_finds_jobs_by_their_state_and_by_what_they_wait_for(store):
+    statuses = {"secondary_status": SecondaryStatus.PENDING, "attempt": 0, "plan": None, "hosts": {}}
+    waiting = [
+        running_job(name=f"w{number:03}", arn=f"arn:{number}", pending_reason="2 of 4 hosts are free", **statuses)
+        for number in range(30)
+    ]
+    for job in (*waiting, running_job(name="at-work", arn="arn:w")):
+        await store.create_job(job, {})
+    routes = console(services_of(store, waiting=waiting))
+    for search, total in (
+        ("queued", 30),
+        ("Running", 1),
+        ("2 of 4 hosts", 20),
+        ("first served: 25 older", 1),
+        ("5 of 4", 0),
+    ):
+        found = await page(routes, "/clary/v1/jobs", f"search={search.replace(' ', '%20')}")
+        assert (search, found["total"]) == (search, total)
+    found = await page(routes, "/clary/v1/jobs", "sort=status")
+    assert [job["state"] for job in found["jobs"]] == ["Queued"] * 30 + ["Running"]
+
+
 async def test_the_list_goes_on_behind_its_next_and_counts_stay_whole(store):
     for number in range(5):
         await store.create_job(running_job(name=f"j{number}", arn=f"arn:{number}"), {})

@@ -23,6 +23,7 @@ def with_finding(job, **changes):
 
 async def test_findings_stand_by_host_with_who_is_sick():
     page = await page_of(with_finding(running_job(), words="full", cause="the disk is full"))
+    assert page["state"] == "Running"
     assert page["hosts"]["algo-1"][0]["words"] == "full"
     assert page["hosts"]["algo-2"] == []
     assert page["sick"] == [{"host": "algo-1", "peer": None, "reason": "disk: full (the disk is full)"}]

@@ -73,6 +73,18 @@ async def test_facts_of_a_stored_job_say_how_it_failed_and_its_last_metrics():
     assert facts["metrics"][0]["value"] == 0.5
 
 
+async def test_the_state_of_a_job_is_a_page_of_its_own_for_who_asks_often():
+    assert document(await routes(running_job()).handle(request(f"{JOB}/state"))) == {
+        "name": "job-1",
+        "status": "InProgress",
+        "secondary_status": "Training",
+        "state": "Running",
+        "failure_reason": "",
+    }
+    came = running_job(secondary_status=SecondaryStatus.STARTING, attempt=0, plan=None, hosts={}, log_streams=())
+    assert document(await routes(came).handle(request(f"{JOB}/state")))["state"] == "Queued"
+
+
 async def test_a_job_that_waits_has_facts_with_its_reason_and_no_plan():
     job = running_job(plan=None, hosts={}, log_streams=(), pending_reason="2 of 4 hosts free")
     facts = document(await routes(job).handle(request(JOB)))

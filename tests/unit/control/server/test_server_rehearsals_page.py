@@ -131,11 +131,12 @@ async def test_the_one_that_runs_is_shown_with_its_jobs_as_they_stand(shelf):
     found = (await page(desk, "", running_job(name="job-1-twin-ab")))["rehearsal"]
     assert (found["state"], found["certificate"]) == ("running", None)
     assert found["lines"] == ["plan (1 fault)", "  kill algo-2 at step 7"]
-    assert found["jobs"]["twin"]["status"] == "InProgress"
+    assert (found["jobs"]["twin"]["status"], found["jobs"]["twin"]["state"]) == ("InProgress", "Running")
     assert found["jobs"]["rehearsal"] == {
         "name": "job-1-rehearsal-ab",
         "status": None,
         "secondary_status": None,
+        "state": None,
         "attempt": 0,
         "failure_reason": "",
     }

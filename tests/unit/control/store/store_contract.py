@@ -606,6 +606,7 @@ class StoreContract:
                 job = replace(completed(job), training_ended_at=ended_at, modified_at=ended_at)
             if randomly.random() < 0.7:
                 job = replace(job, training_started_at=job.created_at)
+            job = replace(job, attempt=randomly.randrange(2))
             await store.create_job(job, {})
         now = START + timedelta(minutes=10)
         whole = (await store.cards.page(CardQuery(limit=500), now=now)).cards
@@ -613,7 +614,7 @@ class StoreContract:
         keys = {
             CardOrder.NAME: lambda card: card.name,
             CardOrder.CREATED: lambda card: (card.created_at, card.name),
-            CardOrder.STATUS: lambda card: (card.status, card.name),
+            CardOrder.STATUS: lambda card: (list(JobState).index(card.state), card.name),
             CardOrder.DURATION: lambda card: (card.duration_s or 0.0, card.name),
         }
         for order, key in keys.items():
@@ -630,14 +631,30 @@ class StoreContract:
     async def test_cards_are_found_by_state_which_is_finer_than_status(self, store: Store) -> None:
         secondaries = {"new": "STARTING", "waits": "PENDING", "again": "INTERRUPTED", "runs": "TRAINING"}
         for name, secondary in secondaries.items():
-            await store.create_job(replace(make_job(name), secondary_status=SecondaryStatus[secondary]), {})
+            await store.create_job(replace(make_job(name), attempt=1, secondary_status=SecondaryStatus[secondary]), {})
+        await store.create_job(replace(make_job("came"), attempt=0), {})  # no hosts were asked for yet
         await store.create_job(completed(make_job("done")), {})
         page = await store.cards.page(CardQuery(state=JobState.QUEUED, order=CardOrder.NAME), now=START)
-        assert {card.name for card in page.cards} == {"waits", "again"}
-        assert page.states == {"Starting": 1, "Queued": 2, "Running": 1, "Completed": 1}
-        assert page.counts == {"InProgress": 4, "Completed": 1}
+        assert {card.name for card in page.cards} == {"waits", "again", "came"}
+        assert page.states == {"Starting": 1, "Queued": 3, "Running": 1, "Completed": 1}
+        assert page.counts == {"InProgress": 5, "Completed": 1}
         page = await store.cards.page(CardQuery(state=JobState.COMPLETED), now=START)
         assert [card.name for card in page.cards] == ["done"]
+        for search, found in (("queued", {"waits", "again", "came"}), ("running", {"runs"}), ("starting", {"new"})):
+            page = await store.cards.page(CardQuery(search=search), now=START)
+            assert {card.name for card in page.cards} == found
+        query = CardQuery(order=CardOrder.STATUS, descending=False)
+        states = [card.state.value for card in (await store.cards.page(query, now=START)).cards]
+        assert states == ["Queued", "Queued", "Queued", "Starting", "Running", "Completed"]
+
+    async def test_a_search_also_finds_jobs_by_what_no_card_holds(self, store: Store) -> None:
+        for name in ("a", "b", "c"):
+            await store.create_job(make_job(name), {})
+        page = await store.cards.page(CardQuery(search="b", also_found=("c", "gone"), order=CardOrder.NAME), now=START)
+        assert ({card.name for card in page.cards}, page.states) == ({"b", "c"}, {"Queued": 2})
+        names = ("a", *(f"gone-{number}" for number in range(20_000)))
+        page = await store.cards.page(CardQuery(search="nothing", also_found=names), now=START)
+        assert [card.name for card in page.cards] == ["a"]
 
     async def test_cards_far_behind_are_had_without_those_between(self, store: Store) -> None:
         for number in range(30):
@@ -671,19 +688,23 @@ class StoreContract:
             await store.cards.page(CardQuery(limit=0), now=START)
 
     async def test_jobs_of_an_older_release_get_their_cards(self, database_url: str) -> None:
-        number = next(step.number for step in MIGRATIONS if step.name == "cards of jobs")
+        numbers = {step.name: step.number for step in MIGRATIONS}
+        number, states = numbers["cards of jobs"], numbers["states of cards"]
         store = await Store.open(database_url)
         for index in range(450):
-            await store.create_job(make_job(f"j{index:03}"), {})
+            await store.create_job(replace(make_job(f"j{index:03}"), attempt=1), {})
         before = (await store.cards.page(CardQuery(limit=500), now=START)).cards
         await store.close()
         engine = create_engine(parse_url(database_url))
         with engine.begin() as connection:
             connection.execute(text("DROP TABLE job_cards"))
             MIGRATIONS[number - 1].apply(connection)
+            connection.execute(text("UPDATE job_cards SET words = name"))  # which has no state yet
+            MIGRATIONS[states - 1].apply(connection)
         engine.dispose()
         store = await Store.open(database_url)
         assert (await store.cards.page(CardQuery(limit=500), now=START)).cards == before
+        assert (await store.cards.page(CardQuery(search="starting"), now=START)).states == {"Starting": 450}
         await store.close()
 
     # Death
