@@ -57,8 +57,8 @@ class Prefix:
             key = content_key(host, digest[:32]) if aside else path
             self.put(key, body)
             entries.append(CheckpointFile(path=path, size_bytes=len(body), sha256=digest, key=key, evidence=evidence))
-        facts = {"job_arn": self._arn, "attempt": 1, "taken_at": datetime.now(UTC), "files": tuple(entries)} | changes
-        checkpoints = CheckpointSet(host=host, number=number, **facts)
+        facts = {"job_arn": self._arn, "attempt": 1, "taken_at": datetime.now(UTC), "files": tuple(entries)}
+        checkpoints = CheckpointSet(host=host, number=number, **({"left_out": ()} | facts | changes))
         self.put(manifest_key(host, number), write_manifest(checkpoints))
 
 

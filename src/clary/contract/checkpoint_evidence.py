@@ -20,6 +20,7 @@ class Evidence(StrEnum):
     ENDED = "ended"  # the program closed it and ended with 0
     LOG = "log"  # it is a log by its name, of which any beginning is one; it says nothing of the files beside it
     RESTED = "rested"  # time alone: it was left alone for ten times the longest pause seen
+    LEFT_OUT = "left-out"  # of a name that a set may lack: its file was not done, or was written once more
 
     @classmethod
     def of(cls, text: str) -> Evidence:
@@ -29,7 +30,7 @@ class Evidence(StrEnum):
     @property
     def is_statement(self) -> bool:
         """Whether somebody said so, and not time alone."""
-        return self not in (Evidence.UNKNOWN, Evidence.RESTED)
+        return self not in (Evidence.UNKNOWN, Evidence.RESTED, Evidence.LEFT_OUT)
 
 
 _VALUES = frozenset(item.value for item in Evidence)
@@ -43,10 +44,10 @@ _WORDS = {
 
 
 def is_whole(counts: Mapping[str, int]) -> bool:
-    """Whether something but time says so of every file.
+    """Whether something but time says so of every file, and none was left out.
 
     Args:
-        counts: value of Evidence -> number of files.
+        counts: value of Evidence -> number of files, and of names that may be lacking.
     """
     return all(Evidence.of(text).is_statement for text, number in counts.items() if number)
 
@@ -75,6 +76,9 @@ def doubts_in_words(counts: Mapping[str, int], *, least_rest_s: float) -> str:
         parts.append(f"nothing said so of {_files(number)} but {least_rest_s:.0f} s of rest")
     if number := counts.get(Evidence.UNKNOWN.value, 0):
         parts.append(f"the manifest says nothing of {_files(number)}, as those of earlier releases")
+    if number := counts.get(Evidence.LEFT_OUT.value, 0):
+        names = "1 file or folder" if number == 1 else f"{number} files or folders"
+        parts.append(f"it may lack something of {names} that had changed")
     return "; ".join(parts)
 
 

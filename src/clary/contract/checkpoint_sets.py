@@ -63,6 +63,7 @@ class CheckpointSet:
     folders: tuple[str, ...] = ()  # empty ones
     links: Mapping[str, str] | None = None  # path -> target, of symbolic links that stay inside the folder
     gone: tuple[str, ...] = ()  # paths that stand below the prefix and were deleted in the folder: not restored
+    left_out: tuple[str, ...] | None = None  # what it was stored without, see `may_lack`; None: of an earlier release
     step_counts: StepCounts | None = None  # of the debugger, when the newest file was written; None if nobody knows
     format: int = FORMAT
 
@@ -73,13 +74,34 @@ class CheckpointSet:
 
     @property
     def evidence_counts(self) -> dict[str, int]:
-        """Value of Evidence -> number of files."""
-        return count_evidence(file.evidence for file in self.files)
+        """Value of Evidence -> number of files, and of names that may be lacking."""
+        left_out = (Evidence.LEFT_OUT.value for _ in self.may_lack)
+        return count_evidence([*(file.evidence for file in self.files), *left_out])
+
+    @property
+    def may_lack(self) -> tuple[str, ...]:
+        """Return the files that were not done when it was stored, and the folders of which more may have been coming.
+
+        Folders have a slash at their end; the checkpoint folder itself is `.`. Earlier releases stored sets without
+        what took too long, and their manifests do not say so.
+        """
+        if self.left_out is not None:
+            return self.left_out
+        return tuple(sorted({rest_of_group(path.partition("/")[0] if "/" in path else "") for path in self._paths}))
+
+    @property
+    def _paths(self) -> list[str]:
+        return [file.path for file in self.files]
 
     @property
     def least_rest_s(self) -> float:
         """How long the files that are known by rest alone had been left alone at least; 0 if there is none."""
         return min((file.rested_s for file in self.files if file.evidence == Evidence.RESTED), default=0.0)
+
+
+def rest_of_group(name: str) -> str:
+    """Return what stands in `left_out` for all else that may belong to a top-level folder, or to the top if empty."""
+    return f"{name}/" if name else "."
 
 
 def folded(key: str) -> str:

@@ -8,7 +8,9 @@ be: it is kept open, and has rested if it is the same at the end of the moment a
 [Note: what belongs together] A group is taken whole, once all of it is at rest but for noise. Noise is taken file by
 file, whatever of it is whole; what was replaced together with others only while those are as they were taken, so that
 it meets nothing that was written with a later one of it. Of a group that has kept itself waiting for too long each file
-that is whole is taken by itself; but not while a file of it is known to be unfinished.
+that is whole is taken by itself; but not while a file of it is known to be unfinished, or is new and not known to be
+whole. What is not taken with its group is named (`left_out`), but for logs: nobody knows of a set without it that it is
+whole.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clary.agent.checkpoints.evidence.observations import Decision
+from clary.agent.checkpoints.log_names import is_log
 from clary.agent.checkpoints.scanning import FileFacts
 from clary.agent.checkpoints.sights import Pace, Sight
+from clary.contract.checkpoint_sets import rest_of_group
 
 _MAX_NAMED = 2
 
@@ -31,6 +35,7 @@ class Choice:
     noise: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths that it does not wait for
     single: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths
     replaced: Mapping[str, FileFacts] = field(default_factory=dict)  # path -> the file that was whole there
+    left_out: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group that is taken -> what it goes without
     waiting: Mapping[str, str] = field(default_factory=dict)  # group -> what it waits for
     unfinished: Mapping[str, Mapping[str, Decision]] = field(
         default_factory=dict
@@ -53,7 +58,7 @@ def choose(
         replaced: files that were whole when it began, though their names show others.
     """
     whole: set[str] = set()
-    all_noise, single, waiting, unfinished = {}, {}, {}, {}
+    all_noise, single, waiting, unfinished, left_out = {}, {}, {}, {}, {}
     decisions: dict[str, Decision] = {}
     files: dict[str, FileFacts] = {}
     for name, sight in sights.items():
@@ -66,13 +71,18 @@ def choose(
             whole.add(name)
         elif is_dirty:
             busy = {path for path, file in sight.files.items() if not file.is_at_rest(now_s, pace)}
-            waited_for = {path: file.decision for path in busy - noise if (file := sight.files[path]).is_unfinished}
+            waited_for = {
+                path: file.decision
+                for path in busy - noise
+                if (file := sight.files[path]).is_unfinished or file.is_new_and_unknown
+            }
             if waited_for:
                 unfinished[name] = {path: decision for path, decision in waited_for.items() if decision is not None}
             has_waited = sight.unrest_since_s is not None and now_s - sight.unrest_since_s > pace.patience_s
             is_impatient = has_waited and not waited_for
             if is_impatient:
                 single[name] = frozenset(sight.content.files.keys() - busy)
+                left_out[name] = frozenset({rest_of_group(name)})
             else:
                 waiting[name] = f"{_named(busy - noise)} changed" if busy - noise else "its folders or links changed"
         decisions |= {
@@ -83,11 +93,14 @@ def choose(
         for path in sight.content.files.keys() & (replaced or {}).keys():
             if is_impatient or (path in noise and (sight.files[path].changes_alone or not is_dirty)):
                 files[path] = (replaced or {})[path]
+        if name in whole and (lacking := frozenset(path for path in noise - files.keys() if not is_log(path))):
+            left_out[name] = lacking
     return Choice(
         whole=frozenset(whole),
         noise=all_noise,
         single=single,
         replaced=files,
+        left_out=left_out,
         waiting=waiting,
         unfinished=unfinished,
         decisions=decisions,

@@ -22,6 +22,7 @@ class GroupContent:
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()  # of what was taken: names that the set goes without, or has an old state of
 
     def without(self, paths: Collection[str]) -> GroupContent:
         """Return the same without some files."""
@@ -35,6 +36,7 @@ class GroupVersion:
     files: Mapping[str, CheckpointFile] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()  # what it may lack, as `CheckpointSet.may_lack`
 
 
 NOTHING = GroupContent()
@@ -65,11 +67,15 @@ def versions_of(checkpoints: CheckpointSet | None) -> dict[str, GroupVersion]:
         return {}
     by_path = {file.path: file for file in checkpoints.files}
     all_links = checkpoints.links or {}
+    left_out: dict[str, set[str]] = {}
+    for path in checkpoints.may_lack:
+        left_out.setdefault(group_of(path), set()).add(path)
     return {
         name: GroupVersion(
             files={path: by_path[path] for path in files},
             folders=frozenset(folders),
             links={path: all_links[path] for path in links},
+            left_out=frozenset(left_out.get(name, ())),
         )
         for name, (files, folders, links) in _split(by_path, checkpoints.folders, all_links).items()
     }

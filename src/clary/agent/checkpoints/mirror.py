@@ -232,7 +232,8 @@ class Mirror:
             self._note_once(
                 f"checkpoints: {_in_words(name)} holds files that are written to without a pause "
                 f"({named(sorted(paths))}): the others do not wait for them, and each of them is stored once it was "
-                f"left alone for {self._pace.settle_s:g} s or replaced by another file",
+                f"left alone for {self._pace.settle_s:g} s or replaced by another file; of sets without them, unless "
+                "they are logs by their names, it is not known that they are whole",
                 key=f"noise in {name}",
             )
         for name, decisions in choice.unfinished.items():

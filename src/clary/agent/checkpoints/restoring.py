@@ -362,17 +362,25 @@ class _Restore:
 
 
 def _doubts(plan: RestorePlan, sets: Mapping[str, CheckpointSet]) -> list[str]:
-    """Say of each set what of it is restored though nothing but time says that it was whole."""
+    """Say of each set what of it is restored though nothing but time says that it was whole, and what it may lack."""
     rested: dict[str, list[RestoreItem]] = {}
     for item in plan.items:
         if item.file is not None and item.file.evidence == Evidence.RESTED:
             rested.setdefault(item.host, []).append(item)
-    return [
+    hosts = sorted({item.host for item in plan.items} & sets.keys())
+    by_time = [
         f"checkpoints: of set {sets[host].number} of {host} nothing says that {named([item.path for item in items])} "
         f"was whole but {min(item.file.rested_s for item in items if item.file is not None):.0f} s of rest; it is "
         "restored all the same"
         for host, items in sorted(rested.items())
     ]
+    lacking = [
+        f"checkpoints: set {sets[host].number} of {host} was stored without what had changed in {named(left_out)}, so "
+        "that it may lack a part of a checkpoint; it is restored all the same"
+        for host in hosts
+        if (left_out := sets[host].left_out)
+    ]
+    return by_time + lacking
 
 
 def _is_of_object(error: ObjectStoreError) -> bool:

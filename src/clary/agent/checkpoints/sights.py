@@ -10,12 +10,14 @@ written is busy too, and a set without it would be half a checkpoint. What tells
 - what is replaced by another file before it can be seen at rest, if it has changed again and again and nothing else in
   the group has: each was whole, so nobody is in the midst of a save, and there is nothing that it belongs to;
 - what is busy for long and still small, if saves go on beside it: its name was there when the group was taken, or
-  another file of the group was written and came to rest twice meanwhile. A new name alone may be a shard that is
-  written slowly, whatever its size;
-- what is busy for very long, whatever it is.
+  another file of the group was saved twice meanwhile. A new name alone may be a shard that is written slowly, whatever
+  its size;
+- what is busy for very long, whatever it is, if its name was there or its writer says each time that it is whole.
 
-All else that is busy, new names above all, is taken for a save on its way and waited for. What is known to be not done
-- somebody has it open, or died writing it - is noise only once another file was saved twice beside it.
+All else that is busy, new names above all, is taken for a save on its way and waited for: time alone makes no set
+without it. What is known to be not done - somebody has it open, or died writing it - is noise only once another file
+was saved twice beside it. What a set goes without, but for logs, is named in it (`choosing`): nobody knows then that it
+is whole.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ from math import inf
 from clary.agent.checkpoints.evidence.observations import Decision
 from clary.agent.checkpoints.grouping import NOTHING, GroupContent
 from clary.agent.checkpoints.scanning import FileFacts
+from clary.contract.checkpoint_evidence import Evidence
 
 _PATIENCE_INTERVALS = 10
 _NOISE_INTERVALS = 2
 _NOISE_S = 10.0  # whatever the interval: saves take as long as they take
 _NOISE_BYTES_A_SECOND = 1_000_000  # below what the slowest disk takes
-_NUM_RESTS = 2  # one may be that of another shard of the same save
+_NUM_SAVES = 2  # one may be that of another shard of the same save
 _NUM_ALONE = 3  # with three looks in a row nobody falls between the files of one save
 
 
@@ -65,7 +68,8 @@ class FileSight:
     is_replaced: bool = False  # whether it was whole at the last look but one, and another one has its place
     taken: FileFacts | None = None  # what the newest set has of it
     dirty_since_s: float | None = None  # the first look that saw something else than that; None: nothing else
-    rested_s: tuple[float, ...] = ()  # the last two looks that saw that it had been written and had come to rest
+    saved_s: tuple[float, ...] = ()  # the last two looks that saw that it had been written and was whole
+    saved: FileFacts | None = None  # as the last of them saw it
     decision: Decision | None = None  # what is known of its being whole; None: nobody asked, it is as it was taken
 
     def is_at_rest(self, now_s: float, pace: Pace) -> bool:
@@ -78,6 +82,21 @@ class FileSight:
         return self.decision is not None and self.decision.is_blocking
 
     @property
+    def is_said_whole(self) -> bool:
+        """Whether somebody said that it is whole as it is, and not time alone."""
+        return self.decision is None or self.decision.evidence.is_statement
+
+    @property
+    def is_new_and_unknown(self) -> bool:
+        """Whether no set has it, and nothing says that it is whole: a shard on its way may be no more than that."""
+        return self.taken is None and self.facts is not None and not self.is_said_whole
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether its writer has said that it is done with it; a log is never done."""
+        return self.is_said_whole and (self.decision is None or self.decision.evidence is not Evidence.LOG)
+
+    @property
     def changes_alone(self) -> bool:
         """Whether it has changed again and again, and nothing else has."""
         return self.num_alone >= _NUM_ALONE
@@ -86,11 +105,8 @@ class FileSight:
         """Whether it is busy for longer than it takes to be written.
 
         Args:
-            outlasts_saves: whether saves were done beside it, so that its size says how long that is; what is known to
-                be unfinished is waited for as long as they were not.
+            outlasts_saves: whether saves were done beside it, so that its size says how long that is.
         """
-        if self.is_unfinished and not outlasts_saves:
-            return False
         busy_s = 0.0 if self.is_at_rest(now_s, pace) else now_s - self.busy_since_s
         size_bytes = self.facts.size_bytes if self.facts is not None else 0
         is_small = outlasts_saves and size_bytes <= _NOISE_BYTES_A_SECOND * busy_s
@@ -107,6 +123,7 @@ class Sight:
     frame_dirty_since_s: float | None = None  # the first look that saw others than were taken
     unrest_since_s: float | None = None  # the first look since which it was dirty and not at rest but for noise
     old_names: frozenset[str] = frozenset()  # that were there when it was last taken whole, noise among them
+    left_out: frozenset[str] = frozenset()  # what the set lacks of it, of what was there when it was taken
 
     @property
     def dirty_since_s(self) -> float | None:
@@ -119,21 +136,26 @@ class Sight:
         return frozenset(
             path
             for path, file in self.files.items()
-            if (file.is_replaced and file.changes_alone)
-            or file.is_busy_for_long(now_s, pace, outlasts_saves=self._outlasts_saves(path, file))
+            if (file.is_replaced and file.changes_alone) or self._is_noise_by_time(path, file, now_s, pace)
         )
+
+    def _is_noise_by_time(self, path: str, file: FileSight, now_s: float, pace: Pace) -> bool:
+        outlasts_saves = self._outlasts_saves(path, file)
+        if not outlasts_saves and not file.is_said_whole:
+            return False
+        return file.is_busy_for_long(now_s, pace, outlasts_saves=outlasts_saves)
 
     def _outlasts_saves(self, path: str, file: FileSight) -> bool:
         """Whether saves were done while a file was there, or busy."""
         if (path in self.old_names or file.taken is not None) and not file.is_unfinished:
             return True
-        rested_s = [other.rested_s[0] for other in self.files.values() if len(other.rested_s) == _NUM_RESTS]
-        return max(rested_s, default=-inf) > file.busy_since_s
+        saved_s = [other.saved_s[0] for other in self.files.values() if len(other.saved_s) == _NUM_SAVES]
+        return max(saved_s, default=-inf) > file.busy_since_s
 
     def is_dirty_but_for(self, noise: Collection[str]) -> bool:
         """Whether anything else is not in the newest set."""
         is_any = any(file.dirty_since_s is not None for path, file in self.files.items() if path not in noise)
-        return is_any or self.frame_dirty_since_s is not None
+        return is_any or self.frame_dirty_since_s is not None or bool(self.left_out.difference(noise))
 
     def is_at_rest_but_for(self, noise: Collection[str], now_s: float, pace: Pace) -> bool:
         """Whether everything else is at rest."""
@@ -202,7 +224,7 @@ def compare(
         files = {path: _compared(file, known.files.get(path), now_s) for path, file in sight.files.items()}
         was_taken = name in whole and any(file.taken != sight.files[path].taken for path, file in files.items())
         names = frozenset(sight.content.files) if was_taken else sight.old_names
-        new = replace(sight, files=files, frame_dirty_since_s=dirty_since_s, old_names=names)
+        new = replace(sight, files=files, frame_dirty_since_s=dirty_since_s, old_names=names, left_out=known.left_out)
         if new.content != NOTHING or known != NOTHING or files:
             found[name] = new
     return found
@@ -219,10 +241,17 @@ def _seen_again(
         return replace(before, facts=facts, since_s=now_s, busy_since_s=now_s if was_at_rest else before.busy_since_s)
     if not before.is_at_rest(now_s, pace):
         return before
-    rested_s = before.rested_s
-    if before.busy_since_s <= before.since_s and before.facts is not None and before.dirty_since_s is not None:
-        rested_s = (*rested_s, now_s)[-_NUM_RESTS:]
-    return replace(before, busy_since_s=now_s, rested_s=rested_s)
+    saved_s, saved = before.saved_s, before.saved
+    if before.facts is not None and before.dirty_since_s is None:
+        saved = before.facts
+    elif before.facts is not None and before.is_saved and (saved is None or _content(saved) != _content(before.facts)):
+        saved_s, saved = (*saved_s, now_s)[-_NUM_SAVES:], before.facts
+    return replace(before, busy_since_s=now_s, saved_s=saved_s, saved=saved)
+
+
+def _content(facts: FileFacts) -> tuple[int, int, int]:
+    """Return what a save changes; permissions and names change without one."""
+    return facts.inode, facts.size_bytes, facts.modified_ns
 
 
 def _counted(files: Mapping[str, FileSight], now_s: float, *, is_frame_new: bool) -> dict[str, FileSight]:

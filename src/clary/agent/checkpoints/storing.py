@@ -97,6 +97,7 @@ class SetWriter:
         self._of_others = history.of_others
         self._decisions: Mapping[str, Decision] = {}  # what says of files that they are whole, for the set on its way
         self._known = self._known_files(history)  # what is in the store of the files as they were seen
+        self._doubts = _restored_doubts(history)
 
     def take(self, snapshot: Snapshot, choice: Choice, *, held: Mapping[str, int] | None = None) -> bool:
         """Store what was chosen of a snapshot, and write a set if that makes a difference to the last one.
@@ -181,18 +182,33 @@ class SetWriter:
             content, noise = contents.get(name, NOTHING), choice.noise.get(name, frozenset())
             new = self._whole(name, content.without(noise), noise, again.get(name, NOTHING), old)
             if new is not None:
-                versions[name], taken[name] = new
+                versions[name], taken[name] = self._with_doubts(name, *new, choice)
         for name, paths in choice.single.items():
-            versions[name], taken[name] = self._file_by_file(name, paths, again.get(name, NOTHING), old)
+            new = self._file_by_file(name, paths, again.get(name, NOTHING), old)
+            versions[name], taken[name] = self._with_doubts(name, *new, choice)
         for path, facts in choice.replaced.items():
             name = group_of(path)
             file = self._stored(path, facts)
             if file is not None and path in again.get(name, NOTHING).files:
                 version = versions.get(name, old.get(name, NO_VERSION))
                 known = taken.get(name, self.taken.get(name, NOTHING))
-                versions[name] = replace(version, files={**version.files, path: file})
-                taken[name] = replace(known, files={**known.files, path: facts})
+                versions[name] = replace(
+                    version, files={**version.files, path: file}, left_out=version.left_out - {path}
+                )
+                taken[name] = replace(known, files={**known.files, path: facts}, left_out=known.left_out - {path})
         return versions, taken
+
+    def _with_doubts(
+        self, name: str, version: GroupVersion, content: GroupContent, choice: Choice
+    ) -> tuple[GroupVersion, GroupContent]:
+        """Name what a group goes without: now, and in the set that was restored as long as anything is of that."""
+        left_out = choice.left_out.get(name, frozenset())
+        kept = self._doubts.get(name, NOTHING)
+        if any(content.files.get(path) == facts for path, facts in kept.files.items()):
+            restored = kept.left_out - version.files.keys()
+        else:
+            restored = frozenset()
+        return replace(version, left_out=left_out | restored), replace(content, left_out=left_out)
 
     def _whole(
         self,
@@ -281,6 +297,7 @@ class SetWriter:
             folders=tuple(sorted(folder for version in groups.values() for folder in version.folders)),
             links=links,
             gone=gone,
+            left_out=tuple(sorted({path for version in groups.values() for path in version.left_out})),
             step_counts=self._step_counts.counts_of(files) if self._step_counts is not None else None,
         )
         data = write_manifest(checkpoints)
@@ -354,10 +371,24 @@ def _chosen_files(contents: Mapping[str, GroupContent], choice: Choice) -> dict[
 def _differs(one: GroupVersion, other: GroupVersion) -> bool:
     """Whether two versions restore to different things; where the content lies makes no difference."""
     return (
-        (one.folders, dict(one.links)) != (other.folders, dict(other.links))
+        (one.folders, dict(one.links), one.left_out) != (other.folders, dict(other.links), other.left_out)
         or one.files.keys() != other.files.keys()
         or any(_content(file) != _content(other.files[path]) for path, file in one.files.items())
     )
+
+
+def _restored_doubts(history: History) -> dict[str, GroupContent]:
+    """Return the groups whose restored version may lack something, as the restore has left them.
+
+    Nothing that is seen in the folder tells what it lacks: the restore did not bring that. So the doubt goes when the
+    program has written, or removed, all that came.
+    """
+    contents = contents_of(history.baseline)
+    return {
+        name: replace(contents[name], left_out=version.left_out)
+        for name, version in versions_of(history.last).items()
+        if version.left_out and name in contents
+    }
 
 
 def _content(file: CheckpointFile) -> CheckpointFile:

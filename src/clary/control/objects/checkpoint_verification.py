@@ -4,7 +4,8 @@ Where: `clary checkpoints verify JOB`; `server.verification_runs` runs it in the
 reading everything takes. Nothing is kept but sums, and hashing is done beside the event loop.
 
 A set is as stored if all that it names holds what it should: that is what a restore needs. It is whole if, besides,
-something but time says of every file that it was whole when it was stored (`contract.checkpoint_evidence`). What stands
+something but time says of every file that it was whole when it was stored (`contract.checkpoint_evidence`), and no file
+was left out since it was not done. What stands
 under the plain paths, for people and other tools, is compared too and told apart: there a file may be missing, or have
 the content of another host or of an older set, without any harm to a restore.
 """
@@ -86,7 +87,7 @@ class SetReport:
     plain: Findings = field(default_factory=Findings)  # under the plain paths; no harm to a restore
     evidence: dict[str, int] = field(default_factory=dict)  # what says that files are whole -> how many
     least_rest_s: float = 0.0  # of the files known by rest alone
-    doubtful: list[str] = field(default_factory=list)  # the first of the files of which only time, or nothing, says so
+    doubtful: list[str] = field(default_factory=list)  # files of which only time, or nothing, says so; what may lack
 
     @property
     def is_as_stored(self) -> bool:
@@ -173,7 +174,7 @@ async def _verify_set(
     current.size_bytes = checkpoints.size_bytes
     current.evidence, current.least_rest_s = checkpoints.evidence_counts, checkpoints.least_rest_s
     doubtful = (file.path for file in checkpoints.files if not Evidence.of(file.evidence).is_statement)
-    current.doubtful = list(itertools.islice(doubtful, MAX_DOUBTFUL))
+    current.doubtful = list(itertools.islice(itertools.chain(doubtful, checkpoints.may_lack), MAX_DOUBTFUL))
     report.size_bytes += checkpoints.size_bytes
     for file in checkpoints.files:
         fault = await _fault_of(client, place, file, file.key, report)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clary.agent.checkpoints.choosing import Choice, choose, to_hold
+from clary.agent.checkpoints.evidence.observations import Decision
 from clary.agent.checkpoints.grouping import NOTHING, TOP, GroupContent, contents_of
 from clary.agent.checkpoints.scanning import FileFacts, Snapshot
 from clary.agent.checkpoints.sights import Pace, Sight, compare, follow
+from clary.contract.checkpoint_evidence import Evidence
 
+CLOSED = Decision(is_whole=True, evidence=Evidence.CLOSED)
+LOG = Decision(is_whole=True, evidence=Evidence.LOG)
+UNKNOWN = Decision(is_whole=False, evidence=Evidence.RESTED, reason="nothing says who wrote it")
+HELD = Decision(is_whole=False, reason="process 1 (x) has it open for writing", is_blocking=True)
 PACE = Pace(settle_s=1.0, interval_s=5.0)
 MIDDLE = 200_000_000  # bytes; more than a log has after the time for which others may be busy
 
@@ -27,6 +35,7 @@ class Watched:
         self.sights: dict[str, Sight] = {}
         self.taken: dict[str, GroupContent] = {}
         self.sizes: dict[str, int] = {}
+        self.decisions: dict[str, Decision] = {}
 
     def look(self, replaced: frozenset[str] = frozenset(), **files: int) -> Choice:
         by_path = {name.replace("__", "/"): tag for name, tag in files.items()}
@@ -36,6 +45,7 @@ class Watched:
             contents_of(Snapshot(files=found)),
             taken=self.taken,
             replaced=replaced,
+            decisions=self.decisions,
             now_s=self.now_s,
             pace=PACE,
         )
@@ -48,11 +58,12 @@ class Watched:
         self.now_s += PACE.settle_s
         return self.look(replaced, **after)
 
-    def take(self, **files: int) -> None:
+    def take(self, *, left_out: frozenset[str] = frozenset(), **files: int) -> None:
         """Let the newest set have files in some state, and of their groups nothing else."""
         by_path = {name.replace("__", "/"): tag for name, tag in files.items()}
         found = {path: facts(tag, size_bytes=self.sizes.get(path, 1)) for path, tag in by_path.items()}
-        self.taken = {**self.taken, **contents_of(Snapshot(files=found))}
+        contents = contents_of(Snapshot(files=found))
+        self.taken = {**self.taken, **{name: replace(one, left_out=left_out) for name, one in contents.items()}}
         self.sights = compare(self.sights, self.taken, now_s=self.now_s)
 
 
@@ -157,6 +168,99 @@ def test_one_large_shard_that_is_written_for_long_is_no_noise(folder: Watched) -
     for _ in range(3):
         choice = folder.pair({"x__small": 1, "x__large": next(tags)}, {"x__small": 1, "x__large": next(tags)})
     assert (choice.whole, choice.noise) == ({"x"}, {"x": {"x/large"}}), "in the end nothing waits for it either"
+
+
+@pytest.mark.parametrize("said", [UNKNOWN, HELD], ids=["nobody knows", "held"])
+@pytest.mark.parametrize("size_bytes", [1, MIDDLE])
+def test_no_time_makes_a_group_without_a_new_shard_that_is_not_known_to_be_whole(
+    folder: Watched, said: Decision, size_bytes: int
+) -> None:
+    folder.sizes["ck/shard1"] = size_bytes
+    folder.decisions = {"ck/shard0": CLOSED, "ck/shard1": said}
+    for number in range(200):
+        state = {"ck__shard0": 1, "ck__shard1": number // 2}  # it grows at every other round
+        choice = folder.pair(state, state)
+        assert (choice.is_empty, choice.noise, choice.single) == (True, {}, {})
+    assert choice.unfinished == {"ck": {"ck/shard1": said}}
+    folder.decisions["ck/shard1"] = CLOSED
+    choice = folder.pair(state, state)
+    assert (choice.whole, choice.left_out) == ({"ck"}, {})
+
+
+def test_no_time_makes_single_files_of_a_group_with_a_new_one_that_is_not_known_to_be_whole(folder: Watched) -> None:
+    tags = iter(range(10, 1000))
+    folder.decisions = {"model": CLOSED, "shard": UNKNOWN}
+    for number in range(40):
+        looks = [{"model": 1, "shard": number, f"t{next(tags)}": 1} for _ in range(2)]
+        choice = folder.pair(*looks)
+        assert (choice.is_empty, choice.single) == (True, {})
+    folder.decisions["shard"] = CLOSED
+    looks = [{"model": 1, "shard": number, f"t{next(tags)}": 1} for _ in range(2)]
+    choice = folder.pair(*looks)
+    assert (choice.single, choice.left_out) == ({TOP: {"model", "shard"}}, {TOP: {"."}}), "more may be coming"
+
+
+@pytest.mark.parametrize(("name", "named"), [("counter", {TOP: {"counter"}}), ("train.log", {})])
+def test_what_a_group_is_taken_without_is_named_unless_it_is_a_log(folder: Watched, name: str, named: dict) -> None:
+    tags = iter(range(10, 100))
+    folder.decisions = {name: LOG if name.endswith(".log") else CLOSED}
+    folder.take(**{"model": 0, name: 0})
+    for _ in range(3):
+        choice = folder.pair({"model": 1, name: next(tags)}, {"model": 1, name: next(tags)})
+    assert (choice.whole, choice.noise, choice.left_out) == ({TOP}, {TOP: {name}}, named)
+
+
+def test_a_group_that_was_taken_without_something_is_taken_again_once_it_lacks_nothing(folder: Watched) -> None:
+    folder.take(left_out=frozenset({"x/"}), x__a=1, x__b=1)
+    folder.look(x__a=1, x__b=1)
+    folder.now_s += 2.0
+    choice = folder.look(x__a=1, x__b=1)
+    assert (choice.whole, choice.left_out) == ({"x"}, {})
+    folder.take(x__a=1, x__b=1)
+    assert folder.look(x__a=1, x__b=1).is_empty
+
+
+def saves_beside_a_shard(folder: Watched, name: str, states: list[FileFacts]) -> Choice:
+    """Let a small file beside a shard that is held come to rest in some states, one after the other."""
+    tags = iter(range(10, 100))
+    shard = facts(next(tags))
+    for state in states:
+        for _ in range(2):
+            folder.now_s += 3.0
+            folder.sights = follow(
+                folder.sights,
+                contents_of(Snapshot(files={"ck/shard": shard, f"ck/{name}": state})),
+                taken={},
+                decisions=folder.decisions,
+                now_s=folder.now_s,
+                pace=PACE,
+            )
+    return choose(folder.sights, now_s=folder.now_s, pace=PACE)
+
+
+def test_two_saves_beside_a_file_that_is_held_make_a_set_that_names_it(folder: Watched) -> None:
+    folder.decisions = {"ck/shard": HELD, "ck/model": CLOSED}
+    choice = saves_beside_a_shard(folder, "model", [facts(tag) for tag in range(8)])
+    assert (choice.whole, choice.left_out) == ({"ck"}, {"ck": {"ck/shard"}})
+
+
+def test_a_log_that_rests_beside_a_file_that_is_held_is_no_save(folder: Watched) -> None:
+    folder.decisions = {"ck/shard": HELD, "ck/train.log": LOG}
+    choice = saves_beside_a_shard(folder, "train.log", [facts(tag) for tag in range(40)])
+    assert (choice.is_empty, set(choice.unfinished)) == (True, {"ck"})
+
+
+def test_other_permissions_are_no_save(folder: Watched) -> None:
+    folder.decisions = {"ck/shard": HELD, "ck/model": CLOSED}
+    states = [replace(facts(1), changed_ns=tag, mode=tag % 2) for tag in range(40)]
+    choice = saves_beside_a_shard(folder, "model", states)
+    assert (choice.is_empty, set(choice.unfinished)) == (True, {"ck"})
+
+
+def test_what_time_alone_says_is_no_save(folder: Watched) -> None:
+    folder.decisions = {"ck/shard": HELD, "ck/model": Decision(is_whole=True, evidence=Evidence.RESTED)}
+    choice = saves_beside_a_shard(folder, "model", [facts(tag) for tag in range(40)])
+    assert (choice.is_empty, set(choice.unfinished)) == (True, {"ck"})
 
 
 def test_new_names_at_every_look_end_in_files_one_by_one(folder: Watched) -> None:

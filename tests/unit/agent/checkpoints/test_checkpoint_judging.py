@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from clary.agent.checkpoints.evidence.judging import judge
-from clary.agent.checkpoints.evidence.markers import marked
+from clary.agent.checkpoints.evidence.markers import Mark, marked
 from clary.agent.checkpoints.evidence.observations import Close, Death, Hold, Observation, ProgramEnd
 from clary.agent.checkpoints.evidence.open_files import Holder, hold_of, is_shared_with_machines
 from clary.agent.checkpoints.log_names import is_log
@@ -29,6 +30,7 @@ def seen(hold: Hold = Hold.FREE, *, since_s: float = 80.0, **changes: object) ->
     return Observation(hold=hold, since_s=since_s, **changes)
 
 
+MARKED_LAST = seen(close=CLOSE, marker="m", is_marker_seen=True)
 WHOLE, WAITS, BLOCKS, TORN = "whole", "waits", "blocks", "torn"
 TABLE = {
     "closed, and nobody died": (seen(close=CLOSE), [], None, WHOLE, Evidence.CLOSED),
@@ -72,11 +74,39 @@ TABLE = {
     "renamed": (seen(is_named=True), [death()], None, WHOLE, Evidence.RENAMED),
     "renamed, and still open": (seen(Hold.HELD, is_named=True), [], None, BLOCKS, Evidence.UNKNOWN),
     "marked, and still open": (seen(Hold.HELD, marker="m"), [], None, BLOCKS, Evidence.UNKNOWN),
-    "marked, though its writer was killed": (seen(close=CLOSE, marker="m"), [death()], BROKEN, WHOLE, Evidence.MARKED),
+    "marked, though its writer was killed": (MARKED_LAST, [death()], BROKEN, TORN, Evidence.UNKNOWN),
+    "marked, when its writer had failed": (
+        replace(MARKED_LAST, writers=frozenset({7})),
+        [death(status=1 << 8)],
+        None,
+        TORN,
+        Evidence.UNKNOWN,
+    ),
+    "marked, though somebody had ended somehow": (MARKED_LAST, [death(status=None)], BROKEN, WHOLE, Evidence.MARKED),
+    "marked by its times alone": (seen(marker="m"), [], None, WHOLE, Evidence.MARKED),
+    "marked by its times alone, though its writer was killed": (
+        seen(close=CLOSE, marker="m"),
+        [death()],
+        None,
+        TORN,
+        Evidence.UNKNOWN,
+    ),
+    "marked by its times alone, though its writer ended somehow": (
+        seen(close=CLOSE, marker="m", writers=frozenset({7})),
+        [death(status=None)],
+        None,
+        WAITS,
+        Evidence.RESTED,
+    ),
+    "marked by its times alone, on a full disk": (
+        seen(marker="m", was_disk_full=True),
+        [],
+        None,
+        TORN,
+        Evidence.UNKNOWN,
+    ),
     "open, however long it rests": (seen(Hold.HELD, since_s=-1e6), [], None, BLOCKS, Evidence.UNKNOWN),
-    "open for appending": (seen(Hold.APPENDED), [], None, WAITS, Evidence.RESTED),
-    "open for appending, at rest": (seen(Hold.APPENDED, since_s=60.0), [], None, WHOLE, Evidence.RESTED),
-    "open for appending, closed once": (seen(Hold.APPENDED, close=CLOSE), [], None, WAITS, Evidence.RESTED),
+    "open, and closed once": (seen(Hold.HELD, close=CLOSE), [], None, BLOCKS, Evidence.UNKNOWN),
     "nothing known": (seen(Hold.UNKNOWN), [], None, WAITS, Evidence.RESTED),
     "nothing known, at rest": (seen(Hold.UNKNOWN, since_s=69.0), [], None, WHOLE, Evidence.RESTED),
     "nothing known, at rest for less than ten times the longest pause": (
@@ -92,8 +122,44 @@ TABLE = {
     "a log that was cut": (seen(is_log=True), [death()], BROKEN, WHOLE, Evidence.LOG),
     "nothing known at a bad end": (seen(Hold.UNKNOWN), [], BROKEN, TORN, Evidence.RESTED),
     "closed by the end of all": (seen(close=CLOSE), [death(status=None)], BROKEN, TORN, Evidence.RESTED),
-    "anything, once the program ended with 0": (seen(close=CLOSE), [death()], FINISHED, WHOLE, Evidence.ENDED),
+    "closed when somebody ended somehow, once the program ended with 0": (
+        seen(close=CLOSE),
+        [death(status=None)],
+        FINISHED,
+        WHOLE,
+        Evidence.ENDED,
+    ),
+    "closed when somebody was killed, once the program ended with 0": (
+        seen(close=CLOSE),
+        [death()],
+        FINISHED,
+        WHOLE,
+        Evidence.RESTED,
+    ),
     "closed, once the program ended with 0": (seen(close=CLOSE), [], FINISHED, WHOLE, Evidence.CLOSED),
+    "not seen to be closed, once the program ended with 0": (seen(), [], FINISHED, WHOLE, Evidence.ENDED),
+    "open, though the program ended with 0": (seen(Hold.HELD), [], FINISHED, BLOCKS, Evidence.UNKNOWN),
+    "maybe of another machine, once the program ended with 0": (
+        seen(Hold.UNKNOWN),
+        [],
+        FINISHED,
+        WHOLE,
+        Evidence.RESTED,
+    ),
+    "of a writer that was killed, once the program ended with 0": (
+        seen(close=CLOSE, writers=frozenset({7})),
+        [death()],
+        FINISHED,
+        WHOLE,
+        Evidence.RESTED,
+    ),
+    "written on a full disk, once the program ended with 0": (
+        seen(close=CLOSE, was_disk_full=True),
+        [],
+        FINISHED,
+        WHOLE,
+        Evidence.RESTED,
+    ),
 }
 
 
@@ -170,19 +236,43 @@ MARKED = {
 @pytest.mark.parametrize("case", MARKED)
 def test_a_marker_speaks_for_what_was_written_before_it(case: str) -> None:
     found, texts, expected = MARKED[case]
-    assert marked(found, is_whole=lambda path: True, text_of=lambda path: texts.get(path, "")) == expected
-    assert marked(found, is_whole=lambda path: False, text_of=lambda path: texts.get(path, "")) == {}
+
+    def marks(*, is_whole: bool = True, came_last: bool | None = None) -> dict[str, Mark]:
+        return marked(
+            found,
+            is_whole=lambda path: is_whole,
+            text_of=lambda path: texts.get(path, ""),
+            came_last=lambda marker, path: came_last,
+        )
+
+    assert marks() == {path: Mark(marker, is_seen=False) for path, marker in expected.items()}
+    assert marks(is_whole=False) == {}
+    assert marks(came_last=False) == {}, "times count for nothing where it was seen what came last"
+    seen_last = marks(came_last=True)
+    assert all(mark.is_seen for mark in seen_last.values())
+    assert {path: seen_last[path].path for path in expected} == expected
+
+
+def test_times_tell_that_a_marker_came_last_only_if_both_do() -> None:
+    state = files(x=5)["x"]
+    shard, marker = replace(state, modified_ns=1, changed_ns=6), state
+
+    def is_marked(shard: FileFacts) -> bool:
+        found = {"shard": shard, ".metadata": marker}
+        return bool(marked(found, is_whole=lambda _: True, text_of=lambda _: "", came_last=lambda marker, path: None))
+
+    assert not is_marked(shard), "a copy that keeps the time of what was copied"
+    assert is_marked(replace(shard, changed_ns=5))
+    assert not is_marked(replace(state, modified_ns=6))
 
 
 def test_who_holds_a_file_is_put_together_from_what_kernel_and_proc_say() -> None:
-    appends = Holder(pid=1, name="a", only_appends=True)
-    writes = Holder(pid=2, name="b", only_appends=False)
+    writes = Holder(pid=2, name="b")
     assert hold_of(Hold.FREE, [writes]) is Hold.FREE, "it was closed between the two looks"
     assert hold_of(Hold.HELD, []) is Hold.HELD
     assert hold_of(Hold.UNKNOWN, []) is Hold.UNKNOWN
     assert hold_of(Hold.UNKNOWN, [writes]) is Hold.HELD
-    assert hold_of(Hold.HELD, [appends]) is Hold.APPENDED
-    assert hold_of(Hold.HELD, [appends, writes]) is Hold.HELD
+    assert hold_of(Hold.HELD, [writes]) is Hold.HELD
 
 
 def test_file_systems_that_other_machines_write_to_are_told_by_their_type() -> None:

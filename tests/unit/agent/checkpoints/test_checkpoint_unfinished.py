@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from fake_judge import HELD
 from mirrored_folder import PACE, MirroredFolder
 
 from clary.agent.checkpoints.evidence.observations import Decision
-from clary.contract.checkpoint_evidence import Evidence
+from clary.contract.checkpoint_evidence import Evidence, is_whole
+from clary.contract.checkpoint_sets import read_manifest, write_manifest
 
 RESTED = Decision(is_whole=True, evidence=Evidence.RESTED, rested_s=43.21)
 
@@ -59,6 +61,92 @@ def test_a_file_that_is_kept_open_does_not_hold_up_saves_for_ever(host: Mirrored
             choice = host.pair_of_looks()
     assert choice.noise == {"run": {"run/database"}}
     assert restored(host, store) == {"run/model": "step 3"}
+    last = host.writer.last
+    assert (last.left_out, is_whole(last.evidence_counts)) == (("run/database",), False)
+    host.judge.decisions.clear()
+    host.pair_of_looks()
+    last = host.writer.last
+    assert (last.left_out, is_whole(last.evidence_counts)) == ((), True)
+    assert restored(host, store) == {"run/database": "open all the time", "run/model": "step 3"}
+
+
+def test_a_file_that_is_gone_is_not_lacking_any_more(host: MirroredFolder, store) -> None:
+    store_without_database(host)
+    (host.path / "run/database").unlink()
+    for _ in range(3):
+        host.pair_of_looks()
+    assert host.writer.last.left_out == ()
+
+
+def store_without_database(host: MirroredFolder) -> None:
+    host.write("run/database", "open all the time")
+    host.judge.decisions["run/database"] = HELD
+    for step in range(4):
+        host.write("run/model", f"step {step}")
+        for _ in range(6):
+            host.pair_of_looks()
+    assert host.writer.last.left_out == ("run/database",)
+
+
+def test_a_restore_tells_what_a_set_may_lack_and_the_sets_after_it_do_until_nothing_of_it_is_left(
+    host: MirroredFolder, store
+) -> None:
+    store_without_database(host)
+    again = MirroredFolder(host.path.parent, store)
+    number = host.writer.last.number
+    assert again.restored.warnings == (
+        f"checkpoints: set {number} of algo-1 was stored without what had changed in run/database, so that it may lack "
+        "a part of a checkpoint; it is restored all the same",
+    )
+    assert not again.round(), "there is nothing new"
+    again.write("other/model", "1")
+    again.write("run/notes", "beside what was restored")
+    again.round()
+    assert again.writer.last.left_out == ("run/database",), "nobody here can know what was in it"
+    again.write("run/model", "written anew")
+    again.round()
+    assert (again.writer.last.left_out, is_whole(again.writer.last.evidence_counts)) == ((), True)
+
+
+def test_a_lacking_file_that_is_stored_after_a_restore_is_not_lacking(host: MirroredFolder, store) -> None:
+    store_without_database(host)
+    again = MirroredFolder(host.path.parent, store)
+    again.write("run/database", "here it is")
+    again.round()
+    assert again.writer.last.left_out == ()
+
+
+def test_files_that_are_stored_one_by_one_are_no_whole_set_until_all_are_at_rest(host: MirroredFolder, store) -> None:
+    for number in range(12):
+        host.write(f"ck/shard-{number}", "x")
+        choice = host.pair_of_looks(lambda number=number: host.write(f"ck/part-{number}", "x"))
+    assert set(choice.single) == {"ck"}
+    last = host.writer.last
+    assert (last.left_out, is_whole(last.evidence_counts)) == (("ck/",), False)
+    for _ in range(2):
+        host.pair_of_looks()
+    last = host.writer.last
+    assert (last.left_out, is_whole(last.evidence_counts)) == ((), True)
+
+
+def test_a_set_of_an_earlier_release_does_not_say_what_it_lacks(host: MirroredFolder, store) -> None:
+    host.write("ck-1/a", "1")
+    host.write("top", "1")
+    host.round()
+    key = next(key for key in store.objects if "/set-" in key)
+    store.objects[key] = write_manifest(replace(read_manifest(store.objects[key]), left_out=None))
+    old = read_manifest(store.objects[key])
+    assert (old.may_lack, is_whole(old.evidence_counts)) == ((".", "ck-1/"), False)
+    again = MirroredFolder(host.path.parent, store)
+    assert again.content() == {"ck-1/a": "1", "top": "1"}
+    assert again.restored.warnings == ()
+    again.write("ck-2/a", "2")
+    again.round()
+    assert again.writer.last.left_out == (".", "ck-1/"), "what it may lack is not known of the sets after it either"
+    again.write("top", "2")
+    (again.path / "ck-1/a").unlink()
+    again.round()
+    assert again.writer.last.left_out == ()
 
 
 def test_a_file_that_was_open_when_another_took_its_place_is_not_stored(host: MirroredFolder, store) -> None:

@@ -96,7 +96,7 @@ def aside(path, body, host):
 
 
 def make_set(host="algo-1", number=1, *files, **changes):
-    facts = {"job_arn": "arn:x:training-job/demo", "attempt": 1, "taken_at": TAKEN}
+    facts = {"job_arn": "arn:x:training-job/demo", "attempt": 1, "taken_at": TAKEN, "left_out": ()}
     return CheckpointSet(host=host, number=number, files=files, **(facts | changes))
 
 

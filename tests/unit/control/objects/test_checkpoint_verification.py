@@ -47,6 +47,19 @@ async def test_a_whole_set_is_read_to_its_last_byte(bucket):
     assert (wrong(report), plain(report)) == ({}, {})
 
 
+@pytest.mark.parametrize(
+    ("left_out", "doubtful"), [(("ck/shard", "run/"), ["ck/shard", "run/"]), (None, [".", "ck/"]), ((), [])]
+)
+async def test_a_set_that_may_lack_something_is_as_stored_and_not_known_to_be_whole(bucket, left_out, doubtful):
+    for path in ("a", "ck/b"):
+        bucket.put(path, BODY)
+    commit(bucket, make_set("algo-1", 1, file("a", BODY), file("ck/b", BODY), left_out=left_out))
+    report = await verified(bucket)
+    assert (report.is_as_stored, report.is_whole) == (True, not doubtful)
+    assert report.sets[0].doubtful == doubtful
+    assert report.sets[0].evidence == {"closed": 2} | ({"left-out": 2} if doubtful else {})
+
+
 async def test_missing_short_long_and_changed_files_are_told_apart(bucket):
     changed = BODY[:-1] + b"!"
     names = ("missing", "short", "long", "changed", "good")

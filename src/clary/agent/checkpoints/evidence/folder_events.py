@@ -42,6 +42,7 @@ class History:
 
     Attributes:
         facts: of the file when it was closed, renamed or linked; None if it was written to since.
+        told: number of the event that said so, of all events of the folder; None where it was found out otherwise.
         is_named: whether it got its name whole, by a rename or a link.
         close: when it was closed last.
         written_s: when a write to it was last told; None if it was closed since.
@@ -49,6 +50,7 @@ class History:
     """
 
     facts: FileFacts | None = None
+    told: int | None = None
     is_named: bool = False
     close: Close | None = None
     written_s: float | None = None
@@ -84,6 +86,7 @@ class FolderEvents:
         self._paths: dict[int, str] = {}  # watch -> folder, empty for the folder itself
         self._histories: dict[str, History] = {}
         self._drained_s = -inf  # when there was last nothing left to read
+        self._num_events = 0
         self.longest_pause_s = 0.0  # of the files that were closed in the end
 
     def start(self) -> None:
@@ -121,6 +124,7 @@ class FolderEvents:
             self._inotify = None
 
     def _take(self, event: Event) -> bool:
+        self._num_events += 1
         if event.mask & inotify.OVERFLOW:
             self._histories.clear()
             self._tell("the kernel's queue of events ran over (fs.inotify.max_queued_events)")
@@ -162,11 +166,11 @@ class FolderEvents:
             return
         if mask & inotify.CREATE:
             # A file that is made is written next. If it is not, and is not empty, it has come by a link.
-            known = History(facts=self._facts(path), is_named=True)
+            known = History(facts=self._facts(path), told=self._num_events, is_named=True)
             if known.facts is not None and not known.facts.size_bytes:
                 known = History()
         elif mask & inotify.MOVED_TO:
-            known = History(facts=self._facts(path), is_named=True)
+            known = History(facts=self._facts(path), told=self._num_events, is_named=True)
         elif mask & inotify.MODIFY:
             pause_s = now_s - known.written_s if known.written_s is not None else 0.0
             known = replace(
@@ -181,6 +185,7 @@ class FolderEvents:
             known = replace(
                 known,
                 facts=self._facts(path),
+                told=self._num_events,
                 is_named=known.is_named and known.facts is not None,
                 written_s=None,
                 close=Close(after_s=self._drained_s, before_s=self._clock.monotonic()),
@@ -218,7 +223,7 @@ class FolderEvents:
                         inner = open_below(descriptor, name)
                         self._watch_below(inner, below, is_named=is_named, is_new=is_new, depth=depth + 1)
                     elif stat.S_ISREG(status.st_mode) and is_named:
-                        self._histories[below] = History(facts=facts_of(status), is_named=True)
+                        self._histories[below] = History(facts=facts_of(status), told=self._num_events, is_named=True)
                     elif stat.S_ISREG(status.st_mode) and is_new:
                         self._histories[below] = self._found(below)
                 except FileNotFoundError:

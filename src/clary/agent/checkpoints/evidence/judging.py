@@ -4,11 +4,12 @@
 a process that was ending. So a close counts if every process of the program that could have been the writer was seen
 alive after it, or ended with 0. A process that was killed while it was known to write leaves a torn file: only a
 rename, a marker or a new write can make that one whole again. Where it is merely possible, nothing is known but how
-long the file rests.
+long the file rests. So no marker speaks against a known death either: ranks write side by side, and the one that leaves
+the marker may know nothing of the one that was killed.
 
 [Note: rest] Of a file about which nothing says anything, time is all there is: ten times the longest pause that a
 writer was seen to make. What is known by rest alone is restored, and `verify` never calls it whole. A file that
-somebody has open does not rest, however long nothing is written; but for one that is only ever appended to.
+somebody has open does not rest, however long nothing is written, be it that one only appends to it.
 
 [Note: logs] Any beginning of a log is a log, so that a log may be taken whenever it is at rest for a moment, and
 whoever keeps one open holds up nothing. Nothing but its name tells it from a checkpoint on its way, and the names are
@@ -45,22 +46,25 @@ def judge(
     if seen.hold is Hold.HELD:
         who = ", ".join(seen.holders) or "a process"
         return Decision(is_whole=False, reason=f"{who} has it open for writing", is_blocking=True)
-    if seen.marker:
-        return Decision(is_whole=True, evidence=Evidence.MARKED)
     if seen.is_named:
         return Decision(is_whole=True, evidence=Evidence.RENAMED)
     possible = [death for death in deaths if _may_have_closed(seen, death)]
     told = [death for death in possible if death.pid in seen.writers or (death.is_sudden and seen.close is not None)]
+    known = [death for death in told if death.wait_status is not None]
+    if seen.marker and seen.is_marker_seen and not known:
+        return Decision(is_whole=True, evidence=Evidence.MARKED)
     if end is ProgramEnd.FINISHED:
-        return Decision(is_whole=True, evidence=Evidence.ENDED if possible or not _is_closed(seen) else Evidence.CLOSED)
-    if told and any(death.wait_status is not None for death in told):
-        reason = f"{told[0].words} before it had closed it"
+        return _at_good_end(seen, possible, known, now_s=now_s)
+    if known:
+        reason = f"{known[0].words} before it had closed it"
         return Decision(is_whole=False, reason=reason, is_blocking=True, is_torn=True)
     if seen.was_disk_full:
         reason = "the disk was full while it was written"
         return Decision(is_whole=False, reason=reason, is_blocking=True, is_torn=True)
-    if _is_closed(seen) and not possible:
+    if seen.close is not None and not possible:
         return Decision(is_whole=True, evidence=Evidence.CLOSED)
+    if seen.marker and not told:
+        return Decision(is_whole=True, evidence=Evidence.MARKED)
     return _by_rest(seen, possible, now_s=now_s, least_rest_s=least_rest_s, end=end)
 
 
@@ -69,8 +73,20 @@ def needed_rest_s(longest_pause_s: float, least_rest_s: float) -> float:
     return max(least_rest_s, REST_FACTOR * longest_pause_s)
 
 
-def _is_closed(seen: Observation) -> bool:
-    return seen.close is not None and seen.hold is not Hold.APPENDED
+def _at_good_end(seen: Observation, possible: Sequence[Death], known: Sequence[Death], *, now_s: float) -> Decision:
+    """Return what a file is once the program has ended with 0: stored in any case, and not always known to be whole."""
+    if known:
+        why = f"{known[0].words} before it had closed it, though the program ended with 0"
+    elif seen.was_disk_full:
+        why = "the disk was full while it was written"
+    elif seen.marker:
+        return Decision(is_whole=True, evidence=Evidence.MARKED)
+    elif seen.close is None and seen.hold is Hold.UNKNOWN:
+        why = "nothing says who wrote it, or whether another machine still does"  # whose program goes on
+    else:
+        is_closed = seen.close is not None and not possible
+        return Decision(is_whole=True, evidence=Evidence.CLOSED if is_closed else Evidence.ENDED)
+    return Decision(is_whole=True, evidence=Evidence.RESTED, reason=why, rested_s=max(0.0, now_s - seen.since_s))
 
 
 def _may_have_closed(seen: Observation, death: Death) -> bool:
@@ -87,12 +103,7 @@ def _by_rest(
 ) -> Decision:
     rested_s = now_s - seen.since_s
     needed_s = needed_rest_s(seen.longest_pause_s, least_rest_s)
-    if possible:
-        why = f"{possible[0].words}, and may have been its writer"
-    elif seen.hold is Hold.APPENDED:
-        why = f"{', '.join(seen.holders) or 'a process'} keeps it open and appends to it"
-    else:
-        why = "nothing says who wrote it"
+    why = f"{possible[0].words}, and may have been its writer" if possible else "nothing says who wrote it"
     if rested_s >= needed_s:
         return Decision(is_whole=True, evidence=Evidence.RESTED, reason=why, rested_s=rested_s)
     if end is ProgramEnd.BROKEN:

@@ -8,14 +8,17 @@
 | `latest`, which names a folder | DeepSpeed | that folder |
 | `latest_checkpointed_iteration.txt`, which holds a number | Megatron | `iter_NUMBER` beside it |
 
-A marker says nothing of what was written after it: a folder that is written again has the marker of the last time. In
-the checkpoint folder itself it says so of the files beside it and not of folders: those may be saves of their own.
+A marker says nothing of what was written after it: a folder that is written again has the marker of the last time. What
+was seen tells which of the two came last. Only where nobody has seen it their times do, that of the last write and that
+of the inode both: the first is set by whoever copies a file with its times, and any clock may be set back. In the
+checkpoint folder itself a marker says so of the files beside it and not of folders: those may be saves of their own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from clary.agent.checkpoints.scanning import FileFacts
 
@@ -24,6 +27,19 @@ _OF_ITS_FOLDER = frozenset({".metadata", "trainer_state.json", "checkpoint.json"
 _OURS = "checkpoint.json"
 _LATEST, _MEGATRON = "latest", "latest_checkpointed_iteration.txt"
 _PART = re.compile(r"part-\d{5,}\.bin")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What says that a file was whole when a marker was written.
+
+    Attributes:
+        path: of the marker.
+        is_seen: whether it was seen that the marker came last; else only times tell.
+    """
+
+    path: str
+    is_seen: bool
 
 
 def marker_candidates(files: Mapping[str, FileFacts]) -> dict[str, str]:
@@ -41,12 +57,15 @@ def marked(
     *,
     is_whole: Callable[[str], bool],
     text_of: Callable[[str], str],
-) -> dict[str, str]:
+    came_last: Callable[[str, str], bool | None],
+) -> dict[str, Mark]:
     """Return file -> marker, of the files that a marker says are whole.
 
     Args:
         is_whole: whether a marker is whole itself.
         text_of: what a marker that names a folder holds; empty if it cannot be read, or is too long for a name.
+        came_last: whether the first of two paths was seen to be closed or renamed after the second was; None where
+            nobody has seen which came last.
     """
     folders: dict[str, str] = {}  # folder, with a slash at its end unless it is the whole -> its marker
     for path, name in marker_candidates(files).items():
@@ -68,10 +87,17 @@ def marked(
             if not folder and "/" in path:
                 break
             marker = folders.get(folder)
-            if marker is not None and marker != path and facts.modified_ns <= files[marker].modified_ns:
-                found[path] = marker
+            if marker is None or marker == path:
+                continue
+            is_seen = came_last(marker, path)
+            if is_seen if is_seen is not None else _is_older(facts, files[marker]):
+                found[path] = Mark(marker, is_seen=is_seen is not None)
                 break
     return found
+
+
+def _is_older(facts: FileFacts, marker: FileFacts) -> bool:
+    return facts.modified_ns <= marker.modified_ns and facts.changed_ns <= marker.changed_ns
 
 
 def _named_folder(above: str, name: str, text_of: Callable[[str], str]) -> str | None:

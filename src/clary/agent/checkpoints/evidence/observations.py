@@ -18,8 +18,7 @@ class Hold(Enum):
     """Whether something can still write to a file without opening it."""
 
     FREE = "free"  # no descriptor and no memory map of anybody on this machine
-    HELD = "held"
-    APPENDED = "appended"  # held, by descriptors that only append: a log
+    HELD = "held"  # whatever for: one that only appends may be in the midst of a shard
     UNKNOWN = "unknown"  # this cannot be told, as on a file system that other machines share
 
 
@@ -82,6 +81,7 @@ class Observation:
     close: Close | None = None  # None: it was not seen to be closed, only that it is
     was_disk_full: bool = False  # whether there was no room left while it was written
     marker: str = ""  # path of the marker that was written after it
+    is_marker_seen: bool = False  # whether it was seen which of the two came last; else only their times tell
     longest_pause_s: float = 0.0  # that any writer of the folder was seen to make in the midst of a file
 
 

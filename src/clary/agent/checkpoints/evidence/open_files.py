@@ -58,7 +58,6 @@ class Holder:
 
     pid: int
     name: str
-    only_appends: bool
 
     @property
     def words(self) -> str:
@@ -104,13 +103,8 @@ def find_holders(files: Collection[FileId], pids: Iterable[int]) -> dict[FileId,
     if not wanted:
         return found
     for pid in pids:
-        held: dict[FileId, bool] = {}  # whether it only appends
-        for file, only_appends in _open_for_writing(pid, wanted):
-            held[file] = held.get(file, True) and only_appends
-        for file in _mapped_for_writing(pid, wanted):
-            held[file] = False
-        for file, only_appends in held.items():
-            found.setdefault(file, []).append(Holder(pid=pid, name=_name_of(pid), only_appends=only_appends))
+        for file in {*_open_for_writing(pid, wanted), *_mapped_for_writing(pid, wanted)}:
+            found.setdefault(file, []).append(Holder(pid=pid, name=_name_of(pid)))
     return found
 
 
@@ -118,12 +112,10 @@ def hold_of(kernel_says: Hold, holders: Collection[Holder]) -> Hold:
     """Put together what the kernel and /proc say of a file. Pure."""
     if kernel_says is Hold.FREE:
         return Hold.FREE  # who was found has closed it since
-    if not holders:
-        return kernel_says
-    return Hold.APPENDED if all(holder.only_appends for holder in holders) else Hold.HELD
+    return Hold.HELD if holders else kernel_says
 
 
-def _open_for_writing(pid: int, wanted: Collection[FileId]) -> Iterator[tuple[FileId, bool]]:
+def _open_for_writing(pid: int, wanted: Collection[FileId]) -> Iterator[FileId]:
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -134,7 +126,7 @@ def _open_for_writing(pid: int, wanted: Collection[FileId]) -> Iterator[tuple[Fi
                     continue
                 flags = _flags(_read_text(f"/proc/{pid}/fdinfo/{name}"))
                 if flags & os.O_ACCMODE != os.O_RDONLY:
-                    yield file, bool(flags & os.O_APPEND)
+                    yield file
 
 
 def _flags(text: str) -> int:

@@ -177,10 +177,13 @@ class Witness:
                     snapshot.files,
                     is_whole=lambda path: decisions[path].is_whole if path in decisions else True,
                     text_of=self._text_of,
+                    came_last=lambda marker, path: self._came_last(marker, path, snapshot),
                 )
                 for path in wanting:
                     if path in markers:
-                        decisions[path] = self._judge(replace(seen[path], marker=markers[path]), deaths, end)
+                        mark = markers[path]
+                        marked_file = replace(seen[path], marker=mark.path, is_marker_seen=mark.is_seen)
+                        decisions[path] = self._judge(marked_file, deaths, end)
             self._trails = {path: trail for path, trail in self._trails.items() if path in snapshot.files}
             for path, decision in decisions.items():
                 if decision.is_whole:
@@ -233,7 +236,7 @@ class Witness:
         holders = all_holders.get(probed.file, []) if probed.file is not None else []
         hold = hold_of(probed.kernel_says, holders)
         trail = self._follow(path, facts, now_s=now_s, before_s=before_s)
-        if hold in (Hold.HELD, Hold.APPENDED):
+        if hold is Hold.HELD:
             writers = trail.writers | {holder.pid for holder in holders}
             trail = replace(trail, held_s=now_s, free_s=None, writers=writers)
         elif hold is Hold.FREE and trail.free_s is None:
@@ -289,6 +292,23 @@ class Witness:
         if closed is None and after_s == -inf:
             return None  # it was there before anybody watched, and nobody knows who left it so
         return Close(after_s=written_s if after_s < written_s < before_s else after_s, before_s=before_s)
+
+    def _came_last(self, marker: str, path: str, snapshot: Snapshot) -> bool | None:
+        """Whether a marker was seen to be closed or renamed after a file was; None if nobody saw which came last."""
+        told = []
+        for name in (marker, path):
+            history = self._events.history(name)
+            says = history is not None and history.says_of(snapshot.files[name])
+            told.append(history.told if history is not None and says else None)
+        if told[0] is not None and told[1] is not None and told[0] != told[1]:
+            return told[0] > told[1]
+        # Events tell nothing: folders were new, or there were too many. The looks may have come between the two.
+        last, first = self._trails.get(marker), self._trails.get(path)
+        if last is None or first is None or last.facts != snapshot.files[marker] or first.facts != snapshot.files[path]:
+            return False
+        if last.before_s > first.since_s:
+            return True
+        return False if first.before_s >= last.since_s else None
 
     def _written_s(self, facts: FileFacts) -> float:
         """Return a moment before the last write to a file, as its times tell; a time that was set back is earlier."""
