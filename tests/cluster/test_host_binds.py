@@ -7,10 +7,14 @@ import pytest
 from host_world import DEADLINE_S, shell
 from host_worlds import ISOLATED, world_of
 
+from clary.agent.host import kernel
 from clary.agent.host.sandbox import Bind
-from clary.contract.errors import AgentError
+from clary.contract.errors import AgentError, WireError
+from clary.contract.launch_plan import Channel
+from clary.control.file_systems import require_folder
 
 TARGET = "/opt/ml/input/data/train"
+CHANNEL = Channel(name="train", s3_uri=None, file_system_id="fs-0123456789abcdef0", file_system_folder="deep")
 
 
 world = world_of(ISOLATED)
@@ -54,6 +58,27 @@ def test_a_file_system_never_shows_what_is_hidden(below, world):
     hidden = (str(shared / "state"),)
     message = refusal(world, world.sandbox(binds=(bind,), hidden_folders=hidden))
     assert "which is hidden from programs" in message
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount on the machine")
+@pytest.mark.parametrize("mounted", ["state", "state/secrets"])
+def test_a_file_system_never_shows_what_is_hidden_by_a_mount_below_it(mounted, world):
+    shared = world.folder("shared")
+    place = world.folder("shared/deep/place")
+    world.folder("state/secrets")
+    kernel.mount(str(world.base / mounted), str(place), flags=kernel.MS_BIND)
+    try:
+        bind = Bind(source=str(shared), below="deep", target=TARGET)
+        message = refusal(world, world.sandbox(binds=(bind,), hidden_folders=(str(world.base / "state"),)))
+        assert "which is hidden from programs" in message
+        require = replace(CHANNEL, file_system_path=str(shared))
+        with pytest.raises(WireError, match=f"is mounted at {place}"):
+            require_folder(require, home=world.base / "state")
+    finally:
+        kernel.unmount(str(place), flags=kernel.MNT_DETACH)
+    require_folder(require, home=world.base / "state")
+    assert world.run(f"ls {TARGET}", sandbox=world.sandbox(binds=(bind,))) == "place\n"
 
 
 @pytest.mark.parametrize("place", ["input", "input/data", "input/data/train"])

@@ -20,6 +20,7 @@ from typing import Any
 from clary.contract.beneath import Folder, parts_of
 from clary.contract.errors import ContractError, Fault, WireError
 from clary.contract.launch_plan import Channel
+from clary.contract.mounted_places import shown_at
 
 READ_ONLY = "ro"
 READ_WRITE = "rw"
@@ -103,6 +104,13 @@ def require_folder(channel: Channel, *, home: Path) -> None:
                     channel,
                     f"its folder {path} holds the state folder of the service or lies in it, and keys of all jobs with "
                     f'that. Name another path for "{channel.file_system_id}" below [file_systems] in settings.toml',
+                )
+            if (point := shown_at(path, home)) is not None:
+                raise _refused(
+                    channel,
+                    f"a part of the state folder of the service, or what holds it, is mounted at {point}, below its "
+                    f"folder {path}, and keys of all jobs with that. Unmount it, or name another path for "
+                    f'"{channel.file_system_id}" below [file_systems] in settings.toml',
                 )
             if any(top.lies_in(folder) for folder in _KERNEL_FOLDERS):
                 raise _refused(channel, f"its folder {path} belongs to the kernel; name another one in settings.toml")

@@ -18,6 +18,7 @@ from clary.agent.host import kernel
 from clary.agent.host.program_users import ProgramUsers
 from clary.contract.beneath import Folder, open_beneath, parts_of
 from clary.contract.beneath_trees import copy_tree
+from clary.contract.mounted_places import shown_at
 
 _LOOK_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,7 +52,7 @@ def opened_source(bind: Mapping[str, Any], *, hidden: Sequence[str]) -> Iterator
             ) from error
         with folder:
             for place in hidden:
-                if folder.holds(place) or folder.lies_in(place):
+                if folder.holds(place) or folder.lies_in(place) or shown_at(folder.path, place) is not None:
                     raise PermissionError(
                         f"bind {source} at {bind['target']}: {below or '/'!a} below it would show {place}, which is "
                         "hidden from programs"

@@ -4,8 +4,9 @@ Where: the first process makes it once, each process of the program loads it bef
 
 What is refused is what Docker's default profile refuses to a container without extra capabilities: mounts, namespaces,
 keys, kernel modules, tracing of the kernel, clocks, handles of files, io_uring, odd personalities. A refused call says
-EPERM, as in a container. clone3 says ENOSYS, because a filter cannot read its flags; the C library then falls back to clone. So does
-every call that is newer than this table. Calls of another ABI (32 bits, x32) are refused whatever they are.
+EPERM, as in a container. clone3 says ENOSYS, because a filter cannot read its flags; the C library then falls back to
+clone. So does every call that is newer than this table. Calls of another ABI (32 bits, x32) are refused whatever they
+are.
 Kept although Docker refuses them: NUMA policies (mbind and the like), pidfd_getfd and kcmp. They reach nothing but the
 caller's own processes, and libraries for collectives use them.
 Source: seccomp(2); moby profiles/seccomp/default.json; numbers from asm/unistd_64.h and asm-generic/unistd.h.

@@ -1,0 +1,70 @@
+"""Whether a folder of the machine shows a place that is kept from programs, by mounts below it as well.
+
+Where: the service asks of file systems when a job is created, agents when a host is made. A bind of a folder brings
+along what is mounted below it, and a bind mount of a place has another path, with parents of its own; so places are
+compared by what they are on their file system.
+Source: proc(5), section /proc/pid/mountinfo: fields 3 to 5.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+
+class _Mount(NamedTuple):
+    point: str
+    device: str
+    root: str  # of the file system, that is seen at `point`
+
+
+def shown_at(folder: Path | str, place: Path | str, *, mountinfo: str | None = None) -> str | None:
+    """Return where at or below `folder` a place, what holds it or a part of it is seen; None for nowhere.
+
+    Args:
+        folder: what would be shown, with all mounts below it.
+        place: what must not be seen; it need not exist.
+        mountinfo: text of the table of mounts; None reads that of this mount namespace now.
+    Raises: OSError.
+    """
+    if mountinfo is None:
+        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    mounts = _mounts(mountinfo)
+    top = os.path.realpath(folder)
+    device, kept = _on_file_system(os.path.realpath(place), mounts)
+    seen = [(top, *_on_file_system(top, mounts))]
+    seen += [mount for mount in mounts if _is_within(mount.point, top)]
+    for point, of_device, shown in seen:
+        if of_device == device and (_is_within(kept, shown) or _is_within(shown, kept)):
+            return point
+    return None
+
+
+def _mounts(mountinfo: str) -> list[_Mount]:
+    found = []
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        found.append(_Mount(_unescaped(fields[4]), fields[2], _unescaped(fields[3])))
+    return found
+
+
+def _on_file_system(path: str, mounts: list[_Mount]) -> tuple[str, str]:
+    """Return the device of a canonical path, and the path from the root of its file system."""
+    holding = [mount for mount in mounts if _is_within(path, mount.point)]
+    if not holding:
+        return "", path  # the root of this process is no mount point
+    deepest = max(len(mount.point) for mount in holding)
+    mount = [mount for mount in holding if len(mount.point) == deepest][-1]  # the last one covers those before
+    below = path[len(mount.point.rstrip("/")) :]
+    return mount.device, f"{mount.root.rstrip('/')}{below}" or "/"
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _unescaped(text: str) -> str:
+    # Space, tab, newline and backslash are written as three octal digits.
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
