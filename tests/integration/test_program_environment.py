@@ -354,7 +354,7 @@ def test_fast_file_is_there_and_the_log_says_how(channels_of_two_hosts):
     facts, log = channels_of_two_hosts
     for seen in facts.values():
         assert files_of(seen, "fast") == {"part-0": b"part 0"}
-    assert any("FastFile is fetched in full" in line for line in log)
+    assert any("FastFile is fetched whole" in line for line in log)
 
 
 def test_recordio_wraps_each_object_of_a_pipe(aws):

@@ -55,6 +55,14 @@ XLA_REFUSAL = (
 )
 
 
+class ServerStyle(StrEnum):
+    """How the images of a framework start parameter servers."""
+
+    TENSORFLOW = "tensorflow"  # a server and a worker on every host, unless it is the only one
+    MXNET = "mxnet"  # a scheduler besides
+    NONE = "none"  # every host runs the program alone: PyTorch
+
+
 class DistributionKind(StrEnum):
     """What starts the ranks of a job."""
 
@@ -169,10 +177,20 @@ def refusals(
     return tuple(reasons)
 
 
+def server_style(image: str) -> ServerStyle:
+    """Return what images of a name do with parameter_server; those that name no framework do as TensorFlow's do."""
+    name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    if "mxnet" in name:
+        return ServerStyle.MXNET
+    is_torch = "torch" in name or name == "smdistributed-modelparallel"
+    return ServerStyle.NONE if is_torch else ServerStyle.TENSORFLOW
+
+
 def warnings(
     hyperparameters: Mapping[str, str],
     *,
     num_hosts: int,
+    image: str = "",
     has_command: bool = False,
     instance_types: Sequence[str] = (),
 ) -> tuple[str, ...]:
@@ -192,7 +210,8 @@ def warnings(
             "only by SM_HOSTS. If you did set distribution, its key is misspelt: the SDK drops keys that it does not "
             "know without a word"
         )
-    if distribution.kind is DistributionKind.PARAMETER_SERVER and num_hosts == 1:
+    is_tensorflow = server_style(image) is ServerStyle.TENSORFLOW  # hosts say themselves that PyTorch has no servers
+    if distribution.kind is DistributionKind.PARAMETER_SERVER and num_hosts == 1 and is_tensorflow:
         found.append(
             "parameter_server with one host: TensorFlow runs the program plainly, without TF_CONFIG, as on SageMaker"
         )

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.distribution import DistributionKind, read_distribution, refusals, warnings
+from clary.contract.distribution import (
+    DistributionKind,
+    ServerStyle,
+    read_distribution,
+    refusals,
+    server_style,
+    warnings,
+)
 from clary.contract.mpi_options import parse_mpi_options
 
 REQUESTS = Path(__file__).parents[2] / "assets" / "requests"
@@ -115,6 +122,24 @@ def test_other_warnings() -> None:
     assert "FI_PROVIDER" in warnings(of_request("pt-mpi"), num_hosts=2, instance_types=["ml.p4d.24xlarge"])[0]
     assert "no effect" in warnings(of_request("hf-trcomp"), num_hosts=1)[0]
     assert "without TF_CONFIG" in warnings(of_request("tf-ps"), num_hosts=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("image", "style", "num_warnings"),
+    [
+        ("registry.example/tensorflow-training:2.19-cpu-py312", ServerStyle.TENSORFLOW, 1),
+        ("registry.example/team/bring-your-own:1", ServerStyle.TENSORFLOW, 1),
+        ("registry.example/pytorch-training:2.8-cpu-py312", ServerStyle.NONE, 0),
+        ("registry.example/smdistributed-modelparallel:2.4.1-gpu-py311", ServerStyle.NONE, 0),
+        ("registry.example/torch-mine@sha256:0", ServerStyle.NONE, 0),
+        ("registry.example/pytorch/mxnet-training:1.9.0", ServerStyle.MXNET, 0),
+    ],
+)
+def test_words_on_parameter_servers_of_one_host_are_those_of_the_image(
+    image: str, style: ServerStyle, num_warnings: int
+) -> None:
+    assert server_style(image) is style
+    assert len(warnings(of_request("tf-ps"), num_hosts=1, image=image)) == num_warnings
 
 
 def test_understood_mpi_options() -> None:

@@ -4,7 +4,7 @@ Where: an agent fetches each channel through this while it prepares its host (se
 
 `CompressionType: Gzip`: every object is unpacked on its way and a final `.gz` leaves its name (`.tgz` becomes `.tar`),
 so that names go on telling what files hold. SageMaker documents the setting for Pipe mode only.
-`InputMode: FastFile` is fetched like File, with a note.
+`InputMode: FastFile` is fetched like File; the service warns of it when the job is created.
 `InputMode: Pipe` fetches nothing here: the objects are found and counted, `PipeFeeder` feeds them.
 """
 
@@ -94,8 +94,6 @@ def fetch_channel(
             seconds=time.monotonic() - started,
             notes=tuple(notes),
         )
-    if channel.input_mode is InputMode.FAST_FILE:
-        notes.append(f"channel {channel.name}: FastFile is fetched in full before the program starts, like File")
     if is_packed(channel):
         objects = with_unpacked_names(objects, selection, channel=channel)
     snapshot: Snapshot | None = None

@@ -17,26 +17,26 @@ from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers import plain
 from clary.agent.launchers.context import LaunchContext
 from clary.agent.launchers.shim_files import PARAMETER_SERVER_SHIM
+from clary.contract.distribution import ServerStyle, server_style
 
 _WORKER_PORT = 2222
 _SERVER_PORT = 2223
 _SCHEDULER_PORT = "8000"
-_NO_SERVERS = ("pytorch", "torch")  # in names of images
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     """Return the one process of this host; its rank is 0 for the master."""
-    image = _image_name(context)
-    if "mxnet" in image:
+    style = server_style(context.plan.environment.image)
+    if style is ServerStyle.MXNET:
         return _build_mxnet(context)
-    if len(context.peers) == 1 or any(name in image for name in _NO_SERVERS):
+    if len(context.peers) == 1 or style is ServerStyle.NONE:
         return plain.build(context)
     return _build_tensorflow(context)
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
     """Say that images of PyTorch start no parameter servers."""
-    if any(name in _image_name(context) for name in _NO_SERVERS):
+    if server_style(context.plan.environment.image) is ServerStyle.NONE:
         return ("parameter_server has no effect with PyTorch: every host runs the program alone, as on SageMaker",)
     return ()
 
@@ -55,11 +55,6 @@ def _build_mxnet(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     }
     argv = (context.python, PARAMETER_SERVER_SHIM, *context.program())
     return (context.process(argv, additions=additions, rank=context.node_rank),)
-
-
-def _image_name(context: LaunchContext) -> str:
-    """Return the part of the image's name that says which framework it has."""
-    return context.plan.environment.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
 def _build_tensorflow(context: LaunchContext) -> tuple[ProcessSpec, ...]:

@@ -13,7 +13,6 @@ from typing import Any
 from clary.contract.distribution import refusals
 from clary.contract.distribution import warnings as distribution_warnings
 from clary.contract.errors import WireError
-from clary.contract.launch_plan import InputMode
 from clary.contract.named_places import local_folder_problem, s3_uri_problem
 from clary.contract.platform_keys import warnings as key_warnings
 from clary.control import instance_choice
@@ -50,6 +49,7 @@ def warnings(request: Mapping[str, Any], site: Site) -> tuple[str, ...]:
         *distribution_warnings(
             job.hyperparameters,
             num_hosts=job.num_hosts,
+            image=job.image,
             has_command=job.command is not None,
             instance_types=[group.instance_type for group in job.instance_groups],
         ),
@@ -69,7 +69,7 @@ def warnings(request: Mapping[str, Any], site: Site) -> tuple[str, ...]:
 
 def _check_members(request: Mapping[str, Any]) -> None:
     for member in ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition"):
-        if not request.get(member):
+        if request.get(member) is None:
             path = member[0].lower() + member[1:]
             raise WireError(
                 "ValidationException",
@@ -175,13 +175,5 @@ def _check_channels(request: Mapping[str, Any]) -> None:
             )
         if item["ChannelName"] in (".", ".."):
             raise WireError("ValidationException", f"{item['ChannelName']!r} is no name for a channel.")
-        _check_s3_source(item["ChannelName"], source.get("S3DataSource"), item)
-
-
-def _check_s3_source(channel: str, source: Mapping[str, Any] | None, item: Mapping[str, Any]) -> None:
-    if source is None:
-        return
-    _check_address(f"Channel {channel!r}: S3Uri", source["S3Uri"])
-    data_type = source.get("S3DataType", "S3Prefix")
-    if data_type == "ManifestFile" and item.get("InputMode") == InputMode.FAST_FILE.value:
-        raise WireError("ValidationException", f"Channel {channel!r}: FastFile takes S3Prefix only.")
+        if "S3DataSource" in given:
+            _check_address(f"Channel {item['ChannelName']!r}: S3Uri", source["S3DataSource"]["S3Uri"])

@@ -66,6 +66,12 @@ def channel(*, source=None, **members):
     return {"InputDataConfig": [{"ChannelName": "train", "DataSource": {"S3DataSource": s3}, **members}]}
 
 
+def file_system(**members):
+    source = {"FileSystemId": "fs-0123456789abcdef0", "DirectoryPath": "/data", "FileSystemType": "EFS"}
+    source["FileSystemAccessMode"] = "ro"
+    return {"InputDataConfig": [{"ChannelName": "train", "DataSource": {"FileSystemDataSource": source}, **members}]}
+
+
 def resources(**members):
     return {"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, **members}}
 
@@ -79,6 +85,8 @@ def rules(member, **members):
     return {member: [{**rule, **members}]}
 
 
+MANIFEST = {"S3DataType": "ManifestFile"}
+CREDENTIALS = {"TrainingRepositoryCredentialsProviderArn": "arn:aws:lambda:us-west-2:000000000000:function:f"}
 REFUSED = [
     ({"RemoteDebugConfig": {"EnableRemoteDebug": True}}, "RemoteDebugConfig.EnableRemoteDebug is not supported"),
     ({"OutputDataConfig": {"S3OutputPath": "s3://b/o", "KmsKeyId": "alias/key"}}, "OutputDataConfig.KmsKeyId asks for"),
@@ -86,6 +94,10 @@ REFUSED = [
     ({"EnableInterContainerTrafficEncryption": True}, "EnableInterContainerTrafficEncryption asks for encryption"),
     (resources(SelectedInstanceType="t"), "ResourceConfig.SelectedInstanceType is read-only"),
     (resources(SelectedInstanceCount=1), "ResourceConfig.SelectedInstanceCount is read-only"),
+    (file_system(InputMode="Pipe"), "Channel 'train': Pipe reads objects of an S3DataSource"),
+    ({**algorithm(TrainingInputMode="Pipe"), **file_system()}, "Channel 'train': Pipe reads objects"),
+    (channel(source=MANIFEST, InputMode="FastFile"), "Channel 'train': FastFile takes S3Prefix only"),
+    ({**algorithm(TrainingInputMode="FastFile"), **channel(source=MANIFEST)}, "Channel 'train': FastFile takes"),
     (channel(source={"S3DataType": "Converse"}), "Channel 'train': S3DataType Converse is not supported"),
 ]
 WARNED = [
@@ -99,6 +111,20 @@ WARNED = [
     (channel(RecordWrapperType="RecordIO"), "channel train: RecordWrapperType RecordIO has no effect outside of Pipe"),
     (channel(ShuffleConfig={"Seed": 0}), "channel train: ShuffleConfig has no effect outside of Pipe"),
     (channel(InputMode="FastFile"), "channel train: FastFile is fetched whole"),
+    ({**algorithm(TrainingInputMode="FastFile"), **channel()}, "channel train: FastFile is fetched whole"),
+    ({**algorithm(TrainingInputMode="FastFile"), **file_system()}, "channel train: FastFile has no effect on a file"),
+    (file_system(CompressionType="Gzip"), "channel train: CompressionType Gzip has no effect on a file system"),
+    (file_system(RecordWrapperType="RecordIO"), "channel train: RecordWrapperType RecordIO has no effect outside of"),
+    (file_system(ShuffleConfig={"Seed": 1}), "channel train: ShuffleConfig has no effect outside of Pipe mode"),
+    (
+        algorithm(
+            TrainingImageConfig={
+                "TrainingRepositoryAccessMode": "Platform",
+                "TrainingRepositoryAuthConfig": CREDENTIALS,
+            }
+        ),
+        "TrainingImageConfig has no effect",
+    ),
     ({"SessionChainingConfig": {"EnableSessionTagChaining": True}}, "SessionChainingConfig has no effect"),
     ({"VpcConfig": {"Subnets": ["s"], "SecurityGroupIds": ["g"]}}, "VpcConfig is accepted and has no effect"),
     (rules("DebugRuleConfigurations", S3OutputPath="s3://b/r"), "rule Loss: DebugRuleConfigurations.S3OutputPath has"),
@@ -121,6 +147,10 @@ SILENT = [
     algorithm(TrainingImageConfig={"TrainingRepositoryAccessMode": "Platform"}, EnableSageMakerMetricsTimeSeries=True),
     channel(InputMode="Pipe", RecordWrapperType="RecordIO", ShuffleConfig={"Seed": 1}),
     channel(RecordWrapperType="None"),
+    file_system(InputMode="File", CompressionType="None"),
+    {**algorithm(TrainingInputMode="Pipe"), **file_system(InputMode="File")},
+    {**algorithm(TrainingInputMode="FastFile"), **channel(source=MANIFEST, InputMode="File")},
+    algorithm(TrainingInputMode="FastFile"),  # nothing is fetched
     channel(source={"S3DataDistributionType": "ShardedByS3Key"}, ShuffleConfig={"Seed": 1}),
     {**algorithm(TrainingInputMode="Pipe"), **channel(ShuffleConfig={"Seed": 1})},
     rules("DebugRuleConfigurations", RuleParameters={"rule_to_invoke": "LossNotDecreasing"}),

@@ -7,6 +7,7 @@ import pytest
 
 from clary.contract.errors import WireError
 from clary.control.jobs import validation
+from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.members.member import Site
 from clary.testing.control_plane import request_of
 
@@ -74,6 +75,8 @@ CASES = [
     ({"ModelPackageConfig": {"x": 1}}, "ModelPackageConfig is not supported: the model registry"),
     ({"AlgorithmSpecification": None}, NULL_MEMBER.format("algorithmSpecification")),
     ({"ResourceConfig": None}, NULL_MEMBER.format("resourceConfig")),
+    ({"ResourceConfig": {}}, "ResourceConfig needs InstanceType and InstanceCount, or InstanceGroups."),
+    ({"AlgorithmSpecification": {}}, "You must specify either an AlgorithmName or a TrainingImage in your request."),
     ({"StoppingCondition": None}, NULL_MEMBER.format("stoppingCondition")),
     (algorithm(AlgorithmName="market"), "AlgorithmName is not supported: marketplace algorithms"),
     (
@@ -241,3 +244,9 @@ def test_what_will_not_do_what_it_says_is_warned_of_once(members, words):
 )
 def test_what_has_its_effect_is_not_warned_of(members):
     assert validation.warnings(request_of(**members), SITE) == ()
+
+
+def test_an_empty_stopping_condition_is_a_day():
+    request = request_of(StoppingCondition={})
+    validation.check(request, SITE)
+    assert JobRequest(request).max_runtime_s == 86_400

@@ -22,6 +22,11 @@ def _is_foreign_account(use: Use) -> bool:
     return len(parts) > ACCOUNT_PART and parts[ACCOUNT_PART] != use.site.account_id
 
 
+def _names_a_registry(use: Use) -> bool:
+    mode, credentials = use.value.get("TrainingRepositoryAccessMode"), use.value.get("TrainingRepositoryAuthConfig")
+    return mode == "Vpc" or bool(credentials)
+
+
 CREATE_TRAINING_JOB = (
     honoured("TrainingJobName", "name of the job; unique"),
     honoured("HyperParameters", "hyperparameters.json, SM_HPS and arguments of the program, byte for byte"),
@@ -39,8 +44,8 @@ CREATE_TRAINING_JOB = (
     without_effect(
         "AlgorithmSpecification.TrainingImageConfig",
         "TrainingImageConfig has no effect: no image is pulled from a registry, an environment of this machine runs",
-        when="TrainingRepositoryAccessMode Vpc",
-        holds=lambda use: use.value.get("TrainingRepositoryAccessMode") == "Vpc",
+        when="TrainingRepositoryAccessMode Vpc, or credentials of a registry",
+        holds=_names_a_registry,
     ),
     honoured(
         "RoleArn",

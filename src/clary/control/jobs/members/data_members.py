@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from clary.control.jobs.members.member import Use, honoured, not_here, refused, warned, without_effect
 
+CHANNEL = 1  # of what is around a member of a channel or of its source
 
-def _is_outside_of_pipe(use: Use) -> bool:
-    """Whether the channel that has the member is not read in Pipe mode."""
-    default = (use.request.get("AlgorithmSpecification") or {}).get("TrainingInputMode", "File")
-    return bool(use.holder.get("InputMode", default) != "Pipe")
+
+def with_modes(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request whose channels name the mode that they are read in: their own, or TrainingInputMode."""
+    default = (request.get("AlgorithmSpecification") or {}).get("TrainingInputMode")
+    channels = request.get("InputDataConfig")
+    if default is None or not channels:
+        return request
+    return {**request, "InputDataConfig": [{"InputMode": default, **channel} for channel in channels]}
+
+
+def _is_in(mode: str, use: Use) -> bool:
+    """Whether the channel around a member is read in a mode."""
+    return bool(use.around[CHANNEL].get("InputMode", "File") == mode)
 
 
 def _is_shuffled_for_nothing(use: Use) -> bool:
     """Whether a shuffle changes neither the order of a pipe nor the share of a host."""
     source = (use.holder.get("DataSource") or {}).get("S3DataSource") or {}
-    return _is_outside_of_pipe(use) and source.get("S3DataDistributionType") != "ShardedByS3Key"
+    return not _is_in("Pipe", use) and source.get("S3DataDistributionType") != "ShardedByS3Key"
 
 
 def _is_recordio_outside_of_pipe(use: Use) -> bool:
-    return use.value == "RecordIO" and _is_outside_of_pipe(use)
+    return use.value == "RecordIO" and not _is_in("Pipe", use)
+
+
+def _is_of_file_system(use: Use) -> bool:
+    return bool((use.holder.get("DataSource") or {}).get("FileSystemDataSource"))
 
 
 CHANNELS = (
@@ -30,6 +47,11 @@ CHANNELS = (
             "Channel {item!r}: S3DataType {value} is not supported; use S3Prefix.",
             when="AugmentedManifestFile and Converse",
             holds=lambda use: use.value not in ("S3Prefix", "ManifestFile"),
+        ),
+        refused(
+            "Channel {item!r}: FastFile takes S3Prefix only.",
+            when="ManifestFile in FastFile mode",
+            holds=lambda use: use.value == "ManifestFile" and _is_in("FastFile", use),
         ),
     ),
     honoured("InputDataConfig[].DataSource.S3DataSource.S3Uri", "what is fetched; something must be there"),
@@ -59,7 +81,15 @@ CHANNELS = (
         "Channel {item!r} needs exactly one of S3DataSource and FileSystemDataSource; it has DatasetSource.",
     ),
     honoured("InputDataConfig[].ContentType", "in inputdataconfig.json"),
-    honoured("InputDataConfig[].CompressionType", "Gzip: objects are unpacked"),
+    honoured(
+        "InputDataConfig[].CompressionType",
+        "Gzip: objects are unpacked",
+        warned(
+            "channel {item}: CompressionType {value} has no effect on a file system: files are as they are",
+            when="Gzip on a file system",
+            holds=lambda use: use.value != "None" and _is_of_file_system(use),
+        ),
+    ),
     honoured(
         "InputDataConfig[].RecordWrapperType",
         "RecordIO in Pipe mode: each object is a record",
@@ -71,7 +101,17 @@ CHANNELS = (
     ),
     honoured(
         "InputDataConfig[].InputMode",
-        "File, and Pipe",
+        "File, and Pipe; TrainingInputMode where a channel names none",
+        refused(
+            "Channel {item!r}: Pipe reads objects of an S3DataSource, and a file system is a folder: use File.",
+            when="Pipe on a file system",
+            holds=lambda use: use.value == "Pipe" and _is_of_file_system(use),
+        ),
+        warned(
+            "channel {item}: FastFile has no effect on a file system: it is read where it is mounted",
+            when="FastFile on a file system",
+            holds=lambda use: use.value == "FastFile" and _is_of_file_system(use),
+        ),
         warned(
             "channel {item}: FastFile is fetched whole before the start, like File",
             when="FastFile",

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from clary.control.jobs.members.create_table import CREATE_TRAINING_JOB
+from clary.control.jobs.members.data_members import with_modes
 from clary.control.jobs.members.member import Member, Outcome, Site, Use
 from clary.control.jobs.members.other_tables import (
     DELETE_TRAINING_JOB,
@@ -39,6 +40,7 @@ class Judgement:
 
 def judge(operation: str, request: Mapping[str, Any], site: Site) -> Judgement:
     """Return what the operation's table says of a request."""
+    request = with_modes(request)
     found: dict[Outcome, dict[str, None]] = {outcome: {} for outcome in Outcome}
     for member, steps in _with_rules(operation):
         for use in _uses(steps, request, site):
