@@ -11,6 +11,7 @@ CENT = 0.01
 NAMES = {
     "lost_to_restart": "lost to restart",
     "lost_to_failure": "lost to failure",
+    "lost_to_stop": "stopped, not kept",
     "idle_waiting": "waiting for others",
 }
 ENDS = (("num_reclaimed", "reclaimed"), ("num_restarted", "restarted"))

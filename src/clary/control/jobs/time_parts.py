@@ -32,6 +32,7 @@ class TimePart(StrEnum):
     PRODUCTIVE = "productive"  # the program ran, and what it did was kept
     LOST_TO_RESTART = "lost_to_restart"  # the program ran, and the next attempt began behind it
     LOST_TO_FAILURE = "lost_to_failure"  # the program ran, the job failed, and no checkpoint holds what it did
+    LOST_TO_STOP = "lost_to_stop"  # the program ran, the job was stopped, and no model or checkpoint holds what it did
     STALLED = "stalled"  # something of the job had failed, and the rest still ran
     CHECKPOINTING = "checkpointing"  # the program had ended, its last checkpoints were being stored
     STOPPING = "stopping"  # from the order to stop until everything has ended
@@ -59,8 +60,7 @@ class _Attempt:
 
     facts: Mapping[str, HostFacts]  # of each host, at its end or now
     ended_at: datetime | None = None  # when an attempt that ended early was gone
-    is_early: bool = False  # whether the job goes on, or would have gone on, behind it
-    has_failed: bool = False  # whether it is the last one of a job that failed
+    loss: TimePart | None = None  # what becomes of time that no checkpoint holds; None: all that it did is kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +113,18 @@ def _end_of(job: TrainingJob, now: datetime) -> datetime:
 
 
 def _attempts(job: TrainingJob) -> list[_Attempt]:
-    past = [_Attempt(facts=attempt.hosts, ended_at=attempt.ended_at, is_early=True) for attempt in job.past_attempts]
+    restart = TimePart.LOST_TO_RESTART
+    past = [_Attempt(facts=attempt.hosts, ended_at=attempt.ended_at, loss=restart) for attempt in job.past_attempts]
     facts = {name: record.facts for name, record in job.hosts.items()}
-    has_failed = job.end_cause is EndCause.FAILURE
-    return [*past, _Attempt(facts=facts, is_early=job.ending is not None, has_failed=has_failed)]
+    return [*past, _Attempt(facts=facts, loss=restart if job.ending is not None else _loss(job))]
+
+
+def _loss(job: TrainingJob) -> TimePart | None:
+    """Return what the unsaved time of the last attempt is lost to; a job that still stops may yet store its model."""
+    if job.end_cause is EndCause.FAILURE:
+        return TimePart.LOST_TO_FAILURE
+    is_stopped = job.is_terminal and job.end_cause is not EndCause.SUCCESS
+    return TimePart.LOST_TO_STOP if is_stopped and job.model_artifacts_uri is None else None
 
 
 def _host_names(job: TrainingJob, attempts: list[_Attempt]) -> list[str]:
@@ -190,14 +198,14 @@ def _running(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
     failures = [at for other in piece.attempt.facts.values() if (at := _failure_time(other)) and at < piece.end]
     productive_until = min([_program_end(facts) or piece.end, piece.end, *failures])
     kept_until = productive_until
-    if piece.attempt.is_early or piece.attempt.has_failed:
+    if piece.attempt.loss is not None:
         kept_until = min(productive_until, _committed_at(piece.attempt) or piece.start)
     meeting = _met_at(facts, piece.attempt, began_at=piece.start, until=min([piece.end, *failures]))
     met_at = min(productive_until, meeting or piece.start)
     marks = (
         (met_at, TimePart.RENDEZVOUS),
         (kept_until, TimePart.PRODUCTIVE),
-        (productive_until, TimePart.LOST_TO_RESTART if piece.attempt.is_early else TimePart.LOST_TO_FAILURE),
+        (productive_until, piece.attempt.loss or TimePart.PRODUCTIVE),
     )
     if failures:
         yield from _cut(piece, *marks, rest=TimePart.STALLED)

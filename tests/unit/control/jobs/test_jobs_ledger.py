@@ -11,7 +11,7 @@ from job_script import PLAN, Script, at, exit_of
 from clary.contract.agent_protocol import CheckpointFacts, HostFacts, HostPhase, Report
 from clary.contract.errors import Fault
 from clary.contract.plain import from_plain, to_plain
-from clary.contract.statuses import SecondaryStatus
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events, transitions
 from clary.control.jobs.ledger import ledger
 from clary.control.jobs.time_parts import TimePart, cut_time
@@ -239,6 +239,23 @@ def test_a_job_that_is_stopped_is_stopping_until_every_host_has_ended():
     story.wait(6).exit("algo-2", 143, killed=True)
     assert story.parts("algo-1") == [("productive", 30), ("stopping", 2), ("idle_waiting", 6)]
     assert story.parts("algo-2") == [("productive", 30), ("stopping", 8)]
+
+
+@pytest.mark.parametrize("cause", [EndCause.STOP_REQUESTED, EndCause.MAX_RUNTIME, EndCause.MAX_WAIT, EndCause.RULE])
+def test_what_a_stopped_job_kept_nowhere_was_not_productive(cause):
+    def stopped(*, uploaded=(), committed=None):
+        kept = {} if committed is None else {"checkpoints": CheckpointFacts(set_number=1, committed_at=at(committed))}
+        story = Story().run().wait(30).send(events.StopWanted(cause=cause, grace_s=120)).wait(2)
+        story.exit(code=143, killed=True, **kept)
+        assert story.parts()[0] == ("productive", 30), "while it stops, its model may yet come"
+        return story.wait(1).done(uploaded=uploaded, **kept)
+
+    story = stopped()
+    assert story.job.status is TrainingJobStatus.STOPPED
+    assert story.parts()[0] == ("lost_to_stop", 30)
+    assert story.ledger().goodput == 0
+    assert stopped(committed=22).parts()[:2] == [("productive", 22), ("lost_to_stop", 8)]
+    assert stopped(uploaded=("s3://bucket/job/output/model.tar.gz",)).parts()[0] == ("productive", 30)
 
 
 def test_attempts_whose_hosts_are_on_record_no_more_count_as_lost():

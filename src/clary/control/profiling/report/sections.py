@@ -32,6 +32,7 @@ TIME_PARTS = (
     "productive",
     "lost_to_restart",
     "lost_to_failure",
+    "lost_to_stop",
     "checkpointing",
     "rendezvous",
     "downloading",

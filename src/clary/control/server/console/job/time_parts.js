@@ -10,6 +10,7 @@ const PARTS = {
   rendezvous: ["Rendezvous", "rendezvous"],
   lost_to_restart: ["Lost to a restart", "lost"],
   lost_to_failure: ["Lost to the failure", "lost"],
+  lost_to_stop: ["Lost: stopped, nothing kept", "lost"],
   stalled: ["Stalled", "stalled"],
   checkpointing: ["Storing checkpoints", "checkpointing"],
   stopping: ["Stopping", "stopping"],
