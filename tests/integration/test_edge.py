@@ -13,13 +13,17 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
+from aiohttp import web
 from botocore.config import Config
+from program_jobs import run, script_request, start
 from running_service import start_service
-from test_clients_boto3 import raw_request
+from test_clients_boto3 import Clients, job_request, log_of, raw_request, unique, wait
 from test_hostile_input import signed_bytes, status_of
 
 from clary.control.engines.local import relay
-from clary.control.server.edge.connections import HEAD_DEADLINE_S
+from clary.control.server.edge import connections
+from clary.control.server.edge.connection_table import ConnectionTable
+from clary.control.server.edge.connections import HEAD_DEADLINE_S, GuardedServer
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
 
@@ -72,6 +76,11 @@ def memory_of(service):
     pid = json.loads((service.home / "run" / "service.json").read_text())["pid"]
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) * 1024
+
+
+def num_files_of(service):
+    pid = json.loads((service.home / "run" / "service.json").read_text())["pid"]
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +161,113 @@ def test_the_answer_to_a_refused_body_says_that_the_connection_ends(address):
         assert answer.read()
     finally:
         connection.close()
+
+
+def test_connections_that_never_say_a_word_end_at_the_deadline(service, address):
+    before = num_files_of(service)
+    with contextlib.ExitStack() as opened, Watch(address) as watch:
+        began_s = time.monotonic()
+        silent = [opened.enter_context(socket.create_connection(address, timeout=60)) for _ in range(400)]
+        for one in silent:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(100) == b""
+        assert HEAD_DEADLINE_S - 1 < time.monotonic() - began_s < HEAD_DEADLINE_S + 15
+        end_s = time.monotonic() + 10
+        while num_files_of(service) > before + 50 and time.monotonic() < end_s:
+            time.sleep(0.1)
+        assert num_files_of(service) <= before + 50, "theirs are given back"
+    assert (watch.failed, watch.slowest_s < SLOWEST_S) == (0, True)
+
+
+def test_answers_that_nobody_reads_are_not_heaped_up(service, address):
+    before = memory_of(service)
+    asked = b"GET /clary/v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
+    with contextlib.ExitStack() as opened, Watch(address) as watch:
+        deaf = [opened.enter_context(socket.create_connection(address, timeout=5)) for _ in range(8)]
+        num_sent = 0
+        for one in deaf:
+            one.settimeout(0.3)
+            with contextlib.suppress(OSError):  # it takes no more, or ends it: both will do
+                for _ in range(200):
+                    one.sendall(asked)
+                    num_sent += 1
+        time.sleep(2)
+        assert memory_of(service) - before < 48 * MIB, num_sent
+    assert num_sent < 8 * 200, "the service rests while its answers lie unread"
+    assert (watch.failed, watch.slowest_s < SLOWEST_S) == (0, True)
+
+
+async def test_an_answer_that_nobody_takes_ends_at_its_deadline(monkeypatch):
+    monkeypatch.setattr(connections, "ANSWER_DEADLINE_S", 0.5)
+
+    async def answer(request):
+        return web.Response(body=b"x" * (32 * MIB))
+
+    table = ConnectionTable(8)
+    runner = web.ServerRunner(GuardedServer(answer, table=table))
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]
+        began_s = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port)) as deaf:
+            deaf.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while not len(table) and time.monotonic() - began_s < 10:
+                await asyncio.sleep(0.01)
+            while len(table) and time.monotonic() - began_s < 10:
+                await asyncio.sleep(0.05)
+        assert len(table) == 0
+        assert 0.4 < time.monotonic() - began_s < 10
+    finally:
+        await runner.cleanup()
+
+
+# Asks without a key, as fast as four threads can, through the relay of the job's host.
+FLOOD = """
+import http.client, os, threading, time
+from urllib.parse import urlsplit
+
+place = urlsplit(os.environ["AWS_ENDPOINT_URL"])
+body, end_s, answers = b"[" + b"[]," * 2_700_000 + b"[]]", time.monotonic() + 10, []
+
+def attack():
+    while time.monotonic() < end_s:
+        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+        try:
+            connection.request("POST", "/clary/v1/session", body, {"Content-Type": "application/json"})
+            answers.append(connection.getresponse().status)
+        except OSError:
+            answers.append(0)
+        finally:
+            connection.close()
+
+print("begins", flush=True)
+threads = [threading.Thread(target=attack) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print("answers", len(answers), sorted(set(answers)), flush=True)
+"""
+
+
+@pytest.mark.clients
+def test_megabytes_of_json_from_a_job_hold_nobody_up(service, address):
+    aws = Clients(service)
+    other = start(aws, job_request(unique("beside"), "for n in $(seq 300); do echo line $n; sleep 0.05; done"))
+    before = memory_of(service)
+    with Watch(address) as watch:
+        request = script_request(aws, unique("flood"), {"train.py": FLOOD})
+        described = run(aws, request, timeout_s=120)
+        taken = memory_of(service) - before
+    assert described["TrainingJobStatus"] == "Completed", described
+    (said,) = [line for line in log_of(aws, request["TrainingJobName"]) if line.startswith("answers ")]
+    statuses = set(json.loads(said.split(" ", 2)[2]))
+    assert statuses <= {0, 401, 403, 413}, said
+    assert int(said.split()[1]) > 8, said
+    assert (watch.failed, watch.slowest_s < SLOWEST_S) == (0, True), watch.slowest_s
+    assert taken < 96 * MIB
+    assert wait(aws, other)["TrainingJobStatus"] == "Completed"
+    assert [line for line in log_of(aws, other) if line.startswith("line ")] == [f"line {n + 1}" for n in range(300)]
 
 
 def test_headers_that_come_one_at_a_time_end_at_the_deadline(address):
