@@ -19,9 +19,13 @@ from host_world import HostWorld, eventually, pids_with
 from clary.agent.environments import requirements
 from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
+from clary.agent.host import first_process
+from clary.agent.host.cgroups import CgroupTree, HostCgroup
 from clary.agent.host.interpreter_folders import interpreter_binds
+from clary.agent.metrics.memory_watch import watch_memory
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment
+from clary.control.jobs.verdicts import Verdict, judge
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -113,7 +117,7 @@ class Lab:
             self.image,
             source / "requirements.txt",
             self.caches,
-            world=InstallationWorld(sandbox=sandbox, proxies={}, is_offline=index is None),
+            world=InstallationWorld(sandbox=sandbox, watch_memory=watch_memory, proxies={}, is_offline=index is None),
             machine=machine,
             **options,
         )
@@ -312,6 +316,37 @@ def test_the_memory_limit_of_the_host_holds_for_builds_and_is_named(lab: Lab) ->
         lab.prepare(lab.source("return len(bytearray(2 * 1024**3))"), memory_bytes=limit)
 
 
+class FakeMachineWithoutCgroups(CgroupTree):
+    """What a user without any right to cgroups sees."""
+
+    def mountinfo(self):
+        return ""
+
+    def membership(self):
+        return ""
+
+
+GREEDY = """
+import time
+kept = []
+while len(kept) < 150:
+    kept.append(bytearray(b"x" * (8 << 20)))
+    time.sleep(0.005)
+return len(kept)
+"""
+
+
+def test_without_a_cgroup_builds_are_watched_and_ended_at_the_memory_limit(lab: Lab, monkeypatch) -> None:
+    create, tree = HostCgroup.create, FakeMachineWithoutCgroups()
+    make = lambda name, resources: create(name, resources, tree=tree)  # noqa: E731
+    monkeypatch.setattr(first_process.HostCgroup, "create", make)
+    with pytest.raises(AgentError, match=r"cannot be installed: OutOfMemory: algo-1 used 0\.\d+ GiB") as caught:
+        lab.prepare(lab.source(GREEDY), memory_bytes=256 * 1024 * 1024)
+    assert "its memory limit is 0.25 GiB, and all its processes were ended: python" in caught.value.message
+    judgement = judge(caught.value.fault, caught.value.message)
+    assert (judgement.verdict, judgement.is_retryable) == (Verdict.MEMORY, False)
+
+
 def test_a_stop_ends_the_host_of_an_installation(lab: Lab) -> None:
     source = lab.source("import time; time.sleep(3600)")
     stop = threading.Event()
@@ -350,7 +385,7 @@ return {}
     lab.module.write_text("SLOW = 1\n")
     source = lab.source(attack)
     sandbox = lab.world.sandbox(hidden_folders=(str(lab.home),), binds=lab.interpreter)
-    world = InstallationWorld(sandbox=sandbox, proxies={}, is_offline=True)
+    world = InstallationWorld(sandbox=sandbox, watch_memory=watch_memory, proxies={}, is_offline=True)
     machine = {"PATH": os.environ["PATH"], "HOME": str(lab.home), "PIP_NO_INDEX": "1"}
     arguments = (lab.image, source / "requirements.txt", lab.caches)
     pickled = pickle.dumps((arguments, {"world": world, "machine": machine})).hex()

@@ -5,12 +5,15 @@ import resource
 from pathlib import Path
 
 import pytest
-from host_world import DEADLINE_S, HostWorld, python, shell
+from host_world import DEADLINE_S, HostWorld, eventually, python, shell
 
 from clary.agent.host import first_process
 from clary.agent.host.cgroups import CgroupTree, HostCgroup
+from clary.agent.host.host_command import run_in_host
 from clary.agent.host.process_limits import process_limits
+from clary.agent.metrics.memory_watch import watch_memory
 from clary.agent.supervisor.host_program import HostProgram
+from clary.agent.supervisor.rule_world import RulesHost
 from clary.contract.errors import Fault
 
 MIB = 1024 * 1024
@@ -52,10 +55,8 @@ def host_program(world, *processes, memory_bytes):
     program, listener = world.start(*processes, sandbox=sandbox)
     return listener, HostProgram(
         program,
-        name="algo-1",
+        sandbox,
         num_processes=len(processes),
-        resources=sandbox.resources,
-        has_own_shared_memory=world.mode != "plain",
         places={},
         feeders=(),
     )
@@ -84,6 +85,30 @@ def test_program_without_a_cgroup_is_ended_at_its_memory_limit(world):
     assert "its memory limit is 0.15 GiB" in trouble.message
     assert "(rank 0)" in trouble.message
     program.close()
+
+
+def test_command_without_a_cgroup_is_ended_at_its_memory_limit(world):
+    sandbox = world.sandbox(memory_bytes=150 * MIB)
+    result = run_in_host(python(GROWING), sandbox, check=lambda: None, watch_memory=watch_memory)
+    assert result.exit_code != 0
+    assert result.starved.startswith("OutOfMemory: algo-1 used 0.")
+    assert "its memory limit is 0.15 GiB" in result.starved
+    assert "python" in result.starved
+
+
+def test_command_without_a_cgroup_within_its_limit_is_left_alone(world):
+    command = python("x = bytearray(b'x' * (40 << 20)); print(len(x))")
+    result = run_in_host(command, world.sandbox(memory_bytes=150 * MIB), check=lambda: None, watch_memory=watch_memory)
+    assert (result.exit_code, result.output.strip(), result.starved) == (0, str(40 << 20), "")
+
+
+def test_rules_without_a_cgroup_are_ended_at_their_memory_limit(world):
+    sandbox = world.sandbox(memory_bytes=150 * MIB)
+    program, _ = world.start(python(GROWING), sandbox=sandbox)
+    rules = RulesHost(program, sandbox)
+    eventually(rules.exits)
+    assert rules.out_of_memory().startswith("OutOfMemory: rules on algo-1 used 0.")
+    rules.close()
 
 
 def test_program_without_a_cgroup_within_its_limit_is_left_alone(world):

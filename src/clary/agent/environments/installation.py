@@ -33,7 +33,7 @@ from clary.agent.environments.package_index import (
     with_credentials,
 )
 from clary.agent.environments.requirement_files import RequirementFiles
-from clary.agent.host.host_command import CommandResult, run_in_host
+from clary.agent.host.host_command import CommandResult, WatchMemory, run_in_host
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Isolation
@@ -62,11 +62,13 @@ class InstallationWorld:
 
     Attributes:
         sandbox: the program's host, with the binds that every program needs; folders are put in its place.
+        watch_memory: keeps the host's memory limit where the kernel does not.
         proxies: variables that name the host's way out; for hosts of their own.
         is_offline: whether the host has no way out.
     """
 
     sandbox: Sandbox
+    watch_memory: WatchMemory
     proxies: Mapping[str, str]
     is_offline: bool
 
@@ -232,7 +234,7 @@ class Installation:
         if self.world.is_isolated:
             (self.cache_folder / _CACHE).mkdir(parents=True, exist_ok=True)
             sandbox = replace(sandbox, binds=(*sandbox.binds, *self._owners_binds(process.environment), *binds))
-        return run_in_host(process, sandbox, check=self.check)
+        return run_in_host(process, sandbox, check=self.check, watch_memory=self.world.watch_memory)
 
     def _owners_binds(self, variables: Mapping[str, str]) -> tuple[Bind, ...]:
         """Return what of the owner's an installer needs to see: itself, its settings, certificates, local packages."""

@@ -6,8 +6,10 @@ it. The host is ended before the answer is given, so nothing of the command runs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
@@ -26,33 +28,58 @@ class CommandResult:
 
     exit_code: int  # 128 and the signal's number for one that a signal ended
     output: str  # the last `KEPT_BYTES` of standard output and standard error
-    starved: str = ""  # a sentence, if the host's memory limit killed a process
+    starved: str = ""  # a sentence, if the host's memory limit killed a process, or the whole host
 
 
-def run_in_host(process: ProcessSpec, sandbox: Sandbox, *, check: Callable[[], None]) -> CommandResult:
+class Watch(Protocol):
+    """Looks after a host until it is stopped."""
+
+    def stop(self) -> None:
+        """End the watch; harmless when repeated."""
+
+
+# Begins to watch what a host's program uses of memory, where the kernel does not keep the limit; else returns None.
+# The last argument is called once, from a thread of the watch, with what to say of an excess.
+WatchMemory = Callable[[Program, Sandbox, Callable[[str], None]], Watch | None]
+
+
+def run_in_host(
+    process: ProcessSpec, sandbox: Sandbox, *, check: Callable[[], None], watch_memory: WatchMemory
+) -> CommandResult:
     """Make a host, run one command in it, end the host.
 
     Args:
         process: the command.
         sandbox: the host; with plain processes the command runs as one.
         check: called often; what it raises ends the command.
+        watch_memory: keeps the host's memory limit where the kernel does not; an excess ends the command.
     Raises: AgentError: the host could not be made, or ended before the command did.
     """
     tail = _Tail()
-    with Program.start((process,), sandbox, on_output=tail.add) as program:
-        while (result := program.wait(_POLL_S)) is None:
+    excesses: list[str] = []
+    with Program.start((process,), sandbox, on_output=tail.add) as program, ExitStack() as stack:
+        watch = watch_memory(program, sandbox, excesses.append)
+        if watch is not None:
+            stack.callback(watch.stop)
+        while (result := program.wait(_POLL_S)) is None and not excesses:
             check()
-    if result.lost_why and not result.oom_kills:
+        if result is None:
+            program.kill()
+            result = program.wait(0.0)
+            assert result is not None, "kill returns when the processes are gone"
+    if result.lost_why and not result.oom_kills and not excesses:
         raise AgentError(f"{process.argv[0]} on {sandbox.hostname}: {result.lost_why}", retryable=True)
     (end,) = result.exits
     return CommandResult(
         exit_code=end.exit_code if end.exit_code is not None else _SIGNAL_CODE + (end.signal or 0),
         output=tail.text(),
-        starved=_starved(result.oom_kills, sandbox.resources.memory_bytes),
+        starved=_starved(excesses, result.oom_kills, sandbox.resources.memory_bytes),
     )
 
 
-def _starved(oom_kills: int, memory_bytes: int | None) -> str:
+def _starved(excesses: Sequence[str], oom_kills: int, memory_bytes: int | None) -> str:
+    if excesses:
+        return f"{OUT_OF_MEMORY}: {excesses[0]}"
     if not oom_kills or memory_bytes is None:
         return ""
     return (

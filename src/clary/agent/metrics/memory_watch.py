@@ -1,9 +1,10 @@
 """Ends a host that uses more memory than it may, where no cgroup can do it.
 
-Where: `HostProgram` starts one for a program whose limit the kernel does not keep; policy is `memory_policy`'s. What a
-host uses are the pages that its processes have to themselves, shared ones once, swap included, and what lies in its
-own /dev/shm. Pages of files do not count: the kernel takes them back by itself. This is a limit for programs that
-mean no harm: memory that is held without being mapped (a memfd) is not seen.
+Where: whoever starts a program of strangers calls `watch_memory`: the supervisor for the job's program and its rules,
+installations by way of `host_command`. Policy is `memory_policy`'s. What a host uses are the pages that its processes
+have to themselves, shared ones once, swap included, and what lies in its own /dev/shm. Pages of files do not count: the
+kernel takes them back by itself. This is a limit for programs that mean no harm: memory that is held without being
+mapped (a memfd) is not seen.
 Source: proc(5) for smaps_rollup and statm.
 """
 
@@ -17,8 +18,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from clary.agent.host.program import Program
+from clary.agent.host.sandbox import Sandbox
 from clary.agent.metrics.memory_policy import ProcessUse, excess_in_words, needs_exact, pause_s
 from clary.agent.metrics.process_table import ProcessTable
+from clary.contract.launch_plan import Isolation
 
 _MAX_OPEN_FILES = 128  # of an agent's 1024; the table of what is measured has most of the others
 _KIB = 1024
@@ -108,6 +112,28 @@ class MemoryWatch:
             uses.append(ProcessUse(0, "files in /dev/shm", None, in_files))
         # Files of /dev/shm that are mapped as well count once.
         return own + max(shared, in_files), uses
+
+
+def watch_memory(program: Program, sandbox: Sandbox, on_excess: Callable[[str], None]) -> MemoryWatch | None:
+    """Begin to watch what a host uses where the kernel does not keep its limit; None where it does, or there is none.
+
+    Args:
+        on_excess: as for `MemoryWatch`.
+    """
+    limit_bytes = sandbox.resources.memory_bytes
+    if limit_bytes is None or program.is_memory_limited or not program.init_pid:
+        return None
+    watch = MemoryWatch(
+        sandbox.hostname,
+        first_pid=program.init_pid,
+        ranks=program.ranks_by_pid(),
+        limit_bytes=limit_bytes,
+        advice=sandbox.resources.memory_advice,
+        has_own_shared_memory=sandbox.isolation is Isolation.NAMESPACES,
+        on_excess=on_excess,
+    )
+    watch.start()
+    return watch
 
 
 def parse_own_pages(text: bytes) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import threading
 import time
 from collections import deque
@@ -42,10 +43,13 @@ logger = logging.getLogger(__name__)
 
 
 class RuleHost(Protocol):
-    """What runs the processes; `agent.host.program.Program` is one."""
+    """What runs the processes; `supervisor.rule_world.RulesHost` is one."""
 
     def exits(self) -> tuple[ProcessExit, ...]:
         """Return the exits so far; `local_rank` says whose each is."""
+
+    def out_of_memory(self) -> str:
+        """Return what there is to say of the memory limit where that has ended processes; else nothing."""
 
     def close(self) -> None:
         """End what is left and clean up."""
@@ -239,10 +243,18 @@ class RuleProcesses:
                 self._end_rule(index, status, details)
             elif ended is not None:
                 del self._running[process]
-                how = f"exit code {ended.exit_code}" if ended.signal is None else f"signal {ended.signal}"
-                last = self._last_lines[index][-1].decode("utf-8", "replace") if self._last_lines[index] else ""
-                self._end_rule(index, RuleStatus.ERROR, f"its process ended with {how}" + (f": {last}" if last else ""))
+                self._end_rule(index, RuleStatus.ERROR, self._why_ended(index, ended))
         self._publish()
+
+    def _why_ended(self, index: int, ended: ProcessExit) -> str:
+        """Return why a rule's process ended before it had a status."""
+        assert self._host is not None
+        starved = self._host.out_of_memory() if ended.signal == signal.SIGKILL else ""
+        if starved:
+            return starved
+        how = f"exit code {ended.exit_code}" if ended.signal is None else f"signal {ended.signal}"
+        last = self._last_lines[index][-1].decode("utf-8", "replace") if self._last_lines[index] else ""
+        return f"its process ended with {how}" + (f": {last}" if last else "")
 
     def _status(self, index: int) -> tuple[RuleStatus | None, str]:
         data = self._world.read((str(index), "status.json"), _MAX_STATUS_BYTES)

@@ -11,11 +11,11 @@ from pathlib import Path
 from clary.agent.channels import PipeFeeder
 from clary.agent.disk_space import free_bytes
 from clary.agent.host.program import Program
-from clary.agent.metrics.memory_watch import MemoryWatch
+from clary.agent.host.sandbox import Sandbox
+from clary.agent.metrics.memory_watch import watch_memory
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.errors import AgentError, ClaryError, Fault
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
-from clary.contract.launch_plan import Resources
 
 _POLL_S = 0.1  # longest time until the exit of one process among several is noticed
 _MIB = 1024 * 1024
@@ -28,11 +28,9 @@ class HostProgram:
     """The program of one host, as `steps.RunningProgram` describes it.
 
     Args:
-        name: of the host.
         program: what runs.
+        sandbox: its host, whose memory limit is kept by a watch where the kernel does not.
         num_processes: how many processes it was started with.
-        resources: of the host; its memory limit is kept by a watch where the kernel does not.
-        has_own_shared_memory: whether the host's /dev/shm is its own.
         places: where the host's files lie, by the names that its program knows them by.
         feeders: feed the program's pipes; when one fails, the program is ended.
     """
@@ -40,23 +38,20 @@ class HostProgram:
     def __init__(
         self,
         program: Program,
+        sandbox: Sandbox,
         *,
-        name: str,
         num_processes: int,
-        resources: Resources,
-        has_own_shared_memory: bool,
         places: Mapping[str, Path],
         feeders: Sequence[PipeFeeder],
     ) -> None:
         self.num_processes = num_processes
         self._program = program
-        self._resources = resources
-        self._has_own_shared_memory = has_own_shared_memory
+        self._resources = sandbox.resources
         self._places = dict(places)
         self._feeders = feeders
         self._seen: set[ProcessExit] = set()
         self._trouble: ClaryError | None = None
-        self._watch = self._watch_memory(name)
+        self._watch = watch_memory(program, sandbox, self._end_for_excess)
 
     @property
     def init_pid(self) -> int | None:
@@ -136,23 +131,6 @@ class HostProgram:
         self._program.close()
         for feeder in self._feeders:
             feeder.stop()
-
-    def _watch_memory(self, name: str) -> MemoryWatch | None:
-        """Watch what the host uses where the kernel does not keep its limit."""
-        limit_bytes = self._resources.memory_bytes
-        if limit_bytes is None or self._program.is_memory_limited or not self._program.init_pid:
-            return None
-        watch = MemoryWatch(
-            name,
-            first_pid=self._program.init_pid,
-            ranks=self._program.ranks_by_pid(),
-            limit_bytes=limit_bytes,
-            advice=self._resources.memory_advice,
-            has_own_shared_memory=self._has_own_shared_memory,
-            on_excess=self._end_for_excess,
-        )
-        watch.start()
-        return watch
 
     def _end_for_excess(self, words: str) -> None:
         """End the program for the memory it uses; comes from the watch's thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -14,10 +15,14 @@ from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.launchers import LaunchContext
+from clary.agent.metrics.memory_watch import watch_memory
 from clary.agent.object_store import ObjectStore
 from clary.agent.rules.rule_processes import RULES_FOLDER, RuleWorld
 from clary.agent.supervisor.small_files import read_start
+from clary.contract.agent_protocol import ProcessExit
 from clary.contract.cgroup_names import rules_cgroup_name
+from clary.contract.errors import AgentError
+from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.contract.job_rules import host_end
 from clary.contract.launch_plan import Isolation, LaunchPlan, Resources
 from clary.contract.ml_tree import MlTree
@@ -25,6 +30,8 @@ from clary.contract.ml_tree import MlTree
 _DEFAULT_TENSORS = "output/tensors"
 _MEMORY_SHARE = 4  # rules get this part of the host's memory
 _LEAST_MEMORY_BYTES = 1024**3
+_MIB = 1024**2
+_ADVICE = "rules have a quarter of their host's memory, at least 1 GiB: let them keep less of what they read"
 _MAX_CPUS = 1.0  # beside a program that wants all there are
 _STORE_ATTEMPTS = 4
 _CLOCKS_APART_S = 2.0  # that another host's clock may be behind, beyond the time that preparing takes
@@ -36,6 +43,8 @@ _VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "",
     "USE_SMDEBUG": "0",
 }
+
+logger = logging.getLogger(__name__)
 
 
 def make_rule_world(
@@ -99,9 +108,46 @@ def _tensors_uri(plan: LaunchPlan) -> str:
 
 def _start(
     sandbox: Sandbox, folder: Path, processes: Sequence[ProcessSpec], on_output: Callable[[int, bytes], None]
-) -> Program:
+) -> RulesHost:
     (folder / "host").mkdir(parents=True, exist_ok=True)
-    return Program.start(processes, sandbox, on_output=on_output)
+    return RulesHost(Program.start(processes, sandbox, on_output=on_output), sandbox)
+
+
+class RulesHost:
+    """The host of the rules, ended where it uses more memory than it may; see `rule_processes.RuleHost`."""
+
+    def __init__(self, program: Program, sandbox: Sandbox) -> None:
+        self._program = program
+        self._limit_bytes = sandbox.resources.memory_bytes
+        self._excess = ""
+        self._watch = watch_memory(program, sandbox, self._end_for_excess)
+
+    def exits(self) -> tuple[ProcessExit, ...]:
+        """Return the exits so far."""
+        return self._program.exits()
+
+    def out_of_memory(self) -> str:
+        """Say that the memory limit ended processes; empty if it did not."""
+        if self._excess:
+            return self._excess
+        result = self._program.wait(0.0)
+        if result is None or not result.oom_kills or self._limit_bytes is None:
+            return ""
+        return f"{OUT_OF_MEMORY}: the rules' memory limit of {self._limit_bytes // _MIB} MiB was reached; {_ADVICE}"
+
+    def close(self) -> None:
+        """End what is left and clean up."""
+        if self._watch is not None:
+            self._watch.stop()
+        self._program.close()
+
+    def _end_for_excess(self, words: str) -> None:
+        """End all rules; comes from the watch's thread."""
+        self._excess = f"{OUT_OF_MEMORY}: rules on {words}"
+        try:
+            self._program.kill()
+        except AgentError as error:
+            logger.error("rules: %s", error.message)
 
 
 def _resources(host: Resources) -> Resources:
@@ -109,5 +155,5 @@ def _resources(host: Resources) -> Resources:
     if memory_bytes is not None:
         memory_bytes = min(memory_bytes, max(_LEAST_MEMORY_BYTES, memory_bytes // _MEMORY_SHARE))
     return replace(
-        host, num_cpus=min(_MAX_CPUS, host.num_cpus), memory_bytes=memory_bytes, memory_advice="", gpu_indices=()
+        host, num_cpus=min(_MAX_CPUS, host.num_cpus), memory_bytes=memory_bytes, memory_advice=_ADVICE, gpu_indices=()
     )

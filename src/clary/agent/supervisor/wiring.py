@@ -36,6 +36,7 @@ from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
 from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
+from clary.agent.metrics.memory_watch import watch_memory
 from clary.agent.object_store import ObjectStore
 from clary.agent.rules.rule_processes import RuleWorld
 from clary.agent.supervisor.clues import read_records
@@ -252,10 +253,8 @@ class HostSteps:
             raise
         return HostProgram(
             program,
-            name=self._host.name,
+            sandbox,
             num_processes=len(processes),
-            resources=sandbox.resources,
-            has_own_shared_memory=sandbox.isolation is Isolation.NAMESPACES,
             places=self._disk_places(),
             feeders=feeders,
         )
@@ -270,10 +269,15 @@ class HostSteps:
                 raise AgentError(f"{process.argv[0]} did not answer within {_ASK_LIMIT_S:g} s")
 
         try:
-            return run_in_host(process, self._sandbox(self._binds(self._environment)), check=check).output
+            sandbox = self._sandbox(self._binds(self._environment))
+            result = run_in_host(process, sandbox, check=check, watch_memory=watch_memory)
+            why = result.starved
         except AgentError as error:
-            self._note([f"what {process.argv[0]} is could not be found out: {error.message}"])
-            return ""
+            why = error.message
+        if not why:
+            return result.output
+        self._note([f"what {process.argv[0]} is could not be found out: {why}"])
+        return ""
 
     def _brings_wandb_key(self) -> bool:
         """Whether the code has the file that `wandb.sagemaker_auth` writes into it."""
@@ -431,6 +435,7 @@ class HostSteps:
         own_network = plan.network.namespace_paths.get(self._host.name)
         return InstallationWorld(
             sandbox=self._sandbox(binds),
+            watch_memory=watch_memory,
             proxies={name: value for name, value in variables.items() if name.lower() in PROXY_VARIABLES},
             is_offline=plan.isolation is Isolation.NAMESPACES
             and (plan.network_isolation or (plan.proxy_url is None and own_network is not None)),

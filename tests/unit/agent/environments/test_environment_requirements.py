@@ -24,6 +24,7 @@ from clary.agent.environments.package_index import local_folders, uv_index_varia
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
 from clary.agent.host import kernel
 from clary.agent.host.sandbox import Sandbox
+from clary.agent.metrics.memory_watch import watch_memory
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment, Isolation, Resources
 
@@ -106,7 +107,7 @@ def plain_world(folder: Path) -> InstallationWorld:
         resources=Resources(num_cpus=1.0, memory_bytes=None),
         cgroup_name=f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}",
     )
-    return InstallationWorld(sandbox=sandbox, proxies={}, is_offline=False)
+    return InstallationWorld(sandbox=sandbox, watch_memory=watch_memory, proxies={}, is_offline=False)
 
 
 def evaluate(prepared: PreparedEnvironment, expression: str) -> str:
@@ -229,8 +230,8 @@ def test_rest_to_which_a_host_that_ends_still_writes_is_removed(
 
     def write() -> None:
         for number in range(5_000):
-            under.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # of a folder that is removed meanwhile, or its parent
+                under.mkdir(parents=True, exist_ok=True)
                 (under / str(number)).touch()
             writing.set()
         has_ended.set()

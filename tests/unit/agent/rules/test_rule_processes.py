@@ -30,6 +30,7 @@ class FakeRuleHost:
 
     def __init__(self):
         self.ended = []
+        self.starved = ""
         self.is_closed = False
         self.processes = None
         self.on_output = None
@@ -40,6 +41,9 @@ class FakeRuleHost:
 
     def exits(self):
         return tuple(self.ended)
+
+    def out_of_memory(self):
+        return self.starved
 
     def close(self):
         self.is_closed = True
@@ -171,6 +175,19 @@ def test_a_rule_that_crashes_is_an_error_with_its_last_line(setup, run):
     assert setup.last()[1:] == [
         ("Error", "its process ended with exit code 1: MemoryError: no"),
         ("Error", "its process ended with signal 9"),
+    ]
+
+
+def test_a_rule_that_the_memory_limit_has_killed_says_so_and_one_that_ended_by_itself_does_not(setup, run):
+    setup.host.starved = "OutOfMemory: rules on algo-1 used 1.02 GiB"
+    rules = run(plan("a"), plan("b"))
+    setup.wait_until_started()
+    setup.host.end(0, code=None, signal=9)
+    setup.host.end(1, code=1)
+    rules.finish(LIMIT_S)
+    assert setup.last() == [
+        ("Error", "OutOfMemory: rules on algo-1 used 1.02 GiB"),
+        ("Error", "its process ended with exit code 1"),
     ]
 
 
