@@ -85,7 +85,7 @@ class AgentGateway:
         self._clock = clock
         self._started_s = clock.monotonic()
         self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
-        self._signs: dict[tuple[str, int], dict[str, datetime]] = {}  # attempt -> host -> time of its last report
+        self._signs_s: dict[tuple[str, int], dict[str, float]] = {}  # the same -> when it last reported
         self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being taken up
         self._listened_s: float | None = None  # when this service last had a moment to listen; None: not looked at
         self._expects_hosts = asyncio.Event()
@@ -108,10 +108,12 @@ class AgentGateway:
         """Return host -> when it was certainly well, by its reports; none for hosts that this service has not heard.
 
         Unlike its silence, by which a host is lost, this excuses nobody: a service that was held up may have taken a
-        report up late, so what a report says is as old as the interval of reports.
+        report up late, so what a report says is as old as the interval of reports. The times are of the wall clock as
+        it stands now, by which hosts tell of their errors too, wherever it stood when they reported.
         """
-        age = timedelta(seconds=HEARTBEAT_INTERVAL_S)
-        return {host: at - age for host, at in self._signs.get((job.name, job.attempt), {}).items()}
+        now, now_s = self._clock.now(), self._clock.monotonic()
+        signs_s = self._signs_s.get((job.name, job.attempt), {})
+        return {host: now - timedelta(seconds=now_s - at_s + HEARTBEAT_INTERVAL_S) for host, at_s in signs_s.items()}
 
     async def keep_listening(self) -> None:
         """Notice, until cancelled, when this service is held up: by its disk, by other programs, by a paused machine.
@@ -159,9 +161,9 @@ class AgentGateway:
     def forget(self, job: TrainingJob) -> None:
         """Drop what is remembered of a job that is over."""
         self._heard_s.pop((job.name, job.attempt), None)
-        self._signs.pop((job.name, job.attempt), None)
+        self._signs_s.pop((job.name, job.attempt), None)
         # A report that came in between this and the release of an attempt has put its keys back.
-        for table in (self._heard_s, self._signs):
+        for table in (self._heard_s, self._signs_s):
             for name, attempt in list(table):
                 live = self._hub.live_job(name)
                 if live is None or live.attempt != attempt:
@@ -207,7 +209,7 @@ class AgentGateway:
         if report.facts.phase is HostPhase.RELEASED and not was_told:
             # Nothing is expected of a host that has left, nor is its silence noticed: the job would never end.
             raise WireError("ValidationException", f"{host} was not told to leave: it is released by an order alone")
-        self._signs.setdefault((job.name, job.attempt), {})[host] = self._clock.now()
+        self._signs_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
         self._hear(job, host)
         if report.facts != record.facts and report.number > record.report_number:
             reporter = (job.name, job.attempt, host)

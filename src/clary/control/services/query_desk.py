@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from uuid import uuid4
@@ -70,6 +70,7 @@ class LogQuery:
     client: str
     text: str
     created_at: datetime
+    created_s: float  # the same by monotonic time: its results are kept as long as they shall whoever sets the clock
     evaluation: Evaluation
     status: QueryStatus = QueryStatus.SCHEDULED
     reason: str = ""  # of a query that failed
@@ -101,7 +102,7 @@ class QueryDesk:
 
     Args:
         logs: whose lines are looked at.
-        clock: says when queries were asked.
+        clock: says when queries were asked, and how long ago.
     """
 
     def __init__(self, logs: LogStore, clock: Clock) -> None:
@@ -130,6 +131,7 @@ class QueryDesk:
             client=client,
             text=asked.text,
             created_at=self._clock.now(),
+            created_s=self._clock.monotonic(),
             evaluation=Evaluation(asked.plan),
         )
         self._queries[query.query_id] = query
@@ -243,4 +245,4 @@ class QueryDesk:
             del self._queries[query.query_id]
 
     def _is_old(self, query: LogQuery) -> bool:
-        return query.is_finished and self._clock.now() - query.created_at > timedelta(seconds=KEPT_S)
+        return query.is_finished and self._clock.monotonic() - query.created_s > KEPT_S

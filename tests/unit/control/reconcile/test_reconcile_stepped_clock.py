@@ -84,6 +84,29 @@ async def test_waiting_lasts_as_long_as_it_says(
     assert (await plane.describe())["TrainingJobStatus"] == "Stopped"
 
 
+async def test_a_host_that_died_before_its_peer_failed_is_the_cause_wherever_the_clock_stood(
+    plane: ControlPlane, step_s: float
+) -> None:
+    await plane.create(num_hosts=2, CheckpointConfig={"S3Uri": "s3://bucket/kept"})
+    await plane.passes()
+    survivor, silent = (plane.agent("job", f"algo-{number}") for number in (1, 2))
+    for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+        for agent in (survivor, silent):
+            await agent.report(phase)
+    plane.clock.advance(0.9)
+    await silent.report()  # its last sign
+    step(plane.clock, step_s)
+    plane.clock.advance(0.5)
+    await survivor.report(HostPhase.EXITED, exits=(plane.exit_of(1),))
+    plane.clock.advance(LIMITS.host_timeout_s)
+    await survivor.report()
+    await plane.passes()
+    ending = (await plane.job()).ending
+    assert ending is not None
+    assert ending.failure is not None
+    assert ending.failure.host == "algo-2"
+
+
 async def test_the_bill_counts_what_was_worked(plane: ControlPlane, step_s: float) -> None:
     agent = await running(plane)
     await pass_time(plane, 50)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -270,6 +271,18 @@ async def test_results_are_kept_for_a_while_and_in_bounded_number(plane, monkeyp
     gone = await refused(call(plane, "GetQueryResults", by="mine", queryId=ids[-1]))
     assert gone.code == "ResourceNotFoundException"
     assert (await call(plane, "DescribeQueries"))["queries"] == []
+
+
+@pytest.mark.parametrize("step", [timedelta(days=1), timedelta(days=-1)])
+async def test_a_clock_that_is_set_neither_drops_results_nor_keeps_them_for_longer(plane, step):
+    query = await start(plane, by="mine")
+    await results(plane, query, by="mine")
+    plane.clock.set_time_of_day(plane.clock.now() + step)
+    plane.clock.advance(query_desk.KEPT_S - 1)
+    assert (await results(plane, query, by="mine"))["status"] == "Complete"
+    plane.clock.advance(2)
+    gone = await refused(call(plane, "GetQueryResults", by="mine", queryId=query))
+    assert gone.code == "ResourceNotFoundException"
 
 
 async def test_large_results_push_out_old_ones(plane, monkeypatch):

@@ -16,9 +16,10 @@ import logging
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -145,9 +146,12 @@ class LocalEngine:
             return {}
         why = f"its link has carried nothing from or to the job's other hosts for {link_watch.CUT_OFF_AFTER_S:g} s"
         found = await asyncio.to_thread(link_watch.read_cut_off, str(path))
+        now, now_s = datetime.now(UTC), time.monotonic()
         return {
-            name: CutOff(why=why, last_well_at=None if at is None else datetime.fromtimestamp(at, UTC))
-            for name, at in found.items()
+            name: CutOff(
+                why=why, last_well_at=None if at_s is None else now - timedelta(seconds=max(0.0, now_s - at_s))
+            )
+            for name, at_s in found.items()
         }
 
     async def fence(self, plan: LaunchPlan, host: str) -> None:

@@ -31,7 +31,8 @@ MIN_FRAME_BYTES = 60  # of Ethernet, without the checksum
 MAX_LOSS_PERCENT = 20.0  # links that are to lose more than this are not watched: 10 frames in a row could be lost
 CUT_OFF_FILE = "cut-off.json"
 _HEADER_BYTES = 14
-_SENT_AT = struct.Struct("!d")  # seconds of the epoch, behind the header
+_SENT_S = struct.Struct("!d")  # monotonic time, which all hosts of a job here share, behind the header
+_WELL_S = "well_s"  # older anchors wrote seconds of the epoch, which a clock that was set made wrong, or names alone
 
 
 def open_link(interface: str = "eth0") -> socket.socket:
@@ -68,10 +69,10 @@ class LinkWatch:
         names: of the hosts.
         links: a socket of `open_link` in each host's namespace, in the same order.
         addresses: Ethernet addresses of the hosts, in the same order.
-        path: the file to write: a JSON object of names, each with when the last frame that arrived from or at the host
-            was sent, in seconds of the epoch. It is written when the names change, and absent before.
+        path: the file to write: names, each with when the last frame that arrived from or at the host was sent. It is
+            written when the names change, and absent before.
         max_delay_s: how long a frame may be under way.
-        now: seconds of the epoch.
+        monotonic: monotonic time.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class LinkWatch:
         *,
         path: str,
         max_delay_s: float = 0.0,
-        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._names = names
         self._links = links
@@ -90,8 +91,10 @@ class LinkWatch:
         self._path = path
         self._limit = round((CUT_OFF_AFTER_S + max_delay_s) / FRAME_INTERVAL_S)
         self._missed = [0] * len(names)
-        self._now = now
-        self._last_sent_at = [now()] * len(names)  # by sender; a link that was never well was not before this either
+        self._monotonic = monotonic
+        self._last_sent_s = [monotonic()] * len(
+            names
+        )  # by sender; a link that was never well was not before this either
         self._written: list[str] = []
 
     async def run(self) -> None:
@@ -104,55 +107,56 @@ class LinkWatch:
         """Take what has arrived, write down what follows from it, and send the next frames."""
         for index, link in enumerate(self._links):
             sender = index - 1 if index else len(self._links) - 1
-            sent_at = _drain(link, self._addresses[sender])
-            if sent_at is not None:
+            sent_s = _drain(link, self._addresses[sender])
+            if sent_s is not None:
                 self._missed[sender] = 0
                 # What a frame says is within bounds, whoever has sent it.
-                self._last_sent_at[sender] = min(max(sent_at, self._last_sent_at[sender]), self._now())
+                self._last_sent_s[sender] = min(max(sent_s, self._last_sent_s[sender]), self._monotonic())
         cut_off = {
-            self._names[index]: max(self._last_sent_at[index], self._last_sent_at[index - 1])
+            self._names[index]: max(self._last_sent_s[index], self._last_sent_s[index - 1])
             for index in cut_off_hosts(self._missed, self._limit)
         }
         if list(cut_off) != self._written:
             with contextlib.suppress(OSError):  # a full disk, or a folder that is gone: the next round tries again
                 write_cut_off(self._path, cut_off)
                 self._written = list(cut_off)
-        sent_at_bytes = _SENT_AT.pack(self._now())
+        sent_bytes = _SENT_S.pack(self._monotonic())
         for index, link in enumerate(self._links):
             receiver = self._addresses[(index + 1) % len(self._links)]
-            frame = receiver + self._addresses[index] + ETHERNET_TYPE.to_bytes(2, "big") + sent_at_bytes
+            frame = receiver + self._addresses[index] + ETHERNET_TYPE.to_bytes(2, "big") + sent_bytes
             self._missed[index] += 1
             with contextlib.suppress(OSError):  # a full queue or an interface that is down: the frame is lost
                 link.send(frame.ljust(MIN_FRAME_BYTES, b"\0"))
 
 
 def write_cut_off(path: str, hosts: Mapping[str, float]) -> None:
-    """Replace what is written down: host that is cut off -> when its link was last well, in seconds of the epoch."""
+    """Replace what is written down: host that is cut off -> monotonic time when its link was last well."""
     partial = f"{path}.partial"
     with open(partial, "w", encoding="utf-8") as file:
-        json.dump(dict(hosts), file)
+        json.dump({_WELL_S: dict(hosts)}, file)
     os.replace(partial, path)
 
 
 def read_cut_off(path: str) -> dict[str, float | None]:
-    """Return host that is cut off -> when its link was last well; None where an older anchor wrote names alone."""
+    """Return host that is cut off -> monotonic time when its link was last well; None where an older anchor watches."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError):  # before the watch wrote anything
         return {}
-    return dict(found) if isinstance(found, dict) else dict.fromkeys(map(str, found))
+    well_s = found.get(_WELL_S) if isinstance(found, dict) else None
+    return dict(well_s) if isinstance(well_s, dict) else dict.fromkeys(map(str, found))
 
 
 def _drain(link: socket.socket, sender: bytes) -> float | None:
     """Take every frame that waits; return when the last one that came from `sender` was sent, None without one."""
-    last_sent_at: float | None = None
+    last_sent_s: float | None = None
     with contextlib.suppress(OSError):  # no more frames, or an interface that is down
         while True:
             frame, address = link.recvfrom(MIN_FRAME_BYTES)
             is_incoming = address[2] != socket.PACKET_OUTGOING
-            if is_incoming and frame[6:12] == sender and len(frame) >= _HEADER_BYTES + _SENT_AT.size:
-                (sent_at,) = _SENT_AT.unpack_from(frame, _HEADER_BYTES)
-                if math.isfinite(sent_at):  # else nobody of ours has sent it
-                    last_sent_at = sent_at if last_sent_at is None else max(last_sent_at, sent_at)
-    return last_sent_at
+            if is_incoming and frame[6:12] == sender and len(frame) >= _HEADER_BYTES + _SENT_S.size:
+                (sent_s,) = _SENT_S.unpack_from(frame, _HEADER_BYTES)
+                if math.isfinite(sent_s):  # else nobody of ours has sent it
+                    last_sent_s = sent_s if last_sent_s is None else max(last_sent_s, sent_s)
+    return last_sent_s

@@ -1,6 +1,7 @@
 """The watch over a job's links: who is cut off, and what is written down."""
 
 import socket
+import time
 
 import pytest
 
@@ -83,14 +84,27 @@ def test_a_folder_that_is_gone_does_not_end_the_watch(tmp_path):
 def test_a_watch_that_was_held_up_says_when_the_last_frame_that_arrived_was_sent(tmp_path, num_hosts):
     network = Network(tmp_path, num_hosts)
     seconds = iter(range(1000, 10_000, 10))  # ten from one look at the clock to the next: far slower than planned
-    network._watch._now, network._watch._last_sent_at = lambda: next(seconds), [0.0] * num_hosts
+    network._watch._monotonic, network._watch._last_sent_s = lambda: next(seconds), [0.0] * num_hosts
     network.rounds(1)  # these frames arrive, whenever they are taken
-    network._watch._now = lambda: 5000.0
+    network._watch._monotonic = lambda: 5000.0
     network.cut = {1}
     network.rounds(LIMIT + 1)
     assert read_cut_off(network.path) == {"algo-2": 1000.0}
 
 
 def test_what_an_older_watch_has_written_is_read(tmp_path):
-    (tmp_path / "old.json").write_text('["algo-2"]')
-    assert read_cut_off(str(tmp_path / "old.json")) == {"algo-2": None}
+    # Names alone, or with seconds of the epoch, which nobody can tell by now whether they are right.
+    for text in ('["algo-2"]', '{"algo-2": 1767225600.5}'):
+        (tmp_path / "old.json").write_text(text)
+        assert read_cut_off(str(tmp_path / "old.json")) == {"algo-2": None}
+
+
+def test_a_clock_that_is_set_changes_nothing_of_when_a_link_was_well(tmp_path, monkeypatch):
+    network = Network(tmp_path, 2)
+    network.rounds(1)
+    monkeypatch.setattr(link_watch.time, "time", lambda: 0.0)  # set back by half a century
+    before_s = time.monotonic()
+    network.rounds(2)
+    network.cut = {1}
+    network.rounds(LIMIT + 1)
+    assert before_s <= read_cut_off(network.path)["algo-2"] <= time.monotonic()
