@@ -49,6 +49,12 @@ class Jobs:
         self.aws.sagemaker.create_training_job(**request)
         return request["TrainingJobName"]
 
+    def start_waiting(self):
+        """Start a job that needs all hosts of the service, two of which another one has."""
+        name = self._start("waits", LIVES, ResourceConfig={**TWO_HOSTS, "InstanceCount": 8})
+        wait(self.aws, name, until=("Pending",))
+        return name
+
     def start_live(self):
         name = self._start("stops", LIVES)
         wait(self.aws, name, until=("Training",))
@@ -167,6 +173,69 @@ def test_jobs_are_searched_filtered_sorted_and_compared(page, console, jobs):
     expect(page.get_by_role("img", name="loss: chart of 2 lines")).to_be_visible()
 
 
+def test_a_job_that_waits_is_queued_wherever_it_is_shown(page, console, own_service, jobs):
+    name = jobs.start_waiting()
+    try:
+        open_jobs(page, console)
+        row = row_of(page, name)
+        expect(row).to_contain_text(re.compile(r"Place 1 of 1"))
+        states = page.get_by_role("group", name="Filter by status")
+        states.get_by_role("button", name="Queued 1").click()
+        expect(row_of(page, jobs.live)).to_have_count(0)
+        assert row.get_by_role("cell").nth(2).inner_text() == "Queued"
+        assert [row.get_by_role("cell").nth(place).inner_text() for place in (6, 7)] == ["not yet", "\u2013"]
+        for search in ("queued", "of 8 hosts"):  # its state, and what it waits for
+            page.get_by_role("searchbox", name="Search jobs").fill(search)
+            expect(row).to_be_visible()
+            expect(states.get_by_role("button", name="All 1")).to_be_visible()
+        open_job(page, console, name)
+        expect(page.get_by_role("region", name="Why it waits")).to_contain_text("Place 1 of 1")
+        head = page.get_by_label("In short")
+        expect(head).to_contain_text("Queued")
+        expect(head).not_to_contain_text(re.compile("Started|Took|At work"))
+        expect(page.get_by_text("Queued", exact=True).first).to_be_visible()
+        top = own_service.clary("top", "--once").stdout
+        assert re.search(rf"{name} +Queued +Pending .*place 1 of 1", top)
+    finally:
+        said = own_service.clary("stop", name).stdout
+    assert said == f"{name} is Stopped\n"
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+    expect(page.get_by_label("In short")).not_to_contain_text("Took")
+
+
+def test_a_badge_is_the_state_by_which_lists_filter_and_what_aws_calls_it_beside(page, console, jobs):
+    page.goto(f"{console.url}/console/elsewhere")
+    told = page.evaluate(
+        """(jobs) => import("/console/base/statuses.js").then(({ badge, phaseWord }) =>
+          jobs.map(([status, secondary, state]) => [
+            [...badge(status, secondary, { state }).childNodes].map((one) => one.textContent).filter(Boolean).join(" "),
+            phaseWord(status, secondary, state),
+          ]))""",
+        [
+            ["InProgress", "Starting", "Queued"],
+            ["InProgress", "Pending", "Queued"],
+            ["InProgress", "Restarting", "Queued"],
+            ["InProgress", "Downloading", "Starting"],
+            ["InProgress", "Training", "Running"],
+            ["Stopping", "Uploading", "Stopping"],
+            ["Stopped", "MaxRuntimeExceeded", "Stopped"],
+            ["Stopped", "Stopped", "Stopped"],
+            ["Completed", "Completed", "Completed"],
+        ],
+    )
+    assert told == [
+        ["Queued", ""],
+        ["Queued", ""],
+        ["Queued Restarting", "Restarting"],
+        ["Starting Downloading", "Downloading"],
+        ["Running Training", "Training"],
+        ["Stopping Uploading", "Uploading"],
+        ["Stopped Out of time", "Out of time"],
+        ["Stopped", ""],
+        ["Completed", ""],
+    ]
+
+
 def test_a_search_without_result_says_so_and_leads_back(page, console, jobs):
     open_jobs(page, console)
     page.get_by_label("Search jobs").fill("nothing is called this")
@@ -202,6 +271,9 @@ def test_a_failed_job_says_why_where_and_what_came_of_it(page, console, jobs):
     why = page.get_by_role("region", name=re.compile("Why it failed"))
     expect(why).to_contain_text("FileNotFoundError: vocab.json is not there")
     expect(why).to_contain_text("will not help")
+    expect(page.get_by_role("region", name="Where in the program")).to_contain_text('File "<string>", line 1')
+    expect(page.get_by_role("region", name=re.compile("Last lines of algo-1"))).to_contain_text("FileNotFoundError")
+    expect(page.get_by_role("region", name="Downloads")).to_contain_text(f"clary cp {jobs.broken}:logs .")
     expect(page.get_by_role("region", name="What happened, and what came of it")).to_contain_text("First cause")
     expect(page.get_by_role("region", name="Time and money")).to_contain_text("goodput")
     expect(page.get_by_role("img", name=re.compile("^algo-1: "))).to_be_visible()
@@ -229,6 +301,7 @@ def test_the_machine_stands_above_its_hosts(page, console, jobs):
 
 def test_what_a_job_has_made_is_saved_and_the_job_is_run_again(page, console, jobs):
     open_job(page, console, jobs.slow)
+    expect(page.get_by_role("region", name="Downloads")).to_contain_text(f"clary cp {jobs.slow}:model .")
     page.get_by_role("button", name="Show files").click()
     model = page.get_by_role("link", name="model.tar.gz")
     answer = page.request.get(model.get_attribute("href"))  # as it is opened without the page
@@ -270,6 +343,14 @@ def test_logs_are_live_searched_and_by_host(page, console, jobs):
     expect(page).to_have_url(re.compile("search=TICK-7-tock"))
     page.get_by_label("Search the log").fill("in no line")
     expect(page.get_by_text("The whole log was searched")).to_be_visible()
+
+
+def test_the_log_says_how_many_of_its_lines_are_loaded(page, console, jobs):
+    open_job(page, console, jobs.slow, "logs")
+    said = page.get_by_role("status").filter(has_text="lines loaded")
+    expect(said).to_contain_text(re.compile(r"^(\d+) of \1 lines loaded"))  # those of its agent are among them
+    page.get_by_label("Search the log").fill("step 30/30")
+    expect(said).to_contain_text(re.compile(r"^1 lines loaded that match, of a log of \d\d,"))
 
 
 def test_charts_show_values_under_the_pointer_zoom_and_hide_lines(page, console, jobs):
@@ -349,6 +430,14 @@ def test_of_a_progress_bar_the_last_state_is_shown(page, console, jobs):
             "eval:  50%|##  | 1/2 [00:01<00:01]",
             "train:  10%|#   | 1/10 [00:01<00:09]",  # of the next epoch
             "train:  20%|##  | 2/10 [00:02<00:08]",
+            "0it [00:00, ?it/s]",
+            "998it [00:01, 998.00it/s]",
+            "read: 900kB [00:01, 900kB/s]",
+            "1.02kit [00:02, 510.00it/s]",
+            "read: 1.2MB [00:02, 600kB/s]",
+            "42 batches [1:00:02, 1.00s/ batches]",
+            "43 batches [1:00:03, 1.00s/ batches]",
+            "12 files [see above]",
         ],
     )
     assert shown == [
@@ -356,6 +445,10 @@ def test_of_a_progress_bar_the_last_state_is_shown(page, console, jobs):
         "train: 100%|####| 10/10 [00:10<00:00]",
         "eval:  50%|##  | 1/2 [00:01<00:01]",
         "train:  20%|##  | 2/10 [00:02<00:08]",
+        "1.02kit [00:02, 510.00it/s]",
+        "read: 1.2MB [00:02, 600kB/s]",
+        "43 batches [1:00:03, 1.00s/ batches]",
+        "12 files [see above]",
     ]
 
 

@@ -2,7 +2,10 @@
 
 Where: `people_routes` gives it requests for jobs/NAME/downloads.
 
-    {"files": [{"what": "model", "name": "model.tar.gz", "size_bytes", "url"}], "is_cut": false, "valid_s": 600}
+    {"files": [{"what": "model", "name": "model.tar.gz", "size_bytes", "url"}], "num_files": 1, "is_counted": true,
+     "valid_s": 600}
+
+Of many files the first MOST_FILES have a link; `num_files` counts all, up to MOST_COUNTED: then `is_counted` is false.
 
 A link is a presigned request to this very service, which anybody who has it may send until it expires. What comes back
 is a file to be saved, whatever its name says: a page that a program has written must not open as one of the console's.
@@ -29,6 +32,7 @@ from clary.control.wire.messages import HttpRequest
 MODEL, OUTPUT, CODE, CHECKPOINT = "model", "output", "code", "checkpoint"
 VALID_S = 600
 MOST_FILES = 200  # of one job; `clary cp` copies any number
+MOST_COUNTED = 10_000  # ten requests to the store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +65,18 @@ class DownloadsPage:
             raise WireError("ValidationException", "the request names no host that links could lead to")
         origin = f"{'https' if request.is_secure else 'http'}://{host}"
         files: list[dict[str, Any]] = []
+        num_files, is_counted = 0, True
         try:
             async for place, item in self._objects(job):
-                if len(files) == MOST_FILES:
-                    return {"files": files, "is_cut": True, "valid_s": VALID_S}
-                files.append(self._link(origin, place, item))
+                if num_files == MOST_COUNTED:
+                    is_counted = False
+                    break
+                num_files += 1
+                if len(files) < MOST_FILES:
+                    files.append(self._link(origin, place, item))
         except ObjectStoreError as error:
             raise WireError("ServiceUnavailable", error.message, http_status=503) from error
-        return {"files": files, "is_cut": False, "valid_s": VALID_S}
+        return {"files": files, "num_files": num_files, "is_counted": is_counted, "valid_s": VALID_S}
 
     async def _objects(self, job: TrainingJob) -> AsyncIterator[tuple[_Place, ListedObject]]:
         for place in _places(job):

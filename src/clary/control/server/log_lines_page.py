@@ -12,7 +12,8 @@ Where: `people_routes` gives it requests for jobs/NAME/log-lines.
      "next": cursor for `before`; null where there is nothing older
      "previous": cursor for `after`
      "searched_until": milliseconds: the search was ended there to answer in time, and goes on by the cursor; else null
-     "is_over", "hosts", "num_lines"}
+     "is_over", "hosts"
+     "num_lines": of all hosts that were asked for, whatever the search and the rank; those that have expired not}
 
 A cursor is the time, host and number of a line: it stays valid, and works with every filter. `previous` also has how
 many lines of each host were seen, so that one follows a job without missing lines that a host brings later than others.
@@ -74,6 +75,7 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
         "searched_until": found.searched_to.at_ms if was_cut and found.searched_to is not None else None,
         "is_over": is_over,
         "hosts": hosts,
+        "num_lines": found.num_lines,
     }
 
 

@@ -64,6 +64,7 @@ class FoundLines:
         lines: fewer than the limit where nothing more was found, the page got long, or the time was over.
         searched_to: place of the last line that was looked at; None where there was none.
         is_complete: whether there is nothing beyond in this direction.
+        num_lines: of the streams that were asked for, whatever the query wants of them.
         seen: for a query that goes on forward; None of streams that were not looked at. Hosts bring their lines when
             they can: one may come later than others' lines with later times, and would be missed by time alone.
     """
@@ -71,6 +72,7 @@ class FoundLines:
     lines: tuple[FoundLine, ...]
     searched_to: LinePlace | None
     is_complete: bool
+    num_lines: int
     seen: tuple[int | None, ...]
 
 
@@ -108,7 +110,13 @@ def find_lines(views: Sequence[StreamView | None], query: LineQuery, *, budget_s
             ends = (None if view is None else view.next_sequence for view in views)
             seen.update((number, end) for number, end in enumerate(ends) if end is not None)
         counts = tuple(seen.get(number) for number in range(len(views)))
-        return FoundLines(lines=tuple(lines), searched_to=searched_to, is_complete=is_complete, seen=counts)
+        return FoundLines(
+            lines=tuple(lines),
+            searched_to=searched_to,
+            is_complete=is_complete,
+            num_lines=sum(_num_lines(view, query) for view in views if view is not None),
+            seen=counts,
+        )
 
     for num_steps, (place, record) in enumerate(_merged(views, query)):
         if record is not None:
@@ -123,6 +131,10 @@ def find_lines(views: Sequence[StreamView | None], query: LineQuery, *, budget_s
         if num_steps and time.monotonic() > deadline:
             return page(is_complete=False)
     return page(is_complete=True)
+
+
+def _num_lines(view: StreamView, query: LineQuery) -> int:
+    return view.next_sequence - (view.first_at_or_after(query.begin_ms) if query.begin_ms else 0)
 
 
 def _seen_before(views: Sequence[StreamView | None], query: LineQuery) -> dict[int, int | None]:

@@ -224,6 +224,9 @@ async def test_log_lines_come_newest_first_and_pages_join_without_a_gap(logs):
         "text": "algo-2 line 9",
         "cursor": f"{START_MS + 9}.algo-2.9",
     }
+    assert whole["num_lines"] == 20
+    few = await page(routes, f"{JOB}/log-lines", "limit=3&search=line%209&host=algo-1")
+    assert (len(few["lines"]), few["num_lines"]) == (1, 10)
     assert (whole["next"], whole["searched_until"], whole["is_over"], whole["hosts"]) == (
         None,
         None,

@@ -57,7 +57,7 @@ async def test_what_there_is_is_listed_and_what_is_clarys_own_is_not(listing):
         ("code", "code.tar.gz"),
         ("checkpoint", "step-1/a.pt"),
     ]
-    assert not found["is_cut"]
+    assert (found["num_files"], found["is_counted"]) == (3, True)
 
 
 async def test_a_link_is_signed_for_this_service_and_has_browsers_save_the_file(listing):
@@ -79,10 +79,13 @@ async def test_a_name_ends_no_header(listing):
     assert query["response-content-disposition"][0] == 'attachment; filename="a\'; x___.pt"'
 
 
-async def test_of_many_files_the_first_are_listed(listing):
-    listing(*[f"ckpt/{number:04}" for number in range(MOST_FILES + 1)])
+async def test_of_many_files_the_first_are_listed_and_all_are_counted(listing, monkeypatch):
+    listing(*[f"ckpt/{number:04}" for number in range(MOST_FILES + 50)])
     found = await page()
-    assert (len(found["files"]), found["is_cut"]) == (MOST_FILES, True)
+    assert (len(found["files"]), found["num_files"], found["is_counted"]) == (MOST_FILES, MOST_FILES + 50, True)
+    monkeypatch.setattr(downloads_page, "MOST_COUNTED", MOST_FILES + 20)
+    found = await page()
+    assert (len(found["files"]), found["num_files"], found["is_counted"]) == (MOST_FILES, MOST_FILES + 20, False)
 
 
 async def test_a_job_without_anything_has_no_files(listing):

@@ -18,6 +18,7 @@ const EVERY_MS = 3000;
 const TYPING_MS = 140;
 const MOST_COMPARED = 6;
 const STATES = ["Queued", "Starting", "Running", "Stopping", "Completed", "Failed", "Stopped"];
+const ASCENDING = ["name", "status"];
 const SORTS = { created: "Newest", name: "Name", status: "Status", duration: "Longest" };
 
 /** Make the page. */
@@ -134,7 +135,7 @@ export function jobsPage({ signal }) {
       search: asked.search,
       [STATES.includes(asked.status) ? "state" : "status"]: asked.status, // InProgress is no state of a job's life
       sort: asked.sort,
-      order: asked.sort === "name" ? "asc" : "desc",
+      order: ASCENDING.includes(asked.sort) ? "asc" : "desc",
     };
   }
 

@@ -10,7 +10,6 @@ const KINDS = {
   Stopping: ["warn", "stop"],
   MaxRuntimeExceeded: ["warn", "clock"],
   MaxWaitTimeExceeded: ["warn", "clock"],
-  Pending: ["wait", "clock"],
   Interrupted: ["warn", "refresh"],
   Restarting: ["warn", "refresh"],
   Queued: ["wait", "clock"],
@@ -20,13 +19,14 @@ const KINDS = {
   Error: ["warn", "close"],
 };
 const WORDS = {
-  Pending: "Queued",
   InProgress: "Running",
   MaxRuntimeExceeded: "Out of time",
   MaxWaitTimeExceeded: "Waited too long",
   IssuesFound: "Issues found",
   NoIssuesFound: "No issues",
 };
+// Of a job that waits AWS says Starting before it was looked at, and Pending from then on.
+const SAME = { Queued: ["Pending", "Starting"] };
 const TERMINAL = ["Completed", "Failed", "Stopped"];
 
 /** Whether nothing can change this status any more. */
@@ -34,11 +34,10 @@ export function isOver(status) {
   return TERMINAL.includes(status);
 }
 
-/** Return the word of a job that says most, and the finer one of AWS where that says more. */
+/** Return a job's state, by which lists filter and count, and the finer word of AWS where that says more. */
 function tellingWords(status, secondary, state) {
-  if (status === "InProgress" && state) return [state, secondary === "Pending" || secondary === state ? "" : secondary];
-  if (status === "InProgress" || status === "Stopping") return [secondary || status, ""];
-  return [secondary?.startsWith("Max") ? secondary : status, ""];
+  const telling = state || status;
+  return [telling, secondary === telling || SAME[telling]?.includes(secondary) ? "" : (secondary ?? "")];
 }
 
 /** Return how a status is called here. */
@@ -60,11 +59,11 @@ export function badge(status, secondary = "", { large = false, state = "", withP
     { class: `badge badge-${kind}${large ? " badge-large" : ""}` },
     kind === "live" ? element("span", { class: "pulse", "aria-hidden": "true" }) : icon(drawing),
     statusWord(telling),
-    withPhase && phase && element("span", { class: "badge-phase" }, phase),
+    withPhase && phase && element("span", { class: "badge-phase" }, statusWord(phase)),
   );
 }
 
 /** Return the finer word of AWS for what a job does, where it says more than its state. */
 export function phaseWord(status, secondary, state) {
-  return tellingWords(status, secondary, state)[1];
+  return statusWord(tellingWords(status, secondary, state)[1]);
 }

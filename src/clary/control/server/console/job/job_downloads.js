@@ -26,7 +26,7 @@ export function downloads(facts) {
     icon("down"),
     "Whole log",
   );
-  const command = `clary cp ${facts.name}:${facts.status === "Failed" ? "logs" : "model"} .`;
+  const command = `clary cp ${facts.name}:${facts.model_artifacts_uri ? "model" : "logs"} .`;
   return panel(
     "Downloads",
     element("div", { class: "downloads-list" }, [
@@ -51,7 +51,10 @@ async function show(facts, place) {
         element("span", { class: "number faint" }, quantity(file.size_bytes, "B")),
       ),
     );
-    const more = page.is_cut && element("p", { class: "faint" }, `These are the first ${rows.length}; clary cp copies all.`);
+    const total = `${page.is_counted ? "" : "more than "}${page.num_files.toLocaleString("en-GB")}`;
+    const more =
+      page.num_files > rows.length &&
+      element("p", { class: "faint" }, `These are ${rows.length} of ${total} files; clary cp copies all.`);
     refill(place, element("ul", { class: "files" }, rows), more);
   } catch (error) {
     toast(error.message, "warning");

@@ -164,7 +164,11 @@ export function logsTab({ name, facts, signal }) {
       );
     refill(above, more || (log.older ? "Loading older lines" : log.lines.length ? "The log begins here" : ""));
     const span = log.lines.length ? `, ${moment(log.lines[0].at_ms)} to ${moment(log.lines.at(-1).at_ms)}` : "";
-    said.textContent = `${log.lines.length.toLocaleString("en-GB")} lines loaded${asked.search ? " that match" : ""}${span}${log.isOver ? "" : log.isAtEnd ? ", live" : ""}`;
+    const total = log.numLines.toLocaleString("en-GB");
+    const isPart = asked.search || asked.rank; // of which nobody has counted the lines that are wanted
+    const loaded = log.lines.length.toLocaleString("en-GB");
+    const amount = isPart ? `${loaded} lines loaded that match, of a log of ${total}` : `${loaded} of ${total} lines loaded`;
+    said.textContent = `${amount}${span}${log.isOver ? "" : log.isAtEnd ? ", live" : ""}`;
     const { hosts, processes } = known(facts(), log.hosts);
     options(host, "All hosts", hosts, asked.host);
     options(

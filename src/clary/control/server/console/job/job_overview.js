@@ -10,6 +10,7 @@ import { sparkline } from "../charts/sparkline.js";
 import { progressBar } from "../job_row.js";
 import { checkpoints } from "./job_checkpoints.js";
 import { downloads } from "./job_downloads.js";
+import { failureParts } from "./job_failure.js";
 import { lanes } from "./job_lanes.js";
 import { ledger } from "./job_ledger.js";
 import { rules } from "./job_rules.js";
@@ -23,6 +24,7 @@ const WORDS = { status: "Status", cause: "First cause", failure: "Failure", casc
 export function overviewTab({ name, facts: current, signal }) {
   const kept = new Kept();
   let curves = {};
+  let why = null; // what the process said last that failed first; undefined while it is asked for
   const place = () => element("div", {});
   const places = {
     told: place(),
@@ -41,10 +43,11 @@ export function overviewTab({ name, facts: current, signal }) {
   const wide = [places.told, places.progress, places.rules, places.lanes, places.ledger, places.hosts, places.timeline];
   const side = [places.metrics, places.warnings, places.downloads, places.checkpoints, places.facts];
   const update = (facts) => {
+    if (facts.cause && why === null) askWhy();
     kept.show(
       places.told,
-      [facts.cause, facts.failure_reason, facts.pending_reason, facts.queue, facts.stragglers, alarms(facts)],
-      () => told(facts),
+      [facts.cause, facts.failure_reason, facts.pending_reason, facts.queue, facts.stragglers, alarms(facts), why],
+      () => told(facts, why),
     );
     kept.show(places.progress, [facts.progress, facts.is_over], () => facts.status !== "Completed" && progress(facts));
     kept.show(
@@ -76,7 +79,7 @@ export function overviewTab({ name, facts: current, signal }) {
       notes("Emulation", facts.emulation, "system"),
       notes("Not isolated", facts.not_isolated, "warning"),
     ]);
-    kept.show(places.downloads, [facts.is_over, facts.attempt], () => facts.attempt > 0 && downloads(facts));
+    kept.show(places.downloads, [facts.is_over, facts.attempt, facts.model_artifacts_uri], () => facts.attempt > 0 && downloads(facts));
     kept.show(places.checkpoints, facts.checkpoints, () => checkpoints(facts.checkpoints));
     kept.show(
       places.facts,
@@ -84,6 +87,15 @@ export function overviewTab({ name, facts: current, signal }) {
       () => panel("About", about(facts)),
     );
   };
+  async function askWhy() {
+    why = undefined;
+    try {
+      why = await get(ofJob(name, "why"), {}, signal);
+      update(current());
+    } catch {
+      why = null; // asked for again with the next look at the job
+    }
+  }
   update(current());
   const load = async () => {
     curves = (await get(ofJob(name, "metric-values"), { points: POINTS }, signal)).metrics;
@@ -94,24 +106,10 @@ export function overviewTab({ name, facts: current, signal }) {
   return { element: element("div", { class: "overview" }, element("div", {}, wide), element("div", {}, side)), update };
 }
 
-function told(facts) {
+function told(facts, why) {
   const parts = alarms(facts).map((text) => callout("warn", "warning", "It seems to stand still", text));
   if (facts.cause) {
-    const where = facts.cause.host
-      ? `${facts.cause.host}${facts.cause.rank === null ? "" : `, rank ${facts.cause.rank}`}`
-      : "the service";
-    const advice = facts.cause.is_retryable
-      ? "Trying it again can help: nothing of the job has to change."
-      : "Trying it again will not help as it stands: change what the reason names, then start the job anew.";
-    parts.push(
-      callout(
-        "bad",
-        "close",
-        `Why it failed: ${where}`,
-        facts.failure_reason,
-        [facts.hint, advice, facts.cause.verdict && `Verdict: ${facts.category}.`].filter(Boolean).join(" "),
-      ),
-    );
+    parts.push(...failureParts(facts, why));
   } else if (facts.failure_reason) {
     parts.push(callout("bad", "close", "Why it ended", facts.failure_reason));
   }

@@ -173,7 +173,7 @@ function stages(rehearsal) {
       element("strong", {}, title),
       job.status ? link(jobPath(job.name), {}, job.name) : element("span", { class: "faint" }, job.name),
       job.status
-        ? badge(job.status, job.secondary_status)
+        ? badge(job.status, job.secondary_status, { state: job.state })
         : element("span", { class: "badge badge-quiet" }, isOver ? gone : words),
       job.attempt > 1 && element("span", { class: "soft" }, `attempt ${job.attempt}`),
       job.failure_reason && element("p", { class: "soft said" }, job.failure_reason),

@@ -15,6 +15,7 @@ export class LogWindow {
   isOver = false;
   searchedUntil = null; // milliseconds; a search that has not come to the log's begin yet
   hosts = [];
+  numLines = 0; // of the whole log, of all hosts and ranks
 
   /** `wanted`: host, rank and search; empty for all. */
   constructor(name, wanted, signal) {
@@ -78,6 +79,7 @@ export class LogWindow {
     const page = await get(ofJob(this.name, "log-lines"), { ...this.wanted, ...place, limit: PAGE }, this.signal);
     this.isOver = page.is_over;
     this.hosts = page.hosts ?? this.hosts;
+    this.numLines = page.num_lines;
     return page;
   }
 

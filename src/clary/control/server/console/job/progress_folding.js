@@ -1,12 +1,20 @@
 // Lines of progress bars, as tqdm prints them: of many states of one bar the last is shown.
 
+// `train:  10%|#  | 1/10 [00:01<`, and of a bar that knows no total `train: 123it [00:01, `.
 const BAR = /^([^|]*?)(\d{1,3})%\|[^|]*\|\s*[\d.,kMGT]+\/[\d.,kMGT]+ \[/;
+const COUNTER = /^(?:([^|[]*?): ?)?([\d.]+)([kMGTP]?) ?([^\d\s[][^\s[]*) \[\d+:\d{2}/;
+const SCALES = { "": 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15 };
 const MOST = 1000; // characters of a line that are looked at: bars are as wide as a terminal
 
-/** Return `{bar, percent}`: what one bar's lines have in common, and how far it is; null of a line that is no bar. */
+/** Return `{bar, made}`: what one bar's lines have in common, and how far it is; null of a line that is no bar. */
 export function barOf(text) {
-  const found = BAR.exec(text.slice(0, MOST));
-  return found ? { bar: found[1].trim(), percent: Number(found[2]) } : null;
+  const begin = text.slice(0, MOST);
+  const found = BAR.exec(begin);
+  if (found) return { bar: found[1].trim(), made: Number(found[2]) };
+  const counted = COUNTER.exec(begin);
+  if (!counted) return null;
+  const [, name = "", amount, scale, unit] = counted;
+  return { bar: `${name.trim()} ${unit}`, made: Number(amount) * SCALES[scale] };
 }
 
 /**
@@ -14,7 +22,7 @@ export function barOf(text) {
  * A bar that falls back has begun anew: the one before, of another epoch say, keeps its last state.
  */
 export class ProgressFolding {
-  #last = new Map(); // who and bar -> {percent, node, count}
+  #last = new Map(); // who and bar -> {made, node, count}
 
   /** Take note of a line that is drawn behind all others of the log. */
   add(line, text, node) {
@@ -22,11 +30,11 @@ export class ProgressFolding {
     if (found === null) return;
     const who = JSON.stringify([line.host, line.rank, found.bar]);
     const before = this.#last.get(who);
-    const isSame = before !== undefined && before.percent <= found.percent;
+    const isSame = before !== undefined && before.made <= found.made;
     if (isSame) before.node.classList.add("log-folded");
     const count = isSame ? before.count + 1 : 1;
     if (count > 1) node.title = `Last of ${count.toLocaleString("en-GB")} states of this progress bar`;
-    this.#last.set(who, { percent: found.percent, node, count });
+    this.#last.set(who, { made: found.made, node, count });
   }
 
   /** Begin anew: all lines are drawn again. */
