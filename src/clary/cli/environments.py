@@ -18,7 +18,7 @@ from clary.cli.tables import table
 from clary.contract.errors import EngineError
 from clary.control.engines.added_environments import add_environment, added_environments, parse_wish, remove_environment
 from clary.control.engines.image_tags import PYTHON
-from clary.control.engines.images import DEFAULT_ENVIRONMENT, default_python
+from clary.control.engines.images import DEFAULT_ENVIRONMENT, default_python, no_torch
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.settings import Settings, load_settings
 
@@ -69,7 +69,7 @@ def run_list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(rows, indent=2))
     elif not rows:
-        print("no Python with torch was found; make one: clary environments add pytorch:2.8-py312")
+        print(no_torch(probe))
     else:
         header = ("NAME", "FROM", "HAS", "INTERPRETER")
         print(table(header, [(str(row["name"]), str(row["source"]), _words(row), str(row["python"])) for row in rows]))

@@ -95,15 +95,15 @@ def choose_environment(
 ) -> Choice | None:
     """Return the environment that is the most like an image.
 
-    The framework's version (major.minor) counts first, then the interpreter's, then further modules. The default one is
-    taken where no other is more like the image.
+    The framework's version (major.minor) counts first, then the interpreter's, then the rest of the framework's, then
+    further modules. The default one is taken where no other is more like the image.
 
     Args:
         wanted: says what the image has.
         modules_by_name: environment -> module -> version; `PYTHON` among them.
         default: name of the default environment, which need not be there.
-    Returns: None if no environment but the default has both versions that the tag tells and the default has them not
-        either; then the default stands for it, unlike as it is.
+    Returns: None if no environment has the framework in the version that the tag tells; then the default stands for
+        it, unlike as it is.
     """
     names = sorted(modules_by_name, key=lambda name: (name != default, name))  # the first of equal ones is taken
     fitting = [name for name in names if _fits(wanted, modules_by_name[name])]
@@ -125,7 +125,7 @@ def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
     elif wanted.version and version and not is_version(version, wanted.version):
         found.append(f"{wanted.module} {version} instead of {wanted.version}")
     python = modules.get(PYTHON, "")
-    if found and wanted.python and python and not is_version(python, wanted.python):
+    if wanted.python and python and not is_version(python, wanted.python):
         found.append(f"Python {python} instead of {wanted.python}")
     if wanted.extra and wanted.extra not in modules:
         found.append(f"no {wanted.extra}")
@@ -147,13 +147,13 @@ def _is_minor(version: str, wanted: str) -> bool:
 def _fits(wanted: Wanted, modules: Mapping[str, str]) -> bool:
     if wanted.module and wanted.module not in modules:
         return False
-    if wanted.version and not _is_minor(modules[wanted.module], wanted.version):
-        return False
-    return not (wanted.python and modules.get(PYTHON) and not _is_minor(modules[PYTHON], wanted.python))
+    return not wanted.version or _is_minor(modules[wanted.module], wanted.version)
 
 
 def _distance(wanted: Wanted, modules: Mapping[str, str]) -> tuple[int, ...]:
+    python = modules.get(PYTHON, "")
     return (
+        int(bool(wanted.python and python) and not _is_minor(python, wanted.python)),
         int(bool(wanted.version) and not is_version(modules.get(wanted.module, ""), wanted.version)),
         int(bool(wanted.extra) and wanted.extra not in modules),
         int(bool(wanted.extra_version) and not _is_minor(modules.get(wanted.extra, ""), wanted.extra_version)),

@@ -44,6 +44,9 @@ class Probe(Protocol):
     def install_command(self, *packages: str) -> str:
         """Return the command that installs packages where the first candidate finds them."""
 
+    def cpu_build_option(self) -> str:
+        """Return what makes that command take torch's build for machines without a GPU."""
+
 
 @dataclass(frozen=True)
 class ImageName:
@@ -80,13 +83,13 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
         environment_name = settings.images[pattern]
         python = _python_of(environment_name, settings, probe)
         if python is None:
+            is_default = environment_name == DEFAULT_ENVIRONMENT
             raise _refused(
                 image,
                 f"setting images maps {pattern!r} to the environment {environment_name!r}, and "
-                + (
-                    no_torch(probe) if environment_name == DEFAULT_ENVIRONMENT else "no environment of that name is set"
-                ),
+                + (no_torch(probe) if is_default else "no environment of that name is set"),
                 _environment_lines(environment_name),
+                is_mended=is_default,
             )
         environment = Environment(name=environment_name, python=python, image=image)
         return environment, _notes(name, environment, probe)
@@ -104,6 +107,7 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
             image,
             f"it would run in the default environment, and {no_torch(probe)}",
             _environment_lines(DEFAULT_ENVIRONMENT),
+            is_mended=True,
         )
     python = pythons[chosen]
     if rule.module and rule.module not in _modules(image, python, chosen, probe):
@@ -135,7 +139,11 @@ def default_python(settings: Settings, probe: Probe) -> str | None:
 
 def no_torch(probe: Probe) -> str:
     """Say that no Python here has torch, and the one command that mends it; refusals and commands say the same."""
-    return f"no Python with {WANTED_MODULE} was found; to have one, run: {probe.install_command(*TORCH_PACKAGES)}"
+    return (
+        f"no Python with {WANTED_MODULE} was found; to have one, run: {probe.install_command(*TORCH_PACKAGES)} "
+        f"(without a GPU, {probe.cpu_build_option()} at its end takes the build without CUDA, a tenth of the size; the "
+        "service need not be started again)"
+    )
 
 
 def why_default_fails(settings: Settings, probe: Probe) -> str:
@@ -210,11 +218,20 @@ def _notes(name: ImageName, environment: Environment, probe: Probe) -> tuple[str
     )
 
 
-def _refused(image: str, why: str, lines: str) -> WireError:
+def _refused(image: str, why: str, lines: str, *, is_mended: bool = False) -> WireError:
+    """Return the refusal of an image.
+
+    Args:
+        image: as the request names it.
+        why: nothing stands for it; with what to do, if it `is_mended` by that.
+        lines: of settings.toml that name an environment for it.
+        is_mended: whether the lines are another way.
+    """
+    add = "To take a Python that you have instead, add" if is_mended else "Add"
     return WireError(
         "ValidationException",
         f"Could not find an environment for the training image {image}: {why}. "
-        f"Add to settings.toml in the service's state folder, and start the service anew:\n{lines}",
+        f"{add} to settings.toml in the service's state folder, and start the service anew:\n{lines}",
     )
 
 

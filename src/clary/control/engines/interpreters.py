@@ -19,6 +19,7 @@ from clary.contract.errors import EngineError, Fault
 from clary.control.engines.added_environments import added_environments
 
 PROBE_TIMEOUT_S = 30.0
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own, for pip; uv knows it by a name
 
 # Module -> distribution that knows its version, of the frameworks that images stand for.
 DISTRIBUTIONS = {
@@ -77,10 +78,18 @@ class InterpreterProbe:
 
     def install_command(self, *packages: str) -> str:
         """Return the command that installs packages for the interpreter that runs Clary."""
-        # Environments that uv has made have no pip; uv comes with the service.
-        if importlib.util.find_spec("pip") is None:
+        if not self._has_pip():
             return shlex.join([sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, *packages])
         return shlex.join([sys.executable, "-m", "pip", "install", *packages])
+
+    def cpu_build_option(self) -> str:
+        """Return what makes that command take torch's build without CUDA."""
+        return f"--index-url {TORCH_CPU_INDEX}" if self._has_pip() else "--torch-backend cpu"
+
+    @staticmethod
+    def _has_pip() -> bool:
+        """Whether the interpreter that runs Clary has pip; those that uv has made have none, and uv is Clary's own."""
+        return importlib.util.find_spec("pip") is not None
 
     def modules(self, python: str) -> Mapping[str, str]:
         """Return module -> version of the frameworks of `DISTRIBUTIONS` that `python` can import; blocks.

@@ -29,6 +29,9 @@ class FakeProbe:
     def install_command(self, *packages):
         return f"/py/plain -m pip install {' '.join(packages)}"
 
+    def cpu_build_option(self):
+        return "--cpu"
+
 
 @pytest.mark.parametrize(
     ("image", "repository", "tag"),
@@ -101,7 +104,15 @@ def test_no_python_with_torch_is_refused_with_the_line_for_the_default_environme
     with pytest.raises(WireError, match="no Python with torch") as caught:
         resolve("pytorch-training:2.8.0", Settings(), FakeProbe({"/py/plain": {}}))
     assert "default" in lines_of(caught.value.message)["environments"]
+    assert "to have one, run: /py/plain -m pip install torch numpy (without a GPU, --cpu at" in caught.value.message
+    assert "the service need not be started again). To take a Python that you have instead" in caught.value.message
+
+
+def test_the_default_environment_that_settings_map_to_is_refused_in_the_same_words():
+    with pytest.raises(WireError) as caught:
+        resolve("mine:1", Settings(images={"mine:*": "default"}), FakeProbe({"/py/plain": {}}))
     assert "to have one, run: /py/plain -m pip install torch numpy" in caught.value.message
+    assert "To take a Python that you have instead" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -197,9 +208,25 @@ def test_the_environment_with_the_versions_of_the_tag_stands_for_an_image():
     ):
         environment, notes = resolve(f"{ECR}pytorch-training:{tag}", settings, probe)
         assert (environment.name, environment.python, notes) == (name, python, ())
-    environment, notes = resolve(f"{ECR}pytorch-training:2.8.0-gpu-py310", settings, probe)
+    environment, notes = resolve(f"{ECR}pytorch-training:2.7.0-gpu-py310", settings, probe)
     assert environment.name == "default"
-    assert "torch 2.13.0 instead of 2.8.0, Python 3.11.7 instead of 3.10" in notes[0]
+    assert "torch 2.13.0 instead of 2.7.0, Python 3.11.7 instead of 3.10" in notes[0]
+
+
+def test_the_tag_s_torch_under_another_python_comes_before_the_default_s_other_torch():
+    probe = FakeProbe(
+        {
+            "/py/default": {"torch": "2.13.0", "python": "3.10.4"},
+            "/py/added": {"torch": "2.8.1", "python": "3.12.1"},
+            "/py/like": {"torch": "2.8.0", "python": "3.11.1"},
+        },
+        {"pytorch-2.8-py312": "/py/added", "pytorch-2.8-py311": "/py/like"},
+    )
+    environment, notes = resolve(f"{ECR}pytorch-training:2.8.0-gpu-py310", Settings(), probe)
+    assert environment.name == "pytorch-2.8-py311"
+    assert "with Python 3.11.1 instead of 3.10" in notes[0]
+    environment, _ = resolve(f"{ECR}pytorch-training:2.8.0-gpu-py312", Settings(), probe)
+    assert environment.name == "pytorch-2.8-py312", "the interpreter counts before the third number of torch"
 
 
 def test_an_environment_of_another_framework_needs_no_line_in_settings():

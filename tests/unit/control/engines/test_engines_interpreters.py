@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from clary.contract.errors import EngineError
+from clary.control.engines import interpreters
 from clary.control.engines.interpreters import InterpreterProbe
 
 OWN = {"python": platform.python_version()}
@@ -61,3 +62,17 @@ def test_missing_interpreter_is_an_error_that_names_it(tmp_path):
 def test_candidates_begin_with_the_interpreter_that_runs_clary():
     assert InterpreterProbe().candidates()[0] == sys.executable
     assert InterpreterProbe({"PATH": "/nowhere"}).candidates() == (sys.executable,)
+
+
+@pytest.mark.parametrize(
+    ("spec", "command", "cpu"),
+    [
+        (object(), "-m pip install torch", "--index-url https://download.pytorch.org/whl/cpu"),
+        (None, f"-m uv pip install --python {sys.executable} torch", "--torch-backend cpu"),
+    ],
+)
+def test_packages_are_installed_by_pip_or_uv_and_each_is_told_the_build_without_cuda(monkeypatch, spec, command, cpu):
+    monkeypatch.setattr(interpreters.importlib.util, "find_spec", lambda name: spec)
+    probe = InterpreterProbe()
+    assert probe.install_command("torch") == f"{sys.executable} {command}"
+    assert probe.cpu_build_option() == cpu
