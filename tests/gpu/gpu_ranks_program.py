@@ -105,7 +105,7 @@ def test_ddp_trains_as_one_process_does(rank, size):
 def test_fsdp_trains_as_one_process_does(rank, size):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    device = real_gpu("FSDP asks torch which devices there are")
+    device = gpu()
     wrapped = FullyShardedDataParallel(make_model(), device_id=device, use_orig_params=True)
     train(wrapped, [rank], device)
     with FullyShardedDataParallel.summon_full_params(wrapped):
@@ -116,7 +116,7 @@ def test_fsdp2_trains_as_one_process_does(rank, size):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    device = real_gpu("a mesh asks torch which devices there are")
+    device = gpu()
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cuda")
     sharded = make_model().to(device)
     for layer in (sharded[0], sharded[2], sharded):
@@ -163,7 +163,7 @@ def test_smp_v2_trains_as_one_process_does(rank, size):
     from clary.train.parallel.fsdp.session import init, state
     from clary.train.parallel.fsdp.training import transform
 
-    device = real_gpu("FSDP asks torch which devices there are")
+    device = gpu()
     state.reset()
     init({"hybrid_shard_degree": size})
     model = transform(copy.deepcopy(make_model()))

@@ -24,6 +24,7 @@ from clary.train.parallel.memory.offloading import Offloader
 
 WIDTH, ROWS, LAYERS = 256, 512, 6
 FIGURES_S = 20.0
+HIDDEN_SHARE = 0.5  # of the time of all copies, the most that offloading may add to a step where they overlap
 
 
 class Deep(nn.Module):
@@ -72,6 +73,60 @@ def test_offloading_gives_the_same_gradients(rank, size):
     offloader.close()
     if not IS_REHEARSAL:
         assert offloader.counts.offloaded_bytes >= LAYERS * ROWS * WIDTH * 4, offloader.counts
+
+
+def test_offloading_copies_while_the_gpu_computes(rank, size):
+    device = real_gpu("nothing is copied where all is the CPU's memory")
+    assert_copies_are_hidden(device, width=2048, num_rows=8192)
+
+
+def assert_copies_are_hidden(device, *, width, num_rows):
+    """Compare a step with offloading to one without and to its copies alone: overlapped, they take hardly more time."""
+    blocks = [nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(LAYERS)]
+    model = nn.Sequential(*blocks).to(device)
+    for block in model:
+        set_activation_checkpointing(block)
+    inputs = torch.randn(num_rows, width, device=device, requires_grad=True)
+
+    def step():
+        model.zero_grad()
+        model(inputs).square().mean().backward()
+
+    offloader = Offloader(horizon=2)
+    kept_s = median_s(step)
+    use_offloader(offloader)
+    offloaded_s = median_s(step)
+    before = offloader.counts.offloaded_bytes
+    step()
+    num_bytes = offloader.counts.offloaded_bytes - before
+    use_offloader(None)
+    offloader.close()
+    assert num_bytes >= (LAYERS - 1) * num_rows * width * 4, num_bytes
+    there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    here = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy_both_ways():
+        here.copy_(there, non_blocking=True)
+        there.copy_(here, non_blocking=True)
+
+    copies_s = median_s(copy_both_ways)
+    longer_s = offloaded_s - kept_s
+    told = (
+        f"{kept_s:.4f} s kept, {offloaded_s:.4f} s offloaded, {copies_s:.4f} s for {num_bytes} bytes out and in alone"
+    )
+    assert longer_s <= HIDDEN_SHARE * copies_s, told
+
+
+def median_s(step, *, warm=3, times=9):
+    found = []
+    for number in range(warm + times):
+        torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        if number >= warm:
+            found.append(time.perf_counter() - began_s)
+    return sorted(found)[len(found) // 2]
 
 
 def test_a_snapshot_holds_what_the_gpu_held(rank, size):

@@ -1,6 +1,10 @@
 """What is checked on a machine with a GPU, in which order, and how long each check may take.
 
 Where: `__main__` runs these one after the other, each in processes of its own. Correctness comes first, numbers last.
+
+[Note: time] The limits add up to far more than the time of all, since a check that is well needs a fraction of its
+limit. So that a few that hang do not take it all, a check is given at most a third of what is left, and what later ones
+have set aside, the measurements, is not among that.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests/gpu"
 LIMIT_S = 60.0  # of most checks: importing torch and opening the driver take ten seconds
+LEAST_S = 5.0  # a check that is given less cannot begin
+SHARE = 3  # of the open time, the part that one check may take
 
 
 @dataclass(frozen=True)
@@ -21,11 +27,13 @@ class Check:
     Args:
         arguments: of the interpreter that has torch.
         limit_s: after which it is ended and has failed.
+        set_aside_s: of the time of all, which no check before it is given.
     """
 
     name: str
     arguments: tuple[str, ...]
     limit_s: float = LIMIT_S
+    set_aside_s: float = 0.0
 
 
 def _build() -> Check:
@@ -42,8 +50,16 @@ def _program(program: str, function: str, size: int) -> Check:
     return Check(name, ("-m", "tools.gpu_checks.one_test", str(TESTS / program), function, str(size)))
 
 
-def _measurement(name: str) -> Check:
-    return Check(f"measure {name}", ("-m", "tools.gpu_checks.measurements", name), 90.0)
+def _measurement(name: str, *, set_aside_s: float) -> Check:
+    return Check(f"measure {name}", ("-m", "tools.gpu_checks.measurements", name), 90.0, set_aside_s)
+
+
+def share_of(check: Check, later: Sequence[Check], *, left_s: float) -> float:
+    """Return how long a check may take of the time that is left for it and later ones. Pure; see [Note: time]."""
+    open_s = left_s - sum(one.set_aside_s for one in later)
+    # What is set aside is used to the end; of the rest later checks need something too.
+    most_s = open_s if check.set_aside_s or not later else open_s / SHARE if open_s > SHARE * LEAST_S else open_s
+    return min(check.limit_s, most_s)
 
 
 def all_checks() -> Sequence[Check]:
@@ -72,6 +88,7 @@ def all_checks() -> Sequence[Check]:
             for name in (
                 "test_ddp_over_nccl",
                 "test_offloading_gives_the_same_gradients",
+                "test_offloading_copies_while_the_gpu_computes",
                 "test_a_snapshot_holds_what_the_gpu_held",
                 "test_amp_trains",
                 "test_a_compiled_model_trains",
@@ -89,5 +106,14 @@ def all_checks() -> Sequence[Check]:
             )
         ),
         Check("hosts are given GPUs", ("-m", "tools.gpu_checks.host_tests"), 100.0),
-        *(_measurement(name) for name in ("amp", "compile", "offload", "snapshot", "hand-over")),
+        *(
+            _measurement(name, set_aside_s=seconds)
+            for name, seconds in (
+                ("amp", 20.0),
+                ("compile", 45.0),
+                ("offload", 25.0),
+                ("snapshot", 20.0),
+                ("hand-over", 25.0),
+            )
+        ),
     )

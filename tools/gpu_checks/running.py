@@ -58,7 +58,7 @@ def environment_of_checks(python: str, *, is_rehearsal: bool) -> dict[str, str]:
 
 
 def run_check(check: Check, python: str, environment: Mapping[str, str], *, most_s: float) -> Result:
-    """Run a check for its own limit, or for `most_s` if that is less."""
+    """Run a check for its own limit, or for `most_s` if that is less: then it is not its fault if it does not end."""
     limit_s = min(check.limit_s, most_s)
     began_s = time.monotonic()
     # A file, not a pipe: a process that the check left behind would keep a pipe open.
@@ -80,14 +80,23 @@ def run_check(check: Check, python: str, environment: Mapping[str, str], *, most
             _end_group(process)
         output.seek(0)
         said = output.read()
-    return judge(check.name, said, code, limit_s=limit_s, seconds=time.monotonic() - began_s)
+    seconds = time.monotonic() - began_s
+    return judge(check.name, said, code, limit_s=limit_s, seconds=seconds, is_cut=limit_s < check.limit_s)
 
 
-def judge(name: str, said: str, code: int | None, *, limit_s: float, seconds: float) -> Result:
-    """Make a result of a check's output and exit code; None as code says that it did not end in time. Pure."""
+def judge(name: str, said: str, code: int | None, *, limit_s: float, seconds: float, is_cut: bool = False) -> Result:
+    """Make a result of a check's output and exit code; None as code says that it did not end in time. Pure.
+
+    Args:
+        is_cut: whether it was given less time than it may need.
+    """
     told = [line for line in said.splitlines() if line.startswith(MARK)]
     if code is None:
         words = f"did not end within {limit_s:.0f} s; its last words:\n{said[-_MAX_WORDS:]}"
+        if is_cut:
+            return Result(
+                name, NOT_REACHED, f"the checks before it left it too little time: it {words}", round(seconds, 1)
+            )
         return Result(name, FAILED, words, round(seconds, 1))
     if code != 0 or not told:
         return Result(name, FAILED, f"ended with {code}; its last words:\n{said[-_MAX_WORDS:]}", round(seconds, 1))
