@@ -23,7 +23,8 @@ to bfloat16, which CPUs can do. The generator of CUDA is the CPU's. Batch norm i
 do its work, making an object is refused by name. `torch._C` is not replaced.
 
 [Note: libraries] FSDP, meshes and Lightning ask whether a device is CUDA, and refuse the CPU; modes see none of it. The
-few functions that ask are replaced when their module is imported.
+few functions that ask are replaced when their module is imported. apex and Transformer Engine cannot be installed where
+there is no GPU: what scripts take from them is computed by torch there.
 
     names       the variable, and what this machine calls itself
     mode        the mode, and what it takes for CUDA                       1.
@@ -33,6 +34,7 @@ few functions that ask are replaced when their module is imported.
     cuda_table  the functions and classes of `torch.cuda`                  2.
     libraries   parts of libraries that look for a GPU themselves          3.
     wrapping    what takes devices before modes see it                     3.
+    stand_ins   libraries of kernels that a machine without a GPU lacks    3.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ def register() -> None:
     from .cuda_table import replace_cuda
     from .libraries import mend_libraries
     from .mode import enter_mode
+    from .stand_ins import stand_in_for_kernels
     from .wrapping import leave_compiling_out, wrap_devices, wrap_distributed, wrap_parallel, wrap_precision
 
     print(_NOTICE, file=sys.stderr, flush=True)
@@ -75,3 +78,4 @@ def register() -> None:
     if torch.distributed.is_available():
         wrap_distributed(torch.distributed)
     mend_libraries()
+    stand_in_for_kernels()

@@ -1,0 +1,143 @@
+"""Stands in for libraries of kernels that no machine without a GPU can have: apex and Transformer Engine.
+
+Where: rehearsals import them by their own names, where the environment does not have them. What is here computes the
+same on the CPU with torch's own functions; FP8 is not rehearsed, numbers keep the precision that they have. A name
+that is not here is refused, and the refusal names it.
+
+Source: the documentation of apex's `multi_tensor_apply` and of Transformer Engine's PyTorch and recipe pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any
+
+
+def stand_in_for_kernels() -> None:
+    """Have the table's modules be found, behind everything else that finds modules: an installed library wins."""
+    if not any(isinstance(finder, StandInFinder) for finder in sys.meta_path):
+        sys.meta_path.append(StandInFinder())
+
+
+class StandInFinder(MetaPathFinder):
+    """Finds the modules of the table."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return a spec that makes the module; None for one that is not in the table, and to who only asks.
+
+        Libraries such as transformers ask whether apex is there, and take far more of it than scripts do.
+        """
+        if fullname not in _MODULES or _is_asked_alone():
+            return None
+        return ModuleSpec(fullname, _StandInLoader(), origin="clary: stands in for it in rehearsals", is_package=True)
+
+
+class _StandInLoader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Leave the making to Python."""
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the module, and have it refuse every other name."""
+        name = module.__name__
+
+        def refuse(word: str) -> Any:
+            if word.startswith("__"):
+                raise AttributeError(word)
+            if f"{name}.{word}" in _MODULES:  # the libraries import their own parts
+                return importlib.import_module(f"{name}.{word}")
+            raise AttributeError(
+                f"{name}.{word} is not rehearsed on the CPU: of {name} there are {', '.join(sorted(_MODULES[name]))}; "
+                f"take it out for the rehearsal, or run the script on a GPU"
+            )
+
+        vars(module).update(_MODULES[name], __getattr__=refuse)
+
+
+def _is_asked_alone() -> bool:
+    """Return whether `importlib.util.find_spec` is among the next callers, and no import."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_CALLERS):
+        if frame is None or frame.f_globals.get("__name__") == "importlib.util":
+            return frame is not None
+        frame = frame.f_back
+    return False
+
+
+def multi_tensor_applier(operation: Callable[..., Any], overflow: Any, tensor_lists: Any, *arguments: Any) -> Any:
+    """Apply an operation of `amp_C` to lists of tensors."""
+    return operation(_CHUNK_ELEMENTS, overflow, tensor_lists, *arguments)
+
+
+def multi_tensor_scale(chunk: int, overflow: Any, tensor_lists: Any, scale: float) -> None:
+    """Write each tensor of the first list, times `scale`, to its place in the second.
+
+    Where one is not finite, `overflow` becomes 1.
+    """
+    for source, target in zip(*tensor_lists, strict=True):
+        target.copy_(source * scale)
+        if not bool(source.isfinite().all()):
+            overflow.fill_(1)
+
+
+def multi_tensor_l2norm(chunk: int, overflow: Any, tensor_lists: Any, per_tensor: bool = False) -> tuple[Any, Any]:
+    """Return the norm of all tensors of the first list together as one element, and that of each if it is asked for."""
+    import torch
+
+    norms = [tensor.float().norm() for tensor in tensor_lists[0]]
+    each = torch.stack(norms) if norms else torch.zeros(0)
+    return each.norm().reshape(1), each if per_tensor else None
+
+
+class Format(enum.Enum):
+    """Kinds of FP8."""
+
+    E4M3 = "E4M3"
+    E5M2 = "E5M2"
+    HYBRID = "HYBRID"
+
+
+class DelayedScaling:
+    """A recipe of FP8: kept as it was given, and without effect."""
+
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
+
+
+@contextlib.contextmanager
+def fp8_autocast(enabled: bool = True, **given: Any) -> Iterator[None]:
+    """Compute in the precision that there is."""
+    yield
+
+
+def checkpoint(function: Callable[..., Any], *arguments: Any, **given: Any) -> Any:
+    """Compute a function again in the backward pass, as torch's own checkpoint does.
+
+    Args:
+        given: arguments of the function, and those that Transformer Engine takes for itself.
+    """
+    from torch.utils.checkpoint import checkpoint as again
+
+    kept = {name: value for name, value in given.items() if name not in _OF_CHECKPOINT}
+    return again(function, *arguments, use_reentrant=False, **kept)
+
+
+_CALLERS = 3  # between it and a finder lie two functions of importlib
+_CHUNK_ELEMENTS = 2048 * 32  # what apex's own applier hands on
+_OF_CHECKPOINT = ("distribute_saved_activations", "get_rng_state_tracker", "tp_group", "use_reentrant")
+_MODULES: dict[str, dict[str, Any]] = {
+    "amp_C": {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm},
+    "apex": {},
+    "apex.multi_tensor_apply": {"multi_tensor_applier": multi_tensor_applier},
+    "transformer_engine": {},
+    "transformer_engine.common": {},
+    "transformer_engine.common.recipe": {"Format": Format, "DelayedScaling": DelayedScaling},
+    "transformer_engine.pytorch": {"fp8_autocast": fp8_autocast, "checkpoint": checkpoint},
+}

@@ -1,0 +1,56 @@
+"""What stands in for apex and Transformer Engine in rehearsals: imports find it, numbers are right."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = Path(__file__).with_name("stand_ins_program.py")
+LIMIT_S = 150
+
+pytestmark = [pytest.mark.timeout(LIMIT_S + 30), pytest.mark.needs("train")]
+
+
+@pytest.fixture(scope="module")
+def told():
+    done = subprocess.run(
+        [str(ROOT / ".venvs/train/bin/python"), str(PROGRAM)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_imports_find_what_a_machine_without_a_gpu_cannot_install(told):
+    assert told["before"] == "ModuleNotFoundError"
+
+
+def test_who_only_asks_whether_a_library_is_there_is_told_no(told):
+    assert told["asked"] == [False, False, False]
+
+
+def test_norms_and_scaled_copies_are_as_apex_has_them(told):
+    assert told["norm"] == [5.0]
+    assert told["each"] == [3.0, 4.0]
+    assert told["none"] is None
+    assert told["halves"] == [[1.5, 0.0], [2.0]]
+    assert told["overflow"] == [0, 1]
+
+
+def test_a_checkpoint_of_transformer_engine_trains_as_the_function_does(told):
+    assert told["gradient"] == [4.0, 4.0, 4.0]
+    assert told["recipe"] == 16
+
+
+def test_names_that_are_not_rehearsed_are_refused_by_name(told):
+    refusal, no_amp = told["refusals"]
+    assert "transformer_engine.pytorch.Linear is not rehearsed on the CPU" in refusal
+    assert "checkpoint, fp8_autocast" in refusal
+    assert no_amp == "no amp"
