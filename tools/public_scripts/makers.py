@@ -1,0 +1,59 @@
+"""Makes the small random data that scripts read, in the form in which they read them.
+
+Run by the interpreter of the script's environment, so that it may import what that has:
+
+    PYTHON tools/public_scripts/makers.py NAME FOLDER
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+SEED = 7
+NUM_IMAGES, NUM_TEST_IMAGES, SIDE, NUM_CLASSES = 256, 64, 28, 10
+NUM_LINES, SEQUENCE, NUM_TOKENS = 32, 64, 512
+_IDX_LABELS, _IDX_IMAGES = 0x801, 0x803
+
+
+def none(folder: Path) -> None:
+    """Write a file, since a channel must hold something."""
+    (folder / "nothing.txt").write_text("this script makes its own data\n", encoding="utf-8")
+
+
+def mnist(folder: Path) -> None:
+    """Write the four files of MNIST where torchvision looks for them, unpacked: each class lights a row of its own."""
+    raw = folder / "MNIST/raw"
+    raw.mkdir(parents=True)
+    drawn = random.Random(SEED)
+    for kind, number in (("train", NUM_IMAGES), ("t10k", NUM_TEST_IMAGES)):
+        labels = bytes(drawn.randrange(NUM_CLASSES) for _ in range(number))
+        images = b"".join(_image(label, drawn) for label in labels)
+        (raw / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">II", _IDX_LABELS, number) + labels)
+        (raw / f"{kind}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", _IDX_IMAGES, number, SIDE, SIDE) + images)
+
+
+def _image(label: int, drawn: random.Random) -> bytes:
+    rows = [bytes([255 if row // 2 == label + 2 else drawn.randrange(40) for _ in range(SIDE)]) for row in range(SIDE)]
+    return b"".join(rows)
+
+
+def tokens(folder: Path) -> None:
+    """Write lines of token ids, zipped, as the GPT scripts read them: a file to train on and one to test on."""
+    drawn = random.Random(SEED)
+    for name in ("part_training.json.gz", "part_testing.json.gz"):
+        with gzip.open(folder / name, "wt", encoding="utf-8") as file:
+            for _ in range(NUM_LINES):
+                ids = [drawn.randrange(NUM_TOKENS) for _ in range(SEQUENCE)]
+                file.write(json.dumps({"input_ids": ids, "attention_mask": [1] * SEQUENCE}) + "\n")
+
+
+MAKERS: dict[str, Callable[[Path], None]] = {"none": none, "mnist": mnist, "tokens": tokens}
+
+if __name__ == "__main__":
+    MAKERS[sys.argv[1]](Path(sys.argv[2]))
