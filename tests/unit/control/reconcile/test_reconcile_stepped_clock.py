@@ -13,6 +13,7 @@ from clary.contract.clock import ClockAnchor
 from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs import warm_pools
 from clary.control.server.job_keys import JobKeys
+from clary.control.server.jobs_page import jobs_page
 from clary.control.state_folder import RootSecrets
 from clary.testing.control_plane import LIMITS, ControlPlane, FakeAgent
 from clary.testing.fake_clock import START, FakeClock
@@ -105,6 +106,15 @@ async def test_a_host_that_died_before_its_peer_failed_is_the_cause_wherever_the
     assert ending is not None
     assert ending.failure is not None
     assert ending.failure.host == "algo-2"
+
+
+async def test_the_list_shows_how_long_a_job_has_run(plane: ControlPlane, step_s: float) -> None:
+    await running(plane)
+    await pass_time(plane, 50)
+    step(plane.clock, step_s)
+    await pass_time(plane, 30)
+    (listed,) = (await jobs_page(plane.services, {}))["jobs"]
+    assert 79 <= listed["duration_s"] <= 81
 
 
 async def test_the_bill_counts_what_was_worked(plane: ControlPlane, step_s: float) -> None:
