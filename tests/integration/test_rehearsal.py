@@ -56,7 +56,7 @@ def request_file(aws, folder, script, **options):
 def rehearse(own, folder, target, *arguments):
     """Return the command as it ended, and the certificate."""
     place = folder / "certificate.json"
-    done = own.clary("rehearse", str(target), *arguments, "--json", str(place), check=False, timeout=LIMIT_S)
+    done = own.clary("rehearse", str(target), *arguments, "--certificate", str(place), check=False, timeout=LIMIT_S)
     said = done.stdout + done.stderr
     assert place.exists(), said
     return done, json.loads(place.read_text())

@@ -29,7 +29,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("env", help='print variables for clients: eval "$(clary env)"')
     parser.add_argument("--tls", action="store_true", help="also answer as https://sts.<region>.amazonaws.com")
     parser.add_argument("--unset", action="store_true", help="print what takes them away again")
-    parser.add_argument("--json", action="store_true", help="print the variables as a JSON object")
+    parser.add_argument(
+        "--json", action="store_true", help="print the variables as a JSON object; with --unset their names as a list"
+    )
     parser.set_defaults(run=run)
 
 
@@ -43,8 +45,7 @@ def run(options: argparse.Namespace) -> int:
     if options.unset:  # needs no service
         nobody = Credentials(access_key_id="", secret_access_key="")
         names = tuple(client_variables(settings, url="", credentials=nobody, client_folder=folder.client))
-        print(f"unset {' '.join(names + (tls_names if has_tls or options.tls else ()))}")
-        return 0
+        return _print_unset(names + (tls_names if has_tls or options.tls else ()), as_json=options.json)
     connection = connect()
     if connection.context:
         return _run_elsewhere(connection, options)
@@ -75,6 +76,11 @@ def _run_elsewhere(connection: Connection, options: argparse.Namespace) -> int:
     if connection.ca_file:
         variables["AWS_CA_BUNDLE"] = connection.ca_file
     return _print(variables, UNSET_VARIABLES, as_json=options.json)
+
+
+def _print_unset(names: Sequence[str], *, as_json: bool) -> int:
+    print(json.dumps(list(names), indent=2) if as_json else f"unset {' '.join(names)}")
+    return 0
 
 
 def _print(variables: Mapping[str, str], unset: Sequence[str], *, as_json: bool) -> int:

@@ -70,7 +70,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--suffix", type=_suffix, default=None, metavar="TEXT", help="that both jobs' names end with; else a new one"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the certificate there as JSON; - prints it alone")
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="write the certificate there too, as JSON")
+    parser.add_argument("--json", action="store_true", help="print the certificate as JSON, and nothing else")
     parser.add_argument("--keep", action="store_true", help="keep both jobs; else they are deleted after a PASS")
     parser.set_defaults(run=run)
 
@@ -98,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     )
     definitions = (request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ()
     reader = make_reader(definitions, step_regex=options.step_regex, loss_regex=options.loss_regex)
-    say = _quiet if options.json == "-" else _say
+    say = _quiet if options.json else _say
     for note in requests.notes:
         say(f"note: {note}")
     if disk_hosts:
@@ -132,11 +133,11 @@ def run(options: argparse.Namespace) -> int:
     certificate = certify(twin_run, rehearsal_run, rehearsal.strikes())
     curves = curves_of(twin_run, rehearsal_run)
     document = json_text({"seed": options.seed, "curves": curves, **to_plain(certificate)})
-    if options.json == "-":
+    if options.certificate is not None:  # first: what cannot be printed is not lost then
+        options.certificate.write_text(document + "\n", encoding="utf-8")
+    if options.json:
         print(document)
     else:
-        if options.json:  # first: what cannot be printed is not lost then
-            Path(options.json).write_text(document + "\n", encoding="utf-8")
         print()
         print(certificate_text(certificate))
     if certificate.verdict is Verdict.PASS and not options.keep:
@@ -185,7 +186,7 @@ def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str,
         if fault.kind.value in refusals:
             raise ContractError(f"{fault}: {refusals[fault.kind.value]}", fault=Fault.USER)
     check_hosts(faults, hosts)
-    if options.json != "-":
+    if not options.json:
         seed = "" if options.seed is None else f", seed {options.seed}"
         print(f"plan ({len(faults)} fault{'' if len(faults) == 1 else 's'}{seed})")
         for fault in faults:

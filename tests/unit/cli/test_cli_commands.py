@@ -131,6 +131,8 @@ def test_env_unset_takes_away_only_what_is_ours_and_needs_no_service(home, capsy
     assert main(["env", "--unset"]) == 0
     plain = capsys.readouterr().out
     assert plain.startswith("unset AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID")
+    assert main(["env", "--unset", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == plain.split()[1:]
     assert "PROXY" not in plain
     monkeypatch.setenv("AWS_CA_BUNDLE", "/of/somebody/else.pem")
     assert main(["env", "--unset"]) == 0

@@ -30,7 +30,8 @@ def test_every_help_ends_with_examples_and_each_of_them_parses():
 
 @pytest.mark.parametrize("path", sorted(set(EXAMPLES) - WITHOUT_JSON))
 def test_every_command_prints_json_if_asked(path):
-    assert any("--json" in action.option_strings for action in paths()[path]._actions)
+    (asked,) = (action for action in paths()[path]._actions if "--json" in action.option_strings)
+    assert asked.nargs == 0, "it wants no file: what was asked for is printed"
 
 
 @pytest.mark.parametrize(

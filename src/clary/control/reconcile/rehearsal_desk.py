@@ -210,7 +210,7 @@ class RehearsalDesk:
 
     async def _run_command(self, kept: KeptRehearsal, run: _Run, suffix: str) -> _Ending:
         folder = self.shelf.place(kept.job, kept.number)
-        arguments = ["rehearse", *kept.arguments, f"--suffix={suffix}", f"--json={CERTIFICATE}", "--", kept.job]
+        arguments = ["rehearse", *kept.arguments, f"--suffix={suffix}", f"--certificate={CERTIFICATE}", "--", kept.job]
         with (folder / OUTPUT).open("wb") as output, (folder / ERRORS).open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *self.command,

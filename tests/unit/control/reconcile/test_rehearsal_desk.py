@@ -30,7 +30,7 @@ if job.startswith("refused"):
 if job.startswith("dies"):
     sys.exit(9)
 verdict = {"verdict": "PASS", "reason": "as it was", "arguments": sys.argv[1:-1]}
-open(options["json"], "w").write(json.dumps(verdict))
+open(options["certificate"], "w").write(json.dumps(verdict))
 """
 
 
@@ -86,7 +86,7 @@ async def test_the_command_is_given_the_order_and_the_names_that_it_will_use(des
     suffix = kept.twin.rpartition("-")[2]
     assert (kept.twin, kept.rehearsal) == (f"passes-twin-{suffix}", f"passes-rehearsal-{suffix}")
     said = desk.shelf.certificate("passes", 1)["arguments"]
-    assert said == ["rehearse", "--reclaim=step:3", f"--suffix={suffix}", "--json=certificate.json", "--"]
+    assert said == ["rehearse", "--reclaim=step:3", f"--suffix={suffix}", "--certificate=certificate.json", "--"]
     assert desk.shelf.lines("passes", 1) == [f"plan of passes in {tmp_path}"]
     assert desk.role_of(kept.twin) == ("passes", 1, "twin")
     assert desk.role_of("passes") is None

@@ -38,7 +38,7 @@ def test_faults_become_words_for_people_and_arguments_that_the_command_takes():
     assert order.faults[1] == "partition algo-1 from algo-2 after 20 s for 10 s"
     parser = argparse.ArgumentParser()
     rehearse.add_parser(parser.add_subparsers())
-    options = parser.parse_args(["rehearse", *order.arguments, "--suffix=ab", "--json=c.json", "--", "fit"])
+    options = parser.parse_args(["rehearse", *order.arguments, "--suffix=ab", "--certificate=c.json", "--", "fit"])
     assert [str(made) for made in options.faults] == list(order.faults)
     assert (options.disk_size, options.keep, options.together) == (500 * 1024**2, True, False)
     assert (options.step_regex, options.suffix, options.job) == ("at ([0-9]+)", "ab", "fit")
