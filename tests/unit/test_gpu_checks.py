@@ -67,7 +67,7 @@ def test_checks_that_hang_leave_time_for_the_measurements_and_some_for_their_lik
         assert all(seconds >= LEAST_S for seconds in given.values()), given
     if num_hanging == 0:
         assert all(seconds >= 15 for seconds in given.values()), given
-        assert given["build the core"] >= 120
+        assert given["build the core"] == 150
 
 
 def test_every_check_names_something_that_is_there():

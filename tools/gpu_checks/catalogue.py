@@ -3,8 +3,8 @@
 Where: `__main__` runs these one after the other, each in processes of its own. Correctness comes first, numbers last.
 
 [Note: time] The limits add up to far more than the time of all, since a check that is well needs a fraction of its
-limit. So that a few that hang do not take it all, a check is given at most a third of what is left, and what later ones
-have set aside, the measurements, is not among that.
+limit. So that a few that hang do not take it all, a check that no other needs is given at most a third of what is left,
+and what later ones have set aside, the measurements, is not among that.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ class Check:
         arguments: of the interpreter that has torch.
         limit_s: after which it is ended and has failed.
         set_aside_s: of the time of all, which no check before it is given.
+        is_needed: whether the others need it: it is given its whole limit.
     """
 
     name: str
     arguments: tuple[str, ...]
     limit_s: float = LIMIT_S
     set_aside_s: float = 0.0
+    is_needed: bool = False
 
 
 def _build() -> Check:
-    return Check("build the core", ("-m", "tools.gpu_checks.building"), 150.0)
+    return Check("build the core", ("-m", "tools.gpu_checks.building"), 150.0, is_needed=True)
 
 
 def _machine() -> Check:
@@ -58,8 +60,8 @@ def share_of(check: Check, later: Sequence[Check], *, left_s: float) -> float:
     """Return how long a check may take of the time that is left for it and later ones. Pure; see [Note: time]."""
     open_s = left_s - sum(one.set_aside_s for one in later)
     # What is set aside is used to the end; of the rest later checks need something too.
-    most_s = open_s if check.set_aside_s or not later else open_s / SHARE if open_s > SHARE * LEAST_S else open_s
-    return min(check.limit_s, most_s)
+    is_shared = bool(later) and not check.set_aside_s and not check.is_needed and open_s > SHARE * LEAST_S
+    return min(check.limit_s, open_s / SHARE if is_shared else open_s)
 
 
 def all_checks() -> Sequence[Check]:
