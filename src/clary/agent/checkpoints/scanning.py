@@ -37,6 +37,10 @@ class FileFacts:
     inode: int
     mode: int  # permission bits
 
+    def is_written_as(self, other: FileFacts) -> bool:
+        """Whether nothing was written from one state to the other; permissions and names may have changed."""
+        return (self.inode, self.size_bytes, self.modified_ns) == (other.inode, other.size_bytes, other.modified_ns)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:

@@ -244,14 +244,9 @@ def _seen_again(
     saved_s, saved = before.saved_s, before.saved
     if before.facts is not None and before.dirty_since_s is None:
         saved = before.facts
-    elif before.facts is not None and before.is_saved and (saved is None or _content(saved) != _content(before.facts)):
+    elif before.facts is not None and before.is_saved and (saved is None or not saved.is_written_as(before.facts)):
         saved_s, saved = (*saved_s, now_s)[-_NUM_SAVES:], before.facts
     return replace(before, busy_since_s=now_s, saved_s=saved_s, saved=saved)
-
-
-def _content(facts: FileFacts) -> tuple[int, int, int]:
-    """Return what a save changes; permissions and names change without one."""
-    return facts.inode, facts.size_bytes, facts.modified_ns
 
 
 def _counted(files: Mapping[str, FileSight], now_s: float, *, is_frame_new: bool) -> dict[str, FileSight]:

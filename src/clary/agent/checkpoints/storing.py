@@ -203,11 +203,9 @@ class SetWriter:
     ) -> tuple[GroupVersion, GroupContent]:
         """Name what a group goes without: now, and in the set that was restored as long as anything is of that."""
         left_out = choice.left_out.get(name, frozenset())
-        kept = self._doubts.get(name, NOTHING)
-        if any(content.files.get(path) == facts for path, facts in kept.files.items()):
-            restored = kept.left_out - version.files.keys()
-        else:
-            restored = frozenset()
+        kept, files = self._doubts.get(name, NOTHING), content.files
+        is_any_left = any(path in files and files[path].is_written_as(facts) for path, facts in kept.files.items())
+        restored = kept.left_out - version.files.keys() if is_any_left else frozenset()
         return replace(version, left_out=left_out | restored), replace(content, left_out=left_out)
 
     def _whole(

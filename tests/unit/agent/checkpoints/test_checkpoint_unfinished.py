@@ -101,6 +101,7 @@ def test_a_restore_tells_what_a_set_may_lack_and_the_sets_after_it_do_until_noth
     assert not again.round(), "there is nothing new"
     again.write("other/model", "1")
     again.write("run/notes", "beside what was restored")
+    (again.path / "run/model").chmod(0o600)
     again.round()
     assert again.writer.last.left_out == ("run/database",), "nobody here can know what was in it"
     again.write("run/model", "written anew")

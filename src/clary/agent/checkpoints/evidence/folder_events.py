@@ -58,7 +58,7 @@ class History:
 
     def says_of(self, facts: FileFacts) -> bool:
         """Whether what was said holds for this state of the file."""
-        return self.facts is not None and _state(self.facts) == _state(facts)
+        return self.facts is not None and self.facts.is_written_as(facts)
 
 
 class FolderEvents:
@@ -293,8 +293,3 @@ class FolderEvents:
                 f"checkpoints: not everything in the folder is watched: {why}. Renames there are not seen as such; "
                 "what is whole is told by who has files open"
             )
-
-
-def _state(facts: FileFacts) -> tuple[int, int, int]:
-    """Return what tells one content from another; permissions and names of a file may change beside it."""
-    return facts.inode, facts.size_bytes, facts.modified_ns
