@@ -53,7 +53,25 @@ def tokens(folder: Path) -> None:
                 file.write(json.dumps({"input_ids": ids, "attention_mask": [1] * SEQUENCE}) + "\n")
 
 
-MAKERS: dict[str, Callable[[Path], None]] = {"none": none, "mnist": mnist, "tokens": tokens}
+def text(folder: Path) -> None:
+    """Write lines of text to train and to validate on, and a tokenizer of GPT-2's kind that knows single bytes."""
+    drawn = random.Random(SEED)
+    for name in ("train.txt", "validation.txt"):
+        lines = ["".join(drawn.choice("abcdefgh ") for _ in range(SEQUENCE)) for _ in range(NUM_LINES)]
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tokenizer = folder / "tokenizer"
+    tokenizer.mkdir()
+    # Printable bytes stand for themselves in GPT-2's vocabulary, all others for letters from U+0100 on.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = [*map(chr, printable), *(chr(256 + number) for number in range(len(others)))]
+    ids = {letter: number for number, letter in enumerate([*letters, "<|endoftext|>"])}
+    (tokenizer / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    (tokenizer / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}', encoding="utf-8")
+
+
+MAKERS: dict[str, Callable[[Path], None]] = {"none": none, "mnist": mnist, "tokens": tokens, "text": text}
 
 if __name__ == "__main__":
     MAKERS[sys.argv[1]](Path(sys.argv[2]))

@@ -15,7 +15,9 @@ REASON_CHARACTERS = 220
 _ERROR = re.compile(
     r"(?:^|[\]>:] ?)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Lost|Mismatch|Refused|NotFound)\b.*)"
 )
-_NOT_THE_CAUSE = re.compile(r"ChildFailedError|SignalException|CalledProcessError|ExecuteUserScriptError")
+_NOT_THE_CAUSE = re.compile(
+    r"ChildFailedError|SignalException|CalledProcessError|ExecuteUserScriptError|UnexpectedStatusException"
+)
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,8 @@ def judge(script: Script, way: str, *, said: str, code: int | None, seconds: flo
 
 def last_error(said: str) -> str:
     """Return the first error that is no consequence of another's, in one line; nothing where there is none."""
-    found = [match[1].strip() for line in said.splitlines() if (match := _ERROR.search(line.rstrip()))]
-    causes = [one for one in found if not _NOT_THE_CAUSE.search(one)]
-    first = next(iter(causes or found), "")
+    found = (match[1].strip() for line in said.splitlines() if (match := _ERROR.search(line.rstrip())))
+    first = next((one for one in found if not _NOT_THE_CAUSE.search(one)), "")
     return first if len(first) <= REASON_CHARACTERS else f"{first[:REASON_CHARACTERS]} ..."
 
 
