@@ -38,7 +38,18 @@ def _system(path: str) -> Need:
     return Need(path, "make .venvs/system.stamp")
 
 
-_ENVIRONMENTS = ("train", "hf", "trainer", "transformers-4.37", "transformers-4.46", "wandb", "deepspeed")
+_ENVIRONMENTS = (
+    "train",
+    "sdk2",
+    "sdk3",
+    "toolkit",
+    "hf",
+    "trainer",
+    "transformers-4.37",
+    "transformers-4.46",
+    "wandb",
+    "deepspeed",
+)
 
 NEEDS = {
     **{name: _environment(name) for name in _ENVIRONMENTS},
@@ -57,6 +68,13 @@ NEEDS = {
 def python_of(environment: str) -> Path:
     """Return the interpreter of an environment of NEEDS, there or not."""
     return Path(NEEDS[environment].path)
+
+
+def require_python(path: Path) -> None:
+    """Skip or fail as `require` does for the environment whose interpreter this is, if it is one of NEEDS."""
+    for name, need in NEEDS.items():
+        if need.path == str(path):
+            require(name)
 
 
 def require(name: str) -> None:

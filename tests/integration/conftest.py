@@ -6,6 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from running_service import CLIENT_TIMEOUT_S, CLIENTS, start_service
 
+from needs import require_python
+
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory):
@@ -29,6 +31,7 @@ class ClientRuns:
 
     def start(self, python, script, *arguments):
         """Begin a run unless it was begun."""
+        require_python(python)
         key = (script, *arguments)
         if key not in self._futures:
             self._futures[key] = self._pool.submit(self._service.run_client, python, script, *arguments)

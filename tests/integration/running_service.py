@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from needs import require_python
+
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = Path(__file__).parent / "clients"
 TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
@@ -62,6 +64,7 @@ class RunningService:
 
         Scripts that ask STS at its fixed address get the variables of `clary env --tls`.
         """
+        require_python(python)
         needs_tls = script in ASKS_STS
         completed = subprocess.run(
             [str(python), str(CLIENTS / script), *arguments],

@@ -12,7 +12,7 @@ from clary.control.jobs.job_trace import trace_request
 from clary.control.reconcile.trace_exporter import TraceExporter
 from clary.testing.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.needs("sdk3")]
 
 PROGRAM = Path(__file__).with_name("otlp_backend_program.py")
 SENT_S = 60

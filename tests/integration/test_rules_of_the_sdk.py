@@ -12,7 +12,7 @@ from clary.train.debugger import rules as debugger_rules
 from clary.train.debugger.collection import DEFAULT_REGEXES
 from clary.train.debugger.rules import parameters_of
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(120), pytest.mark.needs("sdk2")]
 
 PROGRAM = Path(__file__).with_name("sdk_rules_program.py")
 # The parameter of ours that has to find what the SDK has saved for a rule by an expression of its own.

@@ -123,6 +123,7 @@ def test_ranks_under_the_driver_of_sdk_v3(aws, service, driver, num_ranks):
 
 
 @pytest.mark.parametrize("distribution", [{}, {"sagemaker_torch_distributed_enabled": True}], ids=["plain", "torchrun"])
+@pytest.mark.needs("toolkit")
 def test_ranks_under_the_toolkit_of_aws(aws, distribution):
     request = two_ranks_a_host(aws, "signals-toolkit", distribution)
     request["AlgorithmSpecification"]["TrainingImage"] = "team/toolkit:1"

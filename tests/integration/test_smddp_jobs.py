@@ -201,6 +201,7 @@ def test_hosts_that_share_the_machine_form_one_group(plain_service):
     assert "not isolated" in plain_service.clary("describe", request["TrainingJobName"]).stdout
 
 
+@pytest.mark.needs("toolkit")
 def test_the_toolkit_of_aws_runs_its_ranks_through_smddprun_on_both_hosts(aws):
     if os.geteuid() != 0:
         pytest.skip("needs root: the toolkit starts sshd")

@@ -13,6 +13,7 @@ from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import AttemptEnd, PastAttempt, StatusTransition, TrainingJob
 from clary.control.scheduling.prices import load_prices
 from clary.control.services.sagemaker.descriptions import describe
+from clary.control.settings import Settings
 from clary.testing.control_plane import request_of
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(240)]
@@ -65,15 +66,15 @@ THREE_HOSTS = {"InstanceType": "ml.c5.xlarge", "InstanceCount": 3, "VolumeSizeIn
 @pytest.mark.parametrize(
     ("python", "module"),
     [
-        pytest.param(SDK2_PYTHON, "sagemaker.session", id="v2"),
-        pytest.param(SDK3_PYTHON, "sagemaker.core.helper.session_helper", id="v3"),
+        pytest.param(SDK2_PYTHON, "sagemaker.session", id="v2", marks=pytest.mark.needs("sdk2")),
+        pytest.param(SDK3_PYTHON, "sagemaker.core.helper.session_helper", id="v3", marks=pytest.mark.needs("sdk3")),
     ],
 )
 def test_the_sdk_prints_training_seconds_billable_seconds_and_savings(tmp_path, python, module):
     paths = []
     for resources in (ONE_HOST, THREE_HOSTS):
         job = spot_job(ResourceConfig=resources)
-        description = describe(job, load_prices(), now=job.modified_at)
+        description = describe(job, load_prices(), Settings(home=str(tmp_path)), now=job.modified_at)
         paths.append(tmp_path / f"description-{len(paths)}.json")
         paths[-1].write_text(json.dumps(to_plain(description)))
     program = Path(__file__).with_name("savings_program.py")

@@ -42,6 +42,7 @@ def tracked(service, python, program, *arguments, **environment):
     return metrics, log_of(aws, name), results
 
 
+@pytest.mark.needs("sdk3")
 def test_mlflow_finds_its_runs_in_the_artifact_and_their_values_are_the_jobs(service, tmp_path):
     metrics, lines, results = tracked(service, SDK3_PYTHON, "mlflow_program.py")
     assert {name: metrics[name]["num_values"] for name in ("loss", "eval/accuracy")} == {"loss": 5, "eval/accuracy": 5}

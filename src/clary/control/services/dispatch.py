@@ -91,6 +91,7 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
 
 # Services of which every kind that exists here has a handler: what else they list, there is none of.
 LISTED_EMPTY = frozenset({"sagemaker", "iam", "cloudwatch"})
+ALWAYS_THERE = ("RoleName",)  # members that name a thing which exists whatever it is called: every role does
 
 
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:
@@ -100,7 +101,8 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
     """
     handler = HANDLERS.get((service, operation))
     if handler is None:
-        nothing = empty_listing(service, operation) if service in LISTED_EMPTY else None
+        is_listed = service in LISTED_EMPTY
+        nothing = empty_listing(service, operation, always_there=ALWAYS_THERE) if is_listed else None
         if nothing is not None:
             return nothing
         raise WireError("UnknownOperationException", f"{service}:{operation} is not supported by this service.")

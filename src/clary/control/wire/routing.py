@@ -25,6 +25,7 @@ _JSON_PROTOCOLS = {
 _FORM = "application/x-www-form-urlencoded"
 _SCOPE = re.compile(r"Credential=[^,\s]*?/\d{8}/[^/,\s]*/([^/,\s]+)/")
 _QUERY_SCOPE = re.compile(r"(?i:x-amz-credential)=[^&]*?%2F\d{8}%2F[^&%]*%2F([^&%]+)%2F", re.IGNORECASE)
+REST_XML_SCOPES = ("cloudfront", "route53", "s3")  # signing names of AWS's services that speak restXml
 _ACTION = re.compile(rb"(?:^|&)Action=([^&]*)")
 _VERSION = re.compile(rb"(?:^|&)Version=([^&]*)")
 _SHOWN_CHARACTERS = 80  # of a client's own words in an error text
@@ -133,7 +134,9 @@ def protocol_of(request: HttpRequest) -> Protocol:
         return _JSON_PROTOCOLS[media_type]
     if request.header("x-amz-target") is not None:
         return Protocol.JSON_1_1
-    return Protocol.QUERY if _is_query(request) else Protocol.REST_JSON
+    # Clients of restXml read the errors of the query protocol; none of their services is offered.
+    is_xml = _is_query(request) or credential_service(request) in REST_XML_SCOPES
+    return Protocol.QUERY if is_xml else Protocol.REST_JSON
 
 
 def credential_service(request: HttpRequest) -> str | None:

@@ -31,10 +31,13 @@ async def test_listings_of_kinds_that_are_not_offered_are_empty_and_readable():
         assert found["ResponseMetadata"]["HTTPStatusCode"] == 200
         assert [name for name, value in found.items() if isinstance(value, list) and value] == []
     assert {"ListEndpoints", "ListProcessingJobs", "ListUsers", "ListDashboards"} <= set(listed)
+    assert {"ListRolePolicies", "ListRoleTags", "ListInstanceProfilesForRole"} <= set(listed), "every role exists"
     assert all(name.startswith("List") for name in listed)
     assert {code for code, _, _ in refused} == {"UnknownOperationException"}
     assert all(name in message for _, message, name in refused)
-    assert {"CreateEndpoint", "DescribeEndpoint", "ListPipelineExecutions"} <= {name for _, _, name in refused}
+    assert {"CreateEndpoint", "DescribeEndpoint", "ListPipelineExecutions", "ListUserPolicies"} <= {
+        name for _, _, name in refused
+    }
 
 
 @pytest.mark.parametrize("operation", ["ListLogGroups", "ListAnomalies"])

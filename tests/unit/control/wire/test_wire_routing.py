@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import gzip
+import re
+from pathlib import Path
+
+import botocore
 import pytest
+from botocore.parsers import create_parser
 from wire_builders import form_request, json_request
 
 from clary.contract.errors import WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Protocol
-from clary.control.wire.routing import credential_service, protocol_of, route
+from clary.control.wire.routing import REST_XML_SCOPES, credential_service, protocol_of, route
+from clary.control.wire.serializing import serialize_error
 
 
 def signed_for(scope: str, request: HttpRequest) -> HttpRequest:
@@ -129,3 +136,29 @@ def test_errors_have_a_protocol_even_where_routing_failed(request_, protocol):
 def test_scope_is_read_from_presigned_urls():
     query = "X-Amz-Credential=AKID%2F20260101%2Fus-west-2%2Fsts%2Faws4_request&X-Amz-Signature=00"
     assert credential_service(HttpRequest("GET", "/", query, [])) == "sts"
+
+
+def models_of_botocore():
+    """Yield protocol and signing name of every service that botocore knows; they stand near a model's beginning."""
+    for path in Path(botocore.__file__).parent.glob("data/*/*/service-2.json*"):
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as model:
+            head = model.read(3000)
+        name = re.search(rb'"signingName":\s*"([^"]+)"', head) or re.search(rb'"endpointPrefix":\s*"([^"]+)"', head)
+        yield re.search(rb'"protocol":\s*"([^"]+)"', head)[1].decode(), name[1].decode()
+
+
+def test_services_that_speak_rest_xml_are_known_by_name():
+    spoken = {name for protocol, name in models_of_botocore() if protocol == "rest-xml"}
+    assert spoken == set(REST_XML_SCOPES), "clients of these read no JSON error"
+
+
+@pytest.mark.parametrize("service", ["route53", "cloudfront"])
+def test_a_client_of_rest_xml_reads_that_its_service_is_not_offered(service):
+    request = signed_for(service, HttpRequest("GET", "/2013-04-01/hostedzone", "", []))
+    with pytest.raises(WireError) as error:
+        route(request)
+    answer = serialize_error(error.value, protocol=protocol_of(request), request_id="R")
+    raw = {"status_code": answer.status, "headers": dict(answer.headers), "body": answer.body}
+    told = create_parser("rest-xml").parse(raw, None)["Error"]
+    assert told["Code"] == "UnknownOperationException"
+    assert told["Message"].endswith(f"got {service!r}.")
