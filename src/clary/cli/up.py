@@ -58,13 +58,14 @@ def run(options: argparse.Namespace) -> int:
     running = find_running(settings)
     if running is not None:
         if options.json:
-            return _print_json(running, was_running=True)
+            return _print_json(running, settings, was_running=True)
         print(f"clary already runs at {running.record.url}  (state in {folder.root}, stop with: clary down)")
+        _print_problems(running, settings)
         return 0
     started_at = time.monotonic()
     connection = _start(settings, folder, options)
     if options.json:
-        return _print_json(connection, was_running=False)
+        return _print_json(connection, settings, was_running=False)
     print(f"clary runs at {connection.record.url}  (ready in {time.monotonic() - started_at:.1f} s)")
     if connection.record.tls_url:
         print(f"  tls    {connection.record.tls_url}")
@@ -76,15 +77,24 @@ def run(options: argparse.Namespace) -> int:
     print('  use    eval "$(clary env)"')
     print("  pages  clary console")
     print("  stop   clary down")
-    problem = why_default_fails(settings, InterpreterProbe())
-    if problem:
-        print(f"  !!     AWS's framework images are refused: {problem}")
-    for sentence in connection.get("state")["problems"]:
-        print(f"  note   {sentence}")
+    _print_problems(connection, settings)
     return 0
 
 
-def _print_json(connection: Connection, *, was_running: bool) -> int:
+def _print_problems(connection: Connection, settings: Settings) -> None:
+    for sentence in _without_torch(settings):
+        print(f"  !!     {sentence}")
+    for sentence in connection.get("state")["problems"]:
+        print(f"  note   {sentence}")
+
+
+def _without_torch(settings: Settings) -> list[str]:
+    """Return why images of AWS's frameworks are refused, with the command that mends it; nothing if they are not."""
+    problem = why_default_fails(settings, InterpreterProbe())
+    return [f"AWS's framework images are refused: {problem}"] if problem else []
+
+
+def _print_json(connection: Connection, settings: Settings, *, was_running: bool) -> int:
     record = connection.record
     facts = {
         "url": record.url,
@@ -93,7 +103,7 @@ def _print_json(connection: Connection, *, was_running: bool) -> int:
         "version": record.version,
         "state_folder": str(connection.folder.root),
         "was_running": was_running,
-        "problems": connection.get("state")["problems"],
+        "problems": [*_without_torch(settings), *connection.get("state")["problems"]],
     }
     print(json.dumps(facts, indent=2))
     return 0

@@ -1,0 +1,53 @@
+"""What `clary up` says of a service: the same problems whether it has just started, ran before, or is told as JSON."""
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from clary.cli import up
+
+RECORD = SimpleNamespace(url="http://127.0.0.1:1", tls_url="", pid=1, version="0", memory_limits="soft")
+
+
+class FakeConnection:
+    """A service that answers with one problem."""
+
+    record = RECORD
+
+    def __init__(self, folder):
+        self.folder = SimpleNamespace(root=folder)
+
+    def get(self, page):
+        return {"problems": ["a disk is full"]}
+
+
+@pytest.fixture
+def say(tmp_path, monkeypatch, capsys):
+    """Run `clary up` over a machine without torch; return what it prints."""
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    monkeypatch.setattr(up, "why_default_fails", lambda settings, probe: "no torch; run: pip install torch")
+    connection = FakeConnection(tmp_path)
+
+    def say(*, is_running, is_json):
+        monkeypatch.setattr(up, "find_running", lambda settings: connection if is_running else None)
+        monkeypatch.setattr(up, "_start", lambda settings, folder, options: connection)
+        options = argparse.Namespace(foreground=False, json=is_json, new_database=False, new_keys=False)
+        assert up.run(options) == 0
+        return capsys.readouterr().out
+
+    return say
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_missing_torch_and_the_command_that_mends_it_are_told_each_time(say, is_running):
+    text = say(is_running=is_running, is_json=False)
+    assert "  !!     AWS's framework images are refused: no torch; run: pip install torch\n" in text
+    assert "  note   a disk is full\n" in text
+    facts = json.loads(say(is_running=is_running, is_json=True))
+    assert facts["was_running"] is is_running
+    assert facts["problems"] == [
+        "AWS's framework images are refused: no torch; run: pip install torch",
+        "a disk is full",
+    ]
