@@ -229,11 +229,23 @@ def _run_markers(reader: ByteReader) -> None:
     }
     pointer = reader.word(_POINTERS)
     whole = reader.chance()
-    found = marked(files, is_whole=lambda path: whole, text_of=lambda path: pointer[:256])
-    for path, marker in found.items():
+    # What a watch has seen: the order in which some of the files were closed.
+    seen = {path: reader.byte() for path in files if reader.chance()}
+
+    def came_last(marker: str, path: str) -> bool | None:
+        return seen[marker] > seen[path] if marker in seen and path in seen else None
+
+    found = marked(files, is_whole=lambda path: whole, text_of=lambda path: pointer[:256], came_last=came_last)
+    for path, mark in found.items():
+        marker = mark.path
         require(whole, "a marker that is not whole says something", path=path, marker=marker)
         require(path in files and marker in files and path != marker, "a file stands for itself", path=path)
-        require(files[path].modified_ns <= files[marker].modified_ns, "what came later is called whole", path=path)
+        require(mark.is_seen == (came_last(marker, path) is not None), "times decide against what was seen", path=path)
+        if mark.is_seen:
+            require(bool(came_last(marker, path)), "what was seen to come later is called whole", path=path)
+        else:
+            times = [(files[one].modified_ns, files[one].changed_ns) for one in (path, marker)]
+            require(all(a <= b for a, b in zip(*times, strict=True)), "what came later is called whole", path=path)
         above = marker.rpartition("/")[0]
         require(
             path.startswith(f"{above}/" if above else ""), "a marker speaks of another folder", path=path, of=marker
