@@ -200,6 +200,7 @@ class TrainingJob:
     stop_ordered_at: datetime | None = None
     failure: JobFailure | None = None
     final_metrics: tuple[FinalMetric, ...] = ()
+    metric_units: Mapping[str, str] = field(default_factory=dict)  # of what scripts have put: CloudWatch's Unit
     rule_evaluations: tuple[RuleEvaluation, ...] = ()  # what was told of rules; `rule_evaluations.evaluations_of` reads
     warnings: tuple[str, ...] = ()  # shown by describe and in the first log lines
     emulation: tuple[str, ...] = ()  # likewise, under a heading of its own: how this machine differs from AWS's

@@ -2,7 +2,9 @@
 
 Where: `dispatch` for putting; `services.metrics` reads what was put, under its own namespace and dimensions.
 A value belongs to the job whose program puts it, or to the one that the dimension TrainingJobName names; CloudWatch has
-no place of its own here. Sums of many values (StatisticValues) are taken where they say a single value.
+no place of its own here. The unit is kept with the job, the last one that a metric was put with. Values stand at their
+own times whatever StorageResolution says, so that nothing finer than 60 s is lost. Sums of many values
+(StatisticValues) are taken where they say a single value.
 Source: PutMetricData, MetricDatum (CloudWatch API reference).
 """
 
@@ -10,17 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from clary.contract.errors import WireError
-from clary.control.jobs.training_job import FinalMetric
+from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.services.call import Call
 from clary.control.store.errors import JobNotFound
 
 JOB_DIMENSION = "TrainingJobName"
 RESERVED = ("AWS/", "/aws/sagemaker/")  # namespaces that hold what the platform measures
 OLDEST, NEWEST = timedelta(days=14), timedelta(hours=2)  # of a timestamp, before and after now
+RESOLUTIONS_S = (1, 60)
+NO_UNIT = "None"  # as CloudWatch calls it
+MAX_UNITS = 500  # kept with a job
+MANY_UNITS = f"PutMetricData: units of the first {MAX_UNITS} metrics are kept; those of others are told as {NO_UNIT}"
 MAX_VALUES = 15_000  # of one request, counted out; CloudWatch takes 1000 data of 150 values, each any number of times
 
 
@@ -36,6 +43,7 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
     if params.get("EntityMetricData"):
         raise _invalid("EntityMetricData is not kept here: put the metrics as MetricData.")
     by_job: dict[str, list[FinalMetric]] = {}
+    units: dict[str, dict[str, str]] = {}
     num_values = 0
     for datum in params.get("MetricData") or ():
         values = list(_values(datum))
@@ -52,14 +60,48 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
         name = stored_name(namespace, datum["MetricName"], dimensions)
         at = _moment(datum, call.services.clock.now())
         by_job.setdefault(job_name, []).extend(FinalMetric(name=name, value=value, at=at) for value in values)
+        units.setdefault(job_name, {})[name] = datum.get("Unit") or NO_UNIT
+        if datum.get("StorageResolution") not in (None, *RESOLUTIONS_S):
+            raise _invalid(
+                f"StorageResolution of the metric {datum['MetricName']} must be 1 or 60, got "
+                f"{datum['StorageResolution']}."
+            )
     for job_name, metrics in by_job.items():
         try:
             await call.services.store.add_metrics(job_name, metrics)
+            await _keep_units(call, job_name, units[job_name])
         except JobNotFound as error:
             raise _invalid(
                 f"There is no training job {job_name}, which the dimension {JOB_DIMENSION} names."
             ) from error
     return {}
+
+
+async def job_called(call: Call, name: str) -> TrainingJob | None:
+    """Return the job of a name; None for one that does not exist."""
+    return call.services.hub.live_job(name) or await call.services.store.get_job(name)
+
+
+async def _keep_units(call: Call, job_name: str, units: Mapping[str, str]) -> None:
+    """Keep with the job which unit each metric was put with; most puts say what the one before said."""
+    job = await job_called(call, job_name)
+    if job is not None and _with_units(job, units) is not job:
+        await call.services.hub.update(job_name, lambda current: _with_units(current, units))
+
+
+def _with_units(job: TrainingJob, units: Mapping[str, str]) -> TrainingJob:
+    known = dict(job.metric_units)
+    warnings = job.warnings
+    for name, unit in units.items():
+        if known.get(name, NO_UNIT) == unit:
+            continue
+        if name not in known and len(known) >= MAX_UNITS:
+            warnings = tuple(dict.fromkeys((*warnings, MANY_UNITS)))
+            continue
+        known[name] = unit
+    if known == job.metric_units and warnings == job.warnings:
+        return job
+    return replace(job, metric_units=known, warnings=warnings)
 
 
 def calling_job(call: Call) -> str:

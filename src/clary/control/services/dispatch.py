@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from clary.contract.errors import Fault, ObjectStoreError, StoreError, WireError
-from clary.control.services import custom_metrics, ecr, iam, log_queries, logs, metric_data, metrics, sts
+from clary.control.services import custom_metrics, ecr, iam, log_queries, logs, metric_data, metric_lists, metrics, sts
 from clary.control.services.call import Call, Handler
 from clary.control.services.experiments import (
     component_calls,
@@ -57,7 +57,7 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("ecr", "GetAuthorizationToken"): ecr.get_authorization_token,
     ("cloudwatch", "GetMetricStatistics"): metrics.get_metric_statistics,
     ("cloudwatch", "GetMetricData"): metric_data.get_metric_data,
-    ("cloudwatch", "ListMetrics"): metrics.list_metrics,
+    ("cloudwatch", "ListMetrics"): metric_lists.list_metrics,
     ("cloudwatch", "PutMetricData"): custom_metrics.put_metric_data,
     ("sagemaker-metrics", "BatchPutMetrics"): value_calls.batch_put_metrics,
     ("sagemaker-metrics", "BatchGetMetrics"): value_calls.batch_get_metrics,

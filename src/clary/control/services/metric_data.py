@@ -83,6 +83,7 @@ async def _result(call: Call, query: Mapping[str, Any], stat: Mapping[str, Any])
         start=params["StartTime"],
         end=params["EndTime"],
         period_s=stat["Period"],
+        unit=stat.get("Unit"),
     )
     starts = sorted(periods, reverse=params.get("ScanBy") != ASCENDING)
     return {

@@ -1,7 +1,7 @@
 """Metrics of jobs: CloudWatch's statistics.
 
-Source: GetMetricStatistics, ListMetrics (CloudWatch; `services.metric_data` has GetMetricData). Namespace
-`/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, of what hosts measure
+Source: GetMetricStatistics (CloudWatch); `services.metric_data` has GetMetricData, `services.metric_lists` ListMetrics.
+Namespace `/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, of what hosts measure
 (`services.instance_metrics`) and of what the service itself keeps.
 """
 
@@ -16,7 +16,7 @@ from clary.contract.errors import WireError
 from clary.control.jobs import host_metrics
 from clary.control.services import custom_metrics, instance_metrics
 from clary.control.services.call import Call
-from clary.control.services.custom_metrics import calling_job
+from clary.control.services.custom_metrics import NO_UNIT, calling_job
 from clary.control.services.instance_metrics import Statistics
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
@@ -48,9 +48,9 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
             "range.",
         )
     periods = await statistics_by_period(
-        call, params, start=params["StartTime"], end=params["EndTime"], period_s=period_s
+        call, params, start=params["StartTime"], end=params["EndTime"], period_s=period_s, unit=params.get("Unit")
     )
-    unit = _UNITS.get(params["MetricName"], "None") if _host_name(params) else "None"
+    unit = await unit_of(call, params)
     points = [
         {
             "Timestamp": datetime.fromtimestamp(start, UTC),
@@ -63,7 +63,7 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
 
 
 async def statistics_by_period(
-    call: Call, metric: Mapping[str, Any], *, start: datetime, end: datetime, period_s: int
+    call: Call, metric: Mapping[str, Any], *, start: datetime, end: datetime, period_s: int, unit: str | None = None
 ) -> dict[int, Statistics]:
     """Return start of a period, in seconds since 1970 -> statistics of what was measured in it.
 
@@ -73,13 +73,15 @@ async def statistics_by_period(
         start: of the time.
         end: of it, exclusive.
         period_s: periods begin at its multiples since 1970.
+        unit: that is asked for; there is nothing in another one than the metric's own.
     """
-    job_name, host, name = _job_name(metric), _host_name(metric), metric["MetricName"]
+    if unit is not None and unit != await unit_of(call, metric):
+        return {}
+    job_name, host, name = job_of(metric), _host_name(metric), metric["MetricName"]
     namespace = metric.get("Namespace") or ""
     if namespace != NAMESPACE:  # what scripts have put, which CloudWatch's own job dimension does not belong to
-        dimensions = {item["Name"]: str(item.get("Value")) for item in metric.get("Dimensions") or ()}
         job_name, host = _job_of_put(call, metric), ""
-        name = custom_metrics.stored_name(namespace, name, dimensions)
+        name = _put_name(metric)
     if job_name is None:
         return {}
     if host and name in instance_metrics.SERIES:
@@ -98,73 +100,40 @@ async def statistics_by_period(
     }
 
 
-async def list_metrics(call: Call) -> Mapping[str, Any]:
-    """List the metrics of the job, or of the host, that the dimension names."""
-    job_name, host = _job_name(call.params), _host_name(call.params)
-    job = None if job_name is None else await call.services.store.get_job(job_name)
-    namespace = call.params.get("Namespace", NAMESPACE)
-    if namespace != NAMESPACE:
-        return {"Metrics": await _put_metrics(call, namespace, _job_of_put(call, call.params))}
-    if job is None:
-        return {"Metrics": []}
-    if host:
-        record = job.hosts.get(host)
-        kept = () if record is None or record.facts.checkpoints is None else tuple(host_metrics.UNITS)
-        measured = await instance_metrics.known_metrics(call, job.name)
-        names = (*measured.get(host, ()), *kept)
-        dimension = {"Name": HOST_DIMENSION, "Value": f"{job.name}/{host}"}
-    else:
-        names = tuple(metric.name for metric in job.final_metrics)
-        dimension = {"Name": DIMENSION, "Value": job.name}
-    wanted = call.params.get("MetricName")
-    return {
-        "Metrics": [
-            {"Namespace": NAMESPACE, "MetricName": name, "Dimensions": [dimension]}
-            for name in names
-            if wanted in (None, name)
-        ]
-    }
+async def unit_of(call: Call, metric: Mapping[str, Any]) -> str:
+    """Return the unit of a metric by CloudWatch's name: the one that it was put with, if a script has put it."""
+    if (metric.get("Namespace") or "") == NAMESPACE:
+        return _UNITS.get(metric["MetricName"], NO_UNIT) if _host_name(metric) else NO_UNIT
+    job_name = _job_of_put(call, metric)
+    job = None if job_name is None else await custom_metrics.job_called(call, job_name)
+    return NO_UNIT if job is None else job.metric_units.get(_put_name(metric), NO_UNIT)
 
 
-async def _put_metrics(call: Call, namespace: str, job_name: str | None) -> list[dict[str, Any]]:
-    """Return the metrics of a namespace that the script of a job has put."""
-    if job_name is None:
-        return []
-    curves = await call.services.store.curves.curves(job_name, names=None, num_points=2)
-    wanted = call.params.get("MetricName")
-    listed = []
-    for stored in curves:
-        if not stored.startswith(f"{namespace}/"):
-            continue
-        name, _, told = stored.removeprefix(f"{namespace}/").removesuffix("]").partition(" [")
-        if wanted not in (None, name):
-            continue
-        pairs = [pair.partition("=") for pair in told.split(", ")] if told else []
-        dimensions = [{"Name": key, "Value": value} for key, _, value in pairs]
-        job = [{"Name": DIMENSION, "Value": job_name}]
-        listed.append({"Namespace": namespace, "MetricName": name, "Dimensions": [*job, *dimensions]})
-    return listed
+def _put_name(metric: Mapping[str, Any]) -> str:
+    dimensions = {item["Name"]: str(item.get("Value")) for item in metric.get("Dimensions") or ()}
+    return custom_metrics.stored_name(metric.get("Namespace") or "", metric["MetricName"], dimensions)
 
 
 def _job_of_put(call: Call, metric: Mapping[str, Any]) -> str | None:
     """Return the job that a script's own metric belongs to: the job that calls, whatever the dimensions say."""
-    return calling_job(call) or _dimension(metric, DIMENSION)
+    return calling_job(call) or dimension(metric, DIMENSION)
 
 
-def _job_name(metric: Mapping[str, Any]) -> str | None:
+def job_of(metric: Mapping[str, Any]) -> str | None:
     """Return the job that the dimensions name, by itself or by one of its hosts."""
-    of_host = _dimension(metric, HOST_DIMENSION)
-    return of_host.partition("/")[0] if of_host is not None else _dimension(metric, DIMENSION)
+    of_host = dimension(metric, HOST_DIMENSION)
+    return of_host.partition("/")[0] if of_host is not None else dimension(metric, DIMENSION)
 
 
 def _host_name(metric: Mapping[str, Any]) -> str:
     """Return the host that the dimensions name; empty for none."""
-    return (_dimension(metric, HOST_DIMENSION) or "").partition("/")[2]
+    return (dimension(metric, HOST_DIMENSION) or "").partition("/")[2]
 
 
-def _dimension(metric: Mapping[str, Any], name: str) -> str | None:
-    for dimension in metric.get("Dimensions") or ():
-        if dimension["Name"] == name:
-            value = dimension.get("Value")  # ListMetrics may name a dimension without its value
+def dimension(metric: Mapping[str, Any], name: str) -> str | None:
+    """Return the value of a dimension; None if the metric does not say it."""
+    for item in metric.get("Dimensions") or ():
+        if item["Name"] == name:
+            value = item.get("Value")  # ListMetrics may name a dimension without its value
             return None if value is None else str(value)
     return None

@@ -6,6 +6,7 @@ import pytest
 
 from clary.contract.errors import WireError
 from clary.control.permissions.grants import Grants
+from clary.control.services import custom_metrics
 from clary.control.services.call import Call
 from clary.control.services.dispatch import dispatch
 from clary.testing.control_plane import ControlPlane
@@ -118,3 +119,53 @@ async def test_data_that_can_not_be_kept_are_refused_and_nothing_is(plane, datum
 @pytest.mark.parametrize("namespace", ["AWS/EC2", "/aws/sagemaker/TrainingJobs"])
 async def test_namespaces_of_the_platform_are_not_written_to(plane, namespace):
     assert "reserved" in (await refusal(plane, {"Value": 1.0}, namespace=namespace))[1]
+
+
+async def test_units_are_kept_with_the_job_and_told_again(plane):
+    await put(plane, {"Value": 2.0, "Unit": "Seconds"}, {"Value": 3.0, "Dimensions": PHASE, "Unit": "Count"})
+    asked = {
+        "Namespace": "My/App",
+        "MetricName": "loss",
+        "Period": 60,
+        "Statistics": ["Sum"],
+        "StartTime": START - timedelta(hours=1),
+        "EndTime": START + timedelta(hours=1),
+    }
+    for dimensions, unit in (([], "Seconds"), (PHASE, "Count")):
+        answer = await call(plane, "GetMetricStatistics", **asked, Dimensions=dimensions)
+        assert [point["Unit"] for point in answer["Datapoints"]] == [unit]
+    assert await means(plane, Unit="Seconds") == [2.0]
+    assert await means(plane, Unit="Bytes") == [], "there is nothing in another unit"
+    stat = {"Metric": {"Namespace": "My/App", "MetricName": "loss"}, "Period": 60, "Stat": "Sum"}
+    span = {name: asked[name] for name in ("StartTime", "EndTime")}
+    for unit, values in (("Seconds", [2.0]), ("Bytes", [])):
+        query = {"Id": "q", "MetricStat": {**stat, "Unit": unit}}
+        answer = await call(plane, "GetMetricData", MetricDataQueries=[query], **span)
+        assert answer["MetricDataResults"][0]["Values"] == values
+    await put(plane, {"Value": 2.0})
+    assert (await plane.job()).metric_units["My/App/loss"] == "None", "the last one counts"
+
+
+async def test_units_have_a_bound_that_is_told(plane, monkeypatch):
+    monkeypatch.setattr(custom_metrics, "MAX_UNITS", 1)
+    await put(plane, {"Value": 2.0, "Unit": "Seconds"}, {"Value": 2.0, "Unit": "Bytes", "MetricName": "other"})
+    job = await plane.job()
+    assert job.metric_units == {"My/App/loss": "Seconds"}
+    assert any("units of the first" in sentence for sentence in job.warnings)
+
+
+async def test_a_resolution_is_one_of_two_and_values_keep_their_times(plane):
+    await put(plane, {"Value": 1.0, "StorageResolution": 1}, {"Value": 2.0, "StorageResolution": 60})
+    assert "must be 1 or 60" in (await refusal(plane, {"Value": 1.0, "StorageResolution": 30}))[1]
+
+
+async def test_dimensions_of_what_was_put_are_filters_of_the_list(plane):
+    await put(plane, {"Value": 2.0, "Dimensions": PHASE}, {"Value": 1.0})
+
+    async def count(**params):
+        return len((await call(plane, "ListMetrics", Namespace="My/App", **params))["Metrics"])
+
+    assert await count() == 2
+    assert await count(Dimensions=PHASE) == await count(Dimensions=[{"Name": "phase"}]) == 1
+    assert await count(Dimensions=[{"Name": "phase", "Value": "train"}]) == 0
+    assert await count(grants=None) == 2, "the owner sees those of all jobs"

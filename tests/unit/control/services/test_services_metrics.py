@@ -8,6 +8,7 @@ import pytest
 from clary.contract.agent_protocol import CheckpointFacts, HostPhase
 from clary.contract.errors import WireError
 from clary.control.jobs.training_job import FinalMetric
+from clary.control.services import metric_lists
 from clary.control.store.errors import JobNotFound
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START
@@ -110,8 +111,30 @@ async def test_metrics_of_a_job_are_listed_by_its_dimension(plane):
     assert await names(Dimensions=DIMENSIONS, MetricName="acc") == ["acc"]
     assert await names(Dimensions=DIMENSIONS, Namespace="AWS/EC2") == []
     assert await names(Dimensions=[{"Name": "TrainingJobName", "Value": "none"}]) == []
-    assert await names(Dimensions=[{"Name": "TrainingJobName"}]) == [], "ListMetrics may name a dimension alone"
-    assert await names() == []
+    assert await names(Dimensions=[{"Name": "TrainingJobName"}]) == ["loss", "acc"], "a dimension may stand alone"
+    assert await names(Dimensions=[{"Name": "Host"}]) == await names(Dimensions=[{"Name": "Phase"}]) == []
+    assert await names() == ["loss", "acc"]
+
+
+async def test_metrics_of_all_jobs_are_listed_in_pages_newest_job_first(plane):
+    count = metric_lists.JOBS_OF_PAGE + 2
+    for number in range(count):
+        plane.clock.advance(3600)
+        await plane.create(f"job-{number}")
+        value = FinalMetric(name="loss", value=1.0, at=plane.clock.now())
+        await plane.hub.record_metrics(f"job-{number}", [value])
+    pages, token = [], {}
+    while not pages or token:
+        answer = await plane.call("cloudwatch", "ListMetrics", Namespace=NAMESPACE, **token)
+        pages.append([metric["Dimensions"][0]["Value"] for metric in answer["Metrics"]])
+        token = {"NextToken": answer["NextToken"]} if "NextToken" in answer else {}
+    assert [len(page) for page in pages] == [metric_lists.JOBS_OF_PAGE, 2]
+    assert [name for page in pages for name in page] == [f"job-{number}" for number in reversed(range(count))]
+    recent = await plane.call("cloudwatch", "ListMetrics", RecentlyActive="PT3H")
+    assert len(recent["Metrics"]) == 3
+    with pytest.raises(WireError, match="Invalid NextToken") as error:
+        await plane.call("cloudwatch", "ListMetrics", NextToken="forged")
+    assert error.value.code == "InvalidParameterValue"
 
 
 async def test_a_program_s_own_values_are_stored_and_become_final_metrics(plane):

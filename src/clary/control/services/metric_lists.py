@@ -1,0 +1,94 @@
+"""CloudWatch's ListMetrics: the metrics of the job or host that a dimension names, or of all jobs, newest first.
+
+Source: ListMetrics, DimensionFilter (CloudWatch API reference): a filter names a dimension, with its value or without;
+RecentlyActive leaves out what has had no value for three hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.jobs import host_metrics
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.services import instance_metrics
+from clary.control.services.call import Call
+from clary.control.services.custom_metrics import calling_job
+from clary.control.services.metrics import DIMENSION, HOST_DIMENSION, NAMESPACE, dimension, job_of
+from clary.control.store.errors import BadToken
+from clary.control.store.job_queries import JobQuery
+
+JOBS_OF_PAGE = 10  # each costs a look at its record and at what its hosts have measured
+RECENT = timedelta(hours=3)
+
+
+async def list_metrics(call: Call) -> Mapping[str, Any]:
+    """List metrics that fit the filters; a page has those of some jobs, and may have none."""
+    params = call.params
+    jobs, token = await _jobs(call)
+    found: list[dict[str, Any]] = []
+    for job in jobs:
+        found += await _metrics_of(call, job, params.get("Namespace", NAMESPACE))
+    wanted, filters = params.get("MetricName"), params.get("Dimensions") or ()
+    fitting = [metric for metric in found if wanted in (None, metric["MetricName"]) and _fits(metric, filters)]
+    return {"Metrics": fitting} if token is None else {"Metrics": fitting, "NextToken": token}
+
+
+async def _jobs(call: Call) -> tuple[list[TrainingJob], str | None]:
+    """Return the job that calls or is named, or a page of all jobs and the token of the next one."""
+    params, store = call.params, call.services.store
+    namespace = params.get("Namespace", NAMESPACE)
+    own = calling_job(call) if namespace != NAMESPACE else ""
+    name = own or (job_of(params) if namespace == NAMESPACE else dimension(params, DIMENSION))
+    if name:
+        job = await store.get_job(name)
+        return ([] if job is None else [job]), None
+    recent = call.services.clock.now() - RECENT if params.get("RecentlyActive") else None
+    query = JobQuery(
+        modified_after=recent, descending=True, max_results=JOBS_OF_PAGE, next_token=params.get("NextToken")
+    )
+    try:
+        page = await store.list_jobs(query)
+    except BadToken as error:
+        raise WireError("InvalidParameterValue", f"Invalid NextToken: {error.message}") from error
+    jobs = [job for item in page.summaries if (job := await store.get_job(item.name)) is not None]
+    return jobs, page.next_token
+
+
+async def _metrics_of(call: Call, job: TrainingJob, namespace: str) -> list[dict[str, Any]]:
+    """Return the metrics of a job, and of its hosts, in a namespace."""
+    if namespace != NAMESPACE:
+        return await _put_metrics(call, job.name, namespace)
+    names = [(DIMENSION, job.name, metric.name) for metric in job.final_metrics]
+    measured = await instance_metrics.known_metrics(call, job.name)
+    for host in dict.fromkeys((*job.hosts, *measured)):
+        record = job.hosts.get(host)
+        kept = () if record is None or record.facts.checkpoints is None else tuple(host_metrics.UNITS)
+        names += [(HOST_DIMENSION, f"{job.name}/{host}", name) for name in (*measured.get(host, ()), *kept)]
+    return [
+        {"Namespace": namespace, "MetricName": name, "Dimensions": [{"Name": key, "Value": value}]}
+        for key, value, name in names
+    ]
+
+
+async def _put_metrics(call: Call, job_name: str, namespace: str) -> list[dict[str, Any]]:
+    """Return the metrics of a namespace that the script of a job has put."""
+    curves = await call.services.store.curves.curves(job_name, names=None, num_points=2)
+    listed = []
+    for stored in curves:
+        if not stored.startswith(f"{namespace}/"):
+            continue
+        name, _, told = stored.removeprefix(f"{namespace}/").removesuffix("]").partition(" [")
+        pairs = [pair.partition("=") for pair in told.split(", ")] if told else []
+        dimensions = [{"Name": key, "Value": value} for key, _, value in pairs]
+        job = [{"Name": DIMENSION, "Value": job_name}]
+        listed.append({"Namespace": namespace, "MetricName": name, "Dimensions": [*job, *dimensions]})
+    return listed
+
+
+def _fits(metric: Mapping[str, Any], filters: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a metric has every dimension of the filters, with the value where one says it."""
+    values = {item["Name"]: item["Value"] for item in metric["Dimensions"]}
+    return all(item["Name"] in values and item.get("Value") in (None, values[item["Name"]]) for item in filters)
