@@ -103,7 +103,7 @@ def test_a_job_is_seen_while_it_runs_and_told_as_a_trace_when_it_has_ended(servi
     spans = body["resourceSpans"][0]["scopeSpans"][0]["spans"]
     assert spans[0]["name"] == "training job seen"
     assert spans[1]["name"] == "attempt 1"
-    assert "algo-1 productive" in {span["name"] for span in spans}
+    assert "algo-1 lost_to_stop" in {span["name"] for span in spans}
     assert json.loads(service.clary("top", "--json").stdout) == []
     lines = [json.loads(line) for line in service.clary("logs", "seen", "--json").stdout.splitlines()]
     assert any(line["text"] == "loss=0.5" and line["host"] == "algo-1" for line in lines)
