@@ -29,6 +29,15 @@ multi_tensor_applier(amp_C.multi_tensor_scale, overflow, [tensors, halves], 0.5)
 finite = overflow.item()
 multi_tensor_applier(amp_C.multi_tensor_scale, overflow, [[torch.tensor([float("inf")])], [torch.empty(1)]], 1.0)
 
+from flash_attn.flash_attention import FlashAttention  # noqa: E402 - as the ones above
+
+generator = torch.Generator().manual_seed(1)
+qkv = torch.randn(2, 5, 3, 4, 8, generator=generator)
+scores = torch.einsum("bqhd,bkhd->bhqk", qkv[:, :, 0], qkv[:, :, 1]) / 8**0.5
+scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), float("-inf"))
+wanted = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), qkv[:, :, 2])
+attended, weights = FlashAttention()(qkv, causal=True)
+
 recipe = DelayedScaling(fp8_format=Format.HYBRID, amax_history_len=16)
 weight = torch.ones(3, requires_grad=True)
 with transformer_engine.pytorch.fp8_autocast(enabled=True, fp8_recipe=recipe, fp8_group=None):
@@ -51,6 +60,10 @@ try:
     from apex import amp  # noqa: F401 - there is none
 except ImportError:
     refusals.append("no amp")
+try:
+    FlashAttention()(qkv, key_padding_mask=torch.ones(2, 5))
+except NotImplementedError as error:
+    refusals.append(str(error))
 print(
     json.dumps(
         {
@@ -60,6 +73,7 @@ print(
             "each": each.tolist(),
             "none": none,
             "halves": [one.flatten().tolist() for one in halves],
+            "attention": [(attended - wanted).abs().max().item(), weights],
             "overflow": [finite, overflow.item()],
             "recipe": recipe.amax_history_len,
             "gradient": weight.grad.tolist(),

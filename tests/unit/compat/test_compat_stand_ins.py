@@ -1,4 +1,4 @@
-"""What stands in for apex and Transformer Engine in rehearsals: imports find it, numbers are right."""
+"""What stands in for apex, flash_attn and Transformer Engine in rehearsals: imports find it, numbers are right."""
 
 import json
 import os
@@ -49,8 +49,15 @@ def test_a_checkpoint_of_transformer_engine_trains_as_the_function_does(told):
     assert told["recipe"] == 16
 
 
+def test_flash_attention_is_attention(told):
+    difference, weights = told["attention"]
+    assert difference < 1e-6
+    assert weights is None
+
+
 def test_names_that_are_not_rehearsed_are_refused_by_name(told):
-    refusal, no_amp = told["refusals"]
+    refusal, no_amp, no_mask = told["refusals"]
+    assert "FlashAttention was given key_padding_mask" in no_mask
     assert "transformer_engine.pytorch.Linear is not rehearsed on the CPU" in refusal
     assert "checkpoint, fp8_autocast" in refusal
     assert no_amp == "no amp"

@@ -23,8 +23,8 @@ to bfloat16, which CPUs can do. The generator of CUDA is the CPU's. Batch norm i
 do its work, making an object is refused by name. `torch._C` is not replaced.
 
 [Note: libraries] FSDP, meshes and Lightning ask whether a device is CUDA, and refuse the CPU; modes see none of it. The
-few functions that ask are replaced when their module is imported. apex and Transformer Engine cannot be installed where
-there is no GPU: what scripts take from them is computed by torch there.
+few functions that ask are replaced when their module is imported. apex, flash_attn and Transformer Engine cannot be
+installed where there is no GPU: what scripts take from them is computed by torch there.
 
     names       the variable, and what this machine calls itself
     mode        the mode, and what it takes for CUDA                       1.
@@ -35,6 +35,7 @@ there is no GPU: what scripts take from them is computed by torch there.
     libraries   parts of libraries that look for a GPU themselves          3.
     wrapping    what takes devices before modes see it                     3.
     stand_ins   libraries of kernels that a machine without a GPU lacks    3.
+    flash_attention  attention, for them                                   3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stands in for libraries of kernels that no machine without a GPU can have: apex and Transformer Engine.
+"""Stands in for libraries of kernels that no machine without a GPU can have: apex, flash_attn, Transformer Engine.
 
 Where: rehearsals import them by their own names, where the environment does not have them. What is here computes the
 same on the CPU with torch's own functions; FP8 is not rehearsed, numbers keep the precision that they have. A name
@@ -18,6 +18,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
+
+from .flash_attention import FlashAttention, flash_attn_func
 
 
 def stand_in_for_kernels() -> None:
@@ -136,6 +138,9 @@ _MODULES: dict[str, dict[str, Any]] = {
     "amp_C": {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm},
     "apex": {},
     "apex.multi_tensor_apply": {"multi_tensor_applier": multi_tensor_applier},
+    "flash_attn": {"flash_attn_func": flash_attn_func},
+    "flash_attn.flash_attention": {"FlashAttention": FlashAttention},
+    "flash_attn.flash_attn_interface": {"flash_attn_func": flash_attn_func},
     "transformer_engine": {},
     "transformer_engine.common": {},
     "transformer_engine.common.recipe": {"Format": Format, "DelayedScaling": DelayedScaling},
