@@ -1,0 +1,107 @@
+"""What is run of each SDK's repository, and what its tests get instead of AWS's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+REGISTRY = "000000000000.dkr.ecr.us-west-2.amazonaws.com"
+DUMMY = f"{REGISTRY}/remote-function-dummy-container"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Tests of one folder of the repository.
+
+    Attributes:
+        folder: Where pytest is started, below the checkout.
+        paths: Files and folders of tests, below it.
+    """
+
+    folder: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run of one SDK.
+
+    Attributes:
+        sdk: Its major version.
+        package: The distribution whose version the page tells.
+        remote: The distribution that images of remote functions carry.
+        suites: Its tests.
+    """
+
+    sdk: int
+    package: str
+    remote: str
+    suites: tuple[Suite, ...]
+
+    @property
+    def python(self) -> Path:
+        """Return the interpreter that has the SDK."""
+        return ROOT / f".venvs/sdk{self.sdk}/bin/python"
+
+    def fixtures(self, archive: Path) -> dict[str, str]:
+        """Return what fixtures are replaced by: names of images, of which none is built or pushed, and an archive."""
+        return {
+            "dummy_container_without_error": f"{DUMMY}:compatible",
+            "dummy_container_with_user_and_workdir": f"{DUMMY}:compatible",
+            "dummy_container_incompatible_python_runtime": f"{DUMMY}:other-python",
+            "dummy_container_with_conda": f"{DUMMY}:conda",
+            "sagemaker_sdk_tar_path": str(archive),
+            "dev_sdk_tar": str(archive),
+        }
+
+
+PLANS = {
+    2: Plan(
+        sdk=2,
+        package="sagemaker",
+        remote="sagemaker",
+        suites=(
+            Suite(folder=".", paths=("tests/integ/test_profiler.py",)),
+            Suite(folder=".", paths=("tests/integ/sagemaker/modules/train",)),
+            Suite(folder=".", paths=("tests/integ/sagemaker/remote_function",)),
+            Suite(folder=".", paths=("tests/integ/sagemaker/experiments",)),
+        ),
+    ),
+    3: Plan(
+        sdk=3,
+        package="sagemaker",
+        remote="sagemaker-core",
+        suites=(
+            Suite(
+                folder="sagemaker-train",
+                paths=(
+                    "tests/integ/train/test_model_trainer.py",
+                    "tests/integ/train/test_local_model_trainer.py",
+                ),
+            ),
+            Suite(folder="sagemaker-core", paths=("tests/integ/remote_function",)),
+        ),
+    ),
+}
+
+
+def settings(plan: Plan, environments: Path) -> str:
+    """Return the settings of the service that the tests talk to."""
+    return f"""max_hosts = 4
+memory_overcommit = 32.0
+stop_grace_s = 10.0
+default_python = "{ROOT / ".venvs/train/bin/python"}"
+visible_folders = "{ROOT / ".venvs"}:{environments}"
+[images]
+"remote-function-dummy-container:compatible" = "sdk"
+"remote-function-dummy-container:conda" = "sdk"
+"remote-function-dummy-container:other-python" = "other"
+"sagemaker-base-python*:*" = "sdk"
+"sagemaker-scikit-learn:*" = "sdk"
+"mxnet-training:*" = "mxnet"
+[environments]
+sdk = "{plan.python}"
+other = "{environments / f"sdk{plan.sdk}-other/bin/python"}"
+mxnet = "{environments / "mxnet/bin/python"}"
+"""
