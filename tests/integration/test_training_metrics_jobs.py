@@ -3,11 +3,12 @@
 import json
 import time
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from program_jobs import BUCKET, members_of, object_at, script_request
-from test_clients_boto3 import Clients, job_request, unique, wait
+from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 from training_program import PIXEL, STEPS
 
 from clary.control.state_folder import StateFolder
@@ -128,3 +129,44 @@ def test_a_trainer_of_transformers_reports_its_progress_without_a_line_of_code(s
     assert (facts["ProgressInfo"]["CurrentEpoch"], facts["ProgressInfo"]["MaxEpoch"]) == (2, 2)
     metrics = {one["name"]: one for one in page_of(service, name, "training")["metrics"]}
     assert {"loss", "grad_norm", "learning_rate"} <= metrics.keys()
+
+
+PUTS = """
+import boto3
+client = boto3.client("cloudwatch")
+watch = lambda request, **_: print("sent", request.headers.get("Content-Encoding"), flush=True)
+client.meta.events.register("before-send.cloudwatch.PutMetricData", watch)
+phase = [{"Name": "phase", "Value": "validation" * 5}]
+data = [{"MetricName": f"time-{n}", "Value": n, "Unit": "Seconds", "Dimensions": phase} for n in range(200)]
+client.put_metric_data(Namespace="My/App", MetricData=[{**datum, "StorageResolution": 1} for datum in data])
+client.put_metric_data(Namespace="My/App", MetricData=[{"MetricName": "small", "Value": 1.5}])
+"""
+
+
+@pytest.mark.needs("sdk2")
+def test_a_program_puts_metrics_with_boto3_which_packs_large_bodies(service):
+    aws, name = Clients(service), unique("puts")
+    request = script_request(aws, name, {"train.py": PUTS})
+    request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # has boto3
+    aws.sagemaker.create_training_job(**request)
+    facts = wait(aws, name, timeout_s=LIMIT_S)
+    assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+    assert [line for line in log_of(aws, name) if line.startswith("sent")] == ["sent b'gzip'", "sent None"]
+    job = [{"Name": "TrainingJobName", "Value": name}]
+    pages = aws.cloudwatch.get_paginator("list_metrics").paginate(Namespace="My/App", Dimensions=job)
+    listed = {metric["MetricName"]: metric["Dimensions"] for page in pages for metric in page["Metrics"]}
+    assert listed["small"] == job
+    assert len(listed) == 201
+    now = datetime.now(UTC)
+    span = {"StartTime": now - timedelta(minutes=10), "EndTime": now + timedelta(minutes=1)}
+    (point,) = aws.cloudwatch.get_metric_statistics(
+        Namespace="My/App",
+        MetricName="time-199",
+        Dimensions=listed["time-199"],
+        Period=3600,
+        Statistics=["Sum"],
+        **span,
+    )["Datapoints"]
+    assert (point["Sum"], point["Unit"]) == (199.0, "Seconds")
+    everything = aws.cloudwatch.get_paginator("list_metrics").paginate(Namespace="My/App")
+    assert "small" in {metric["MetricName"] for page in everything for metric in page["Metrics"]}

@@ -75,11 +75,8 @@ async def _metrics_of(call: Call, job: TrainingJob, namespace: str) -> list[dict
 
 async def _put_metrics(call: Call, job_name: str, namespace: str) -> list[dict[str, Any]]:
     """Return the metrics of a namespace that the script of a job has put."""
-    curves = await call.services.store.curves.curves(job_name, names=None, num_points=2)
     listed = []
-    for stored in curves:
-        if not stored.startswith(f"{namespace}/"):
-            continue
+    for stored in await call.services.store.curves.names(job_name, prefix=f"{namespace}/"):
         name, _, told = stored.removeprefix(f"{namespace}/").removesuffix("]").partition(" [")
         pairs = [pair.partition("=") for pair in told.split(", ")] if told else []
         dimensions = [{"Name": key, "Value": value} for key, _, value in pairs]

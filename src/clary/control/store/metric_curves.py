@@ -82,6 +82,16 @@ class MetricCurves:
         self._kept: OrderedDict[_Cut, _Stretches] = OrderedDict()  # those asked for last at the end
         self._num_kept = 0
 
+    async def names(self, job_name: str, *, prefix: str) -> list[str]:
+        """Return the names of a job's metrics that begin with a text, all of them, sorted."""
+        name = metrics.c.metric_name
+        statement = select(name).where(metrics.c.job_name == job_name, name.startswith(prefix, autoescape=True))
+
+        def find(connection: Connection) -> list[str]:
+            return list(connection.execute(statement.distinct().order_by(name)).scalars())
+
+        return await self._read(find)
+
     async def curves(
         self, job_name: str, *, names: Sequence[str] | None, num_points: int
     ) -> Mapping[str, list[CurvePoint]]:

@@ -169,3 +169,9 @@ async def test_dimensions_of_what_was_put_are_filters_of_the_list(plane):
     assert await count(Dimensions=PHASE) == await count(Dimensions=[{"Name": "phase"}]) == 1
     assert await count(Dimensions=[{"Name": "phase", "Value": "train"}]) == 0
     assert await count(grants=None) == 2, "the owner sees those of all jobs"
+
+
+async def test_more_metrics_than_one_answer_of_curves_has_are_listed(plane):
+    await put(plane, *({"MetricName": f"m{number}", "Value": 1.0} for number in range(150)))
+    await put(plane, {"Value": 1.0}, namespace="MyXApp")
+    assert len((await call(plane, "ListMetrics", Namespace="My/App"))["Metrics"]) == 150
