@@ -44,8 +44,15 @@ def _image(label: int, drawn: random.Random) -> bytes:
 
 
 def tokens(folder: Path) -> None:
-    """Write lines of token ids, zipped, as the GPT scripts read them: a file to train on and one to test on."""
+    """Write lines of token ids, zipped, as the GPT scripts read them: a file to train on and one to test on.
+
+    And a GPT-J's configuration, for scripts that take it from a model by its name.
+    """
     drawn = random.Random(SEED)
+    sizes = {"vocab_size": NUM_TOKENS, "n_positions": SEQUENCE, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    told = {"model_type": "gptj", "rotary_dim": 8, "use_cache": False, "architectures": ["GPTJForCausalLM"], **sizes}
+    (folder / "gptj").mkdir()
+    (folder / "gptj/config.json").write_text(json.dumps(told), encoding="utf-8")
     for name in ("part_training.json.gz", "part_testing.json.gz"):
         with gzip.open(folder / name, "wt", encoding="utf-8") as file:
             for _ in range(NUM_LINES):

@@ -72,7 +72,7 @@ def write(path: Path, outcomes: Iterable[Outcome]) -> None:
 
 
 def markdown(scripts: list[Script], outcomes: dict[tuple[str, str], Outcome], ways: list[str]) -> str:
-    """Return the page's tables: counts, then one row for each script, distribution and way."""
+    """Return the page's tables: counts, one row for each script, distribution and way, and what was not run."""
     lines = ["| repository | script | distribution | commit | way | outcome | s | reason |", "|" + "---|" * 8]
     for script in scripts:
         for way in ways:
@@ -91,7 +91,17 @@ def markdown(scripts: list[Script], outcomes: dict[tuple[str, str], Outcome], wa
                 reason,
             ]
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*_counts(scripts, outcomes, ways), "", *lines, ""])
+    return "\n".join([*_counts(scripts, outcomes, ways), "", *lines, "", *_not_run(scripts, outcomes)])
+
+
+def _not_run(scripts: list[Script], outcomes: dict[tuple[str, str], Outcome]) -> list[str]:
+    tried = {name for name, _ in outcomes}
+    lines = [
+        f"- {script.name}: {script.repository}, `{script.path.strip()}`{f' ({script.note})' if script.note else ''}"
+        for script in scripts
+        if script.name not in tried
+    ]
+    return ["In the tables, and not run yet:", "", *lines, ""] if lines else []
 
 
 def _counts(scripts: list[Script], outcomes: dict[tuple[str, str], Outcome], ways: list[str]) -> list[str]:

@@ -173,7 +173,8 @@ def test_files_and_configurations_are_counted_apart(tmp_path):
     found["one", "b"] = outcomes.Outcome("one", "b", outcomes.FAILED, 2.0, "KeyError: a|b")
     outcomes.write(tmp_path / "o/outcomes.jsonl", found.values())
     assert outcomes.read(tmp_path / "o/outcomes.jsonl") == found
-    page = outcomes.markdown(scripts, found, ["a", "b"])
+    page = outcomes.markdown([*scripts, script(name="four", note="theirs")], found, ["a", "b"])
+    assert "- four: them/scripts, `deep/train.py` (theirs)" in page
     assert "| a | 3 | 3 | 2 | 2 |" in page
     assert "| b | 1 | 0 | 1 | 0 |" in page
     assert "| failed | 2 | KeyError: a\\|b |" in page
