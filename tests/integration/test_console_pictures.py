@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_g
 
 EVENTS = Path(__file__).parents[1] / "assets/event_files/torch.events.gz"  # by torch.utils.tensorboard
 LOGS = "/opt/ml/output/tensorboard"
+DRAWS = f"mkdir -p {LOGS} && gzip -dc {shlex.quote(str(EVENTS))} > {LOGS}/events.out.tfevents.1.algo-1"
 BELOW_THE_HEAD = "heading => window.scrollTo(0, heading.getBoundingClientRect().top + window.scrollY - 70)"
 
 
@@ -21,8 +22,7 @@ BELOW_THE_HEAD = "heading => window.scrollTo(0, heading.getBoundingClientRect().
 def job(service):
     """A job whose program has written all of the file."""
     aws, name = Clients(service), unique("pictures")
-    command = f"mkdir -p {LOGS} && gzip -dc {shlex.quote(str(EVENTS))} > {LOGS}/events.out.tfevents.1.algo-1"
-    aws.sagemaker.create_training_job(**job_request(name, command))
+    aws.sagemaker.create_training_job(**job_request(name, DRAWS))
     facts = wait(aws, name)
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
     return name
