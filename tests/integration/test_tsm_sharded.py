@@ -6,6 +6,7 @@ import pytest
 from torch_ranks import assert_passed, names
 
 PROGRAM = Path(__file__).with_name("tsm_sharded_program.py")
+REPLICAS = Path(__file__).with_name("tsm_replicas_program.py")
 
 pytestmark = pytest.mark.xdist_group("tsm-sharded")  # a program runs once a worker: all of it on one
 
@@ -14,3 +15,9 @@ pytestmark = pytest.mark.xdist_group("tsm-sharded")  # a program runs once a wor
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_sharded_states(name: str) -> None:
     assert_passed(PROGRAM, name, 4, CLARY_TEST_BACKEND="gloo", CLARY_TEST_FAMILIES="own")
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(REPLICAS))
+def test_sharded_states_of_replicas(name: str) -> None:
+    assert_passed(REPLICAS, name, 4, CLARY_TEST_BACKEND="gloo", CLARY_TEST_FAMILIES="own")

@@ -120,8 +120,10 @@ def state_additions() -> dict[str, Any]:
         return in_slices(self, taken) if is_in_shards(self) else whole_model_state(self, taken)
 
     def load_state_dict(self: Any, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if axes_of(self):
-            state_dict = (in_units if is_in_shards(self) else sliced_model_state)(self, state_dict)
+        if is_in_shards(self):
+            state_dict = in_units(self, state_dict)
+        elif axes_of(self):
+            state_dict = sliced_model_state(self, state_dict)
         return nn.Module.load_state_dict(self, state_dict, *args, **kwargs)
 
     return {
@@ -158,7 +160,7 @@ def _taking(original: Any) -> Any:
             changes["rank0_only"] = False
         with _changed(config, changes):
             taken: State = original(*bound.args, **bound.kwargs)
-        if axes and is_in_shards(model):
+        if is_in_shards(model):
             return {**taken, "state": in_slices(model, taken["state"])}
         if not axes:
             return taken
@@ -199,13 +201,11 @@ def _giving(original: Any, argument: str) -> Any:
         bound.apply_defaults()
         if bound.arguments.get("group", model) is None and axes_of(model) == {"tp"} and _shows_parameters(model):
             bound.arguments["group"] = model.process_group
-        if axes_of(model):
-            given = bound.arguments[argument]
-            if is_in_shards(model):
-                own = {**given, "state": in_units(model, given["state"])}
-            else:
-                own = sliced_optimizer_state(model, given)
-            bound.arguments[argument] = own
+        given = bound.arguments[argument]
+        if is_in_shards(model):
+            bound.arguments[argument] = {**given, "state": in_units(model, given["state"])}
+        elif axes_of(model):
+            bound.arguments[argument] = sliced_optimizer_state(model, given)
         made: State = original(*bound.args, **bound.kwargs)
         return made
 

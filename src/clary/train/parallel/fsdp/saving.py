@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from clary.train.checkpoint.ranks import Ranks
 from clary.train.parallel.errors import CheckpointError
-from clary.train.parallel.fsdp.slice_groups import group_of
+from clary.train.parallel.fsdp.slice_groups import group_of, is_saved_by_another
 from clary.train.parallel.fsdp.storage import make_writer
 
 _under_way: set[str] = set()  # paths that saves of this process write to
@@ -94,6 +94,23 @@ class Saving:
         return self.metadata
 
 
+@dataclass
+class SavedByAnother(Saving):
+    """The save of a rank whose part another rank writes: it does nothing, when the others do something."""
+
+    def stage(self, copy: Callable[[Any, Any], Any]) -> None:
+        """Put nothing aside."""
+
+    def write(self) -> Any:
+        """Write nothing."""
+        return []
+
+    def finish(self, result: Callable[[], Any]) -> Any:
+        """Wait for nothing."""
+        result()
+        return None
+
+
 def plan_saving(
     state_dict: dict[str, Any],
     *,
@@ -115,6 +132,9 @@ def plan_saving(
         group = group_of(state_dict, process_group)
         if group is not process_group:
             process_group, coordinator_rank = group, min(dist.get_process_group_ranks(group))
+        if is_saved_by_another(state_dict):
+            ranks = Ranks(process_group, coordinator_rank, CheckpointError)
+            return SavedByAnother(storage_writer, planner, None, None, ranks, str(checkpoint_id))
     ranks = Ranks(process_group, coordinator_rank, CheckpointError, "; there is none at its path")
     if storage_writer is None:
         storage_writer = make_writer(

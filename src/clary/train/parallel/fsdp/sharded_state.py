@@ -9,8 +9,9 @@ With experts that are spread, FSDP shards other parameters over more ranks than 
 A state has them in shards over the ranks of one slice, so that its folder is complete; loading puts them back.
 
 [Note: whole units] Of units that FSDP does not shard, such as experts where each rank of a block holds others, torch
-gives whole tensors. Where nothing is sharded, the group of a model is its replicas, of which scripts have one rank
-save: that would wait for the others until the timeout, and is refused.
+gives whole tensors. Where nothing is sharded (hybrid_shard_degree 1), the group of a model is its replicas, of which
+scripts have the first alone save: it would wait for the others until the timeout. So tensors are put into shards over
+the ranks that hold a slice once, of which there is one, and `slice_groups` has that rank save alone.
 """
 
 from __future__ import annotations
@@ -39,25 +40,25 @@ def is_in_shards(model: nn.Module) -> bool:
 
 
 def slice_group(given: Any) -> Any:
-    """Return the ranks that hold shards of this rank's slice, where `given` are those that FSDP shards a model over."""
-    return given if state.expert_groups is None else state.expert_groups.shard
+    """Return the ranks that hold shards of this rank's slice; `given` where no degree asks for groups of ours."""
+    if state.expert_groups is not None:
+        return state.expert_groups.shard
+    return given if state.shard_process_group is None else state.shard_process_group
 
 
 def check_shards(model: nn.Module) -> None:
-    """See that FSDP shards anything of a model that is cut, if its state is asked for in shards.
+    """See that a state in shards can be loaded again, if a model's state is asked for in shards.
 
-    Raises: ValueError; see [Note: whole units].
+    Raises: ValueError where FSDP shards nothing and hides parameters in flat ones: optimizers got other moments back.
     """
-    if is_in_shards(model) and axes_of(model):
-        units: list[Any] = [one for one in FullyShardedDataParallel.fsdp_modules(model) if one._handle is not None]
-        group: Any = getattr(model, "process_group", None)
-        is_alone = group is not None and dist.get_world_size(group) == 1
-        if not is_alone and not any(one._handle.uses_sharded_strategy for one in units):
-            raise ValueError(
-                "SHARDED_STATE_DICT: FSDP shards nothing of this model (hybrid_shard_degree is 1, or NO_SHARD): save "
-                "FULL_STATE_DICT, or sm_state_dict_type(model, SMStateDictType.SM_LOCAL_STATE_DICT), or set "
-                "hybrid_shard_degree to another degree"
-            )
+    if not is_in_shards(model) or not _is_whole(model) or state.shard_process_group is None:
+        return
+    is_alone = dist.get_world_size(slice_group(None)) == dist.get_world_size(getattr(model, "process_group", None))
+    if not is_alone and not all(unit._use_orig_params for unit in FullyShardedDataParallel.fsdp_modules(model)):
+        raise ValueError(
+            "SHARDED_STATE_DICT: FSDP shards nothing of this model (hybrid_shard_degree is 1, or NO_SHARD): give FSDP "
+            "use_orig_params=True, or save FULL_STATE_DICT, or set hybrid_shard_degree to another degree"
+        )
 
 
 def note_cuts(model: nn.Module) -> None:
@@ -66,28 +67,33 @@ def note_cuts(model: nn.Module) -> None:
         state.slice_cuts = {**state.slice_cuts, **marks_by_name(model)}
 
 
-def in_slices(model: nn.Module, taken: Mapping[str, Any]) -> State:
+def in_slices(model: nn.Module, taken: State) -> State:
     """Return a sharded state that FSDP gave, in shards over the ranks of one slice. Every rank calls it.
 
     Args:
         taken: by names of parameters; values are tensors, or dicts of such, as an optimizer has them.
     """
+    group = slice_group(None)
+    if _is_whole(model) and group is not None:
+        return {key: _put_in_shards(value, group) for key, value in taken.items()}
     if "ep" not in axes_of(model):
-        return dict(taken)
-    return {key: _moved(value, slice_group(None)) for key, value in taken.items()}
+        return taken
+    return {key: _moved(value, group) for key, value in taken.items()}
 
 
-def in_units(model: Any, given: Mapping[str, Any]) -> State:
+def in_units(model: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a sharded state in the shards that FSDP loads, from that of `in_slices`. Every rank calls it."""
-    if "ep" not in axes_of(model):
-        return dict(given)
+    if "ep" not in axes_of(model) and not _is_whole(model):
+        return given
+    own = drop_experts_of_others(model, given)
+    if _is_whole(model):  # FSDP takes shards for those of replicas, where it shards nothing
+        return {key: _gathered(value) for key, value in own.items()}
     experts = marks_by_name(model)
     is_whole = state.expert_groups is not None and state.expert_groups.num_shards == 1
-    own = drop_experts_of_others(model, given)
     for key, value in own.items():
         if clean_name(key) not in experts:
             own[key] = _moved(value, model.process_group)
-        elif is_whole:  # FSDP takes shards for those of replicas, where it shards nothing
+        elif is_whole:
             own[key] = _gathered(value)
     return own
 
@@ -95,6 +101,20 @@ def in_units(model: Any, given: Mapping[str, Any]) -> State:
 def empty_shards(size: torch.Size, dtype: torch.dtype, device: torch.device, group: Any) -> ShardedTensor:
     """Return a tensor without values, in shards over a group."""
     return _shards(torch.empty((), dtype=dtype, device=device).expand(size), group)  # one element: shards are clones
+
+
+def _is_whole(model: nn.Module) -> bool:
+    """Whether FSDP shards nothing of a model; see [Note: whole units]."""
+    units: list[Any] = [one for one in FullyShardedDataParallel.fsdp_modules(model) if one._handle is not None]
+    return bool(units) and not any(one._handle.uses_sharded_strategy for one in units)
+
+
+def _put_in_shards(value: Any, group: Any) -> Any:
+    """Return a tensor that is whole in shards over a group, anything else, and scalars, as it is."""
+    if isinstance(value, Mapping):
+        return {key: _put_in_shards(one, group) for key, one in value.items()}
+    is_whole = isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor) and value.dim() > 0
+    return _shards(value, group) if is_whole else value
 
 
 def _gathered(value: Any) -> Any:
