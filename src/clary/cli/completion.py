@@ -36,14 +36,12 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("completion", help="print what completes commands, options and jobs in a shell")
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, root=commands.root)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script."""
-    from clary.cli.main import build_parser  # which declares this command
-
-    print(script(build_parser()[0], options.shell), end="")
+    """Print the script for all commands, which `root` knows."""
+    print(script(options.root, options.shell), end="")
     return 0
 
 

@@ -57,6 +57,7 @@ class Commands:
     """What modules declare their commands in; a command's own help begins with its line in the list of all."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.root = parser
         self._commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
