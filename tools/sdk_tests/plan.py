@@ -8,6 +8,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 REGISTRY = "000000000000.dkr.ecr.us-west-2.amazonaws.com"
 DUMMY = f"{REGISTRY}/remote-function-dummy-container"
+_IMAGES = {
+    "remote-function-dummy-container:compatible": "sdk",
+    "remote-function-dummy-container:conda": "sdk",
+    "remote-function-dummy-container:other-python": "other",
+    "sagemaker-base-python*:*": "sdk",
+    "sagemaker-scikit-learn:*": "sdk",
+    "mxnet-training:*": "mxnet",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,20 +37,17 @@ class Plan:
 
     Attributes:
         sdk: Its major version.
+        python: The interpreter that has it.
         package: The distribution whose version the page tells.
         remote: The distribution that images of remote functions carry.
         suites: Its tests.
     """
 
     sdk: int
+    python: Path
     package: str
     remote: str
     suites: tuple[Suite, ...]
-
-    @property
-    def python(self) -> Path:
-        """Return the interpreter that has the SDK."""
-        return ROOT / f".venvs/sdk{self.sdk}/bin/python"
 
     def fixtures(self, archive: Path) -> dict[str, str]:
         """Return what fixtures are replaced by: names of images, of which none is built or pushed, and an archive."""
@@ -59,6 +64,7 @@ class Plan:
 PLANS = {
     2: Plan(
         sdk=2,
+        python=ROOT / ".venvs/sdk2/bin/python",
         package="sagemaker",
         remote="sagemaker",
         suites=(
@@ -70,6 +76,7 @@ PLANS = {
     ),
     3: Plan(
         sdk=3,
+        python=ROOT / ".venvs/sdk3/bin/python",
         package="sagemaker",
         remote="sagemaker-core",
         suites=(
@@ -87,21 +94,22 @@ PLANS = {
 
 
 def settings(plan: Plan, environments: Path) -> str:
-    """Return the settings of the service that the tests talk to."""
-    return f"""max_hosts = 4
-memory_overcommit = 32.0
-stop_grace_s = 10.0
-default_python = "{ROOT / ".venvs/train/bin/python"}"
-visible_folders = "{ROOT / ".venvs"}:{environments}"
-[images]
-"remote-function-dummy-container:compatible" = "sdk"
-"remote-function-dummy-container:conda" = "sdk"
-"remote-function-dummy-container:other-python" = "other"
-"sagemaker-base-python*:*" = "sdk"
-"sagemaker-scikit-learn:*" = "sdk"
-"mxnet-training:*" = "mxnet"
-[environments]
-sdk = "{plan.python}"
-other = "{environments / f"sdk{plan.sdk}-other/bin/python"}"
-mxnet = "{environments / "mxnet/bin/python"}"
-"""
+    """Return the settings of the service that the tests talk to; what has no environment here is in none of them."""
+    pythons = {
+        "sdk": plan.python,
+        "other": environments / f"sdk{plan.sdk}-other/bin/python",
+        "mxnet": environments / "mxnet/bin/python",
+    }
+    there = {name: python for name, python in pythons.items() if python.exists()}
+    lines = [
+        "max_hosts = 4",
+        "memory_overcommit = 32.0",
+        "stop_grace_s = 10.0",
+        f'default_python = "{ROOT / ".venvs/train/bin/python"}"',
+        f'visible_folders = "{ROOT / ".venvs"}:{environments}"',
+        "[images]",
+        *(f'"{image}" = "{name}"' for image, name in _IMAGES.items() if name in there),
+        "[environments]",
+        *(f'{name} = "{python}"' for name, python in there.items()),
+    ]
+    return "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,12 +85,21 @@ def test_a_suite_without_a_test_that_matches_is_no_failure(tmp_path):
     assert run(tmp_path, match="of_another_name") == []
 
 
-def test_settings_can_be_read_and_name_each_image_that_fixtures_give(tmp_path):
-    for plan in PLANS.values():
-        read = tomllib.loads(settings(plan, tmp_path))
+def test_settings_name_each_image_that_fixtures_give_and_no_environment_that_is_not_there(tmp_path):
+    for sdk, plan in PLANS.items():
+        here = replace(plan, python=tmp_path / "sdk")
+        here.python.touch()
+        bare = tomllib.loads(settings(here, tmp_path))
+        assert set(bare["environments"]) == set(bare["images"].values()) == {"sdk"}
+        for name in ("mxnet", f"sdk{sdk}-other"):
+            (tmp_path / name / "bin").mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / "bin/python").touch()
+        whole = tomllib.loads(settings(here, tmp_path))
         images = {value.rpartition("/")[2] for value in plan.fixtures(tmp_path / "a").values() if "dkr.ecr" in value}
-        assert images <= set(read["images"])
-        assert set(read["images"].values()) <= set(read["environments"])
+        assert images <= set(whole["images"])
+        assert set(whole["images"].values()) == set(whole["environments"]) == {"sdk", "other", "mxnet"}
+        for name in ("mxnet", f"sdk{sdk}-other"):
+            (tmp_path / name / "bin/python").unlink()
 
 
 def test_the_table_has_each_test_with_its_reason(tmp_path):
