@@ -249,3 +249,18 @@ def test_states_of_torchs_kinds_are_taken_by_the_name_of_local_ones(rank, size):
 
     assert "local states take no configuration" in str(failure_of(with_a_configuration))
     tsm.state.reset()
+
+
+def test_states_are_saved_and_loaded_by_the_names_of_before_1_10(rank, size):
+    start(ddp=True, microbatches=2, shard_optimizer_state=True)
+    model = smp.DistributedModel(make(SharedPerceptron))
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
+    train_step(model, *batch_of(SharedPerceptron, 0))
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.save_optimizer_backcompat(gather_if_shard=1))
+    own = optimizer.local_state_dict()
+    assert saved.keys() == own.keys()
+    train_step(model, *batch_of(SharedPerceptron, 1))
+    optimizer.step()
+    optimizer.load_optimizer_backcompat(saved, 1)
+    torch.testing.assert_close(optimizer.local_state_dict(), saved, rtol=0, atol=0)

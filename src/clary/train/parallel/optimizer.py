@@ -191,6 +191,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if _SCALE in state_dict:
             self._scale.load(state_dict[_SCALE])
 
+    def save_optimizer_backcompat(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """Return `local_state_dict`, by the name that scripts written for SMP before 1.10 call."""
+        return self.local_state_dict(gather_if_shard)
+
+    def load_optimizer_backcompat(self, state_dict: dict[str, Any], gather_if_shard: bool = True) -> None:
+        """Load what `save_optimizer_backcompat` returned; how shards were gathered makes no difference."""
+        self.load_state_dict(state_dict)
+
     @property
     def _global_grad_norm(self) -> float | None:
         """The norm of the last step's gradients, under the name that scripts look for; None without shards."""
