@@ -49,6 +49,18 @@ REASONS = (
         why="a client with Python 3.10: the SDK has no default image for 3.11 and asks the service for nothing",
     ),
     Reason(
+        tests="*::test_decorator_auto_capture",
+        words="DockerException",
+        kind=NEEDS,
+        why="Docker: the client itself is to run in a container that has conda",
+    ),
+    Reason(
+        tests="*::test_decorator_with_spark_job",
+        words="python -m build --wheel",
+        kind=NOT_OFFERED,
+        why="images with Spark; the test stops before, where it builds a wheel of the checkout for such an image",
+    ),
+    Reason(
         tests="*conda*",
         words="Neither conda nor mamba is installed on the image",
         kind=NOT_OFFERED,
