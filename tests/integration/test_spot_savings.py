@@ -12,7 +12,7 @@ from clary.contract.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import AttemptEnd, PastAttempt, StatusTransition, TrainingJob
 from clary.control.scheduling.prices import load_prices
-from clary.control.services.sagemaker.descriptions import describe
+from clary.control.services.job_descriptions import describe
 from clary.control.settings import Settings
 from clary.testing.control_plane import request_of
 

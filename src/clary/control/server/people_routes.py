@@ -44,7 +44,7 @@ from clary.control.server.stragglers_page import StragglerPages
 from clary.control.server.training_page import tensorboard_page, training_page
 from clary.control.server.why_page import why_page
 from clary.control.services.call import Services
-from clary.control.services.sagemaker.descriptions import readable, unreadable_members
+from clary.control.services.job_descriptions import readable, unreadable_members
 from clary.control.services.training_progress import job_progress
 from clary.control.store.errors import BadToken, StreamNotFound
 from clary.control.store.log_pages import EventPage

@@ -11,7 +11,18 @@ from http import HTTPStatus
 from typing import Any
 
 from clary.contract.errors import Fault, ObjectStoreError, StoreError, WireError
-from clary.control.services import custom_metrics, ecr, iam, log_queries, logs, metric_data, metric_lists, metrics, sts
+from clary.control.services import (
+    custom_metrics,
+    ecr,
+    iam,
+    log_queries,
+    logs,
+    metric_data,
+    metric_lists,
+    metrics,
+    sts,
+    tags,
+)
 from clary.control.services.call import Call, Handler
 from clary.control.services.experiments import (
     component_calls,
@@ -21,7 +32,7 @@ from clary.control.services.experiments import (
     trial_calls,
     value_calls,
 )
-from clary.control.services.sagemaker import job_lists, tags, training_jobs
+from clary.control.services.sagemaker import job_lists, training_jobs
 from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobNotFound
 from clary.control.wire.empty_answers import empty_listing

@@ -6,7 +6,7 @@ import botocore.session
 import pytest
 
 from clary.control.jobs.members.told_defaults import ALWAYS_TOLD, TOLD, TOLD_OTHERWISE, with_defaults
-from clary.control.services.sagemaker.descriptions import DESCRIPTION_SHAPE
+from clary.control.services.job_descriptions import DESCRIPTION_SHAPE
 
 REQUEST_SHAPE = "CreateTrainingJobRequest"
 MODEL = botocore.session.get_session().get_service_model("sagemaker")

@@ -1,6 +1,6 @@
 """Members that DescribeTrainingJob tells with AWS's default where the request left them out.
 
-Where: `services.sagemaker.descriptions` fills them in, `docs/api.md` lists them. `jobs.job_request` reads requests with
+Where: `services.job_descriptions` fills them in, `docs/api.md` lists them. `jobs.job_request` reads requests with
 the same defaults. A default that botocore's model documents and that stands in neither table here fails a test.
 Source: CreateTrainingJob (AWS API reference); answers of the real service that are public, and what the integration
 tests of SageMaker's Python SDK assert of them.

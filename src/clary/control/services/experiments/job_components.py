@@ -20,7 +20,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Call
 from clary.control.services.experiments import naming
 from clary.control.services.experiments.summaries import KEPT, metric_summaries
-from clary.control.services.sagemaker.descriptions import readable
+from clary.control.services.job_descriptions import readable
 from clary.control.store.experiment_rows import Kind, Tracked, TrackedExists
 from clary.control.store.experiments import TrackedQuery
 from clary.control.store.job_queries import MAX_RESULTS, JobQuery

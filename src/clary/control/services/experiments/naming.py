@@ -13,7 +13,7 @@ from typing import Any
 from clary.contract.errors import WireError
 from clary.control.permissions.tracking_rules import MADE_BY
 from clary.control.services.call import Call
-from clary.control.services.sagemaker.tags import MAX_TAGS, check_tags
+from clary.control.services.tags import MAX_TAGS, check_tags
 from clary.control.store.errors import BadToken
 from clary.control.store.experiment_rows import Kind, Tracked, TrackedExists, TrackedInUse, TrackedNotFound
 from clary.control.store.experiments import TrackedQuery

@@ -21,7 +21,7 @@ from clary.control.services.experiments import (
     search_filters,
     trial_calls,
 )
-from clary.control.services.sagemaker.descriptions import describe, for_search
+from clary.control.services.job_descriptions import describe, for_search
 from clary.control.store.experiment_rows import Kind, Tracked
 from clary.control.store.experiments import TrackedQuery
 

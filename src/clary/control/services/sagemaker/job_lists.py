@@ -8,7 +8,7 @@ from typing import Any
 from clary.contract.errors import WireError
 from clary.contract.statuses import TrainingJobStatus, WarmPoolStatus
 from clary.control.services.call import Call
-from clary.control.services.sagemaker.descriptions import warm_pool_status
+from clary.control.services.job_descriptions import warm_pool_status
 from clary.control.store.errors import BadToken
 from clary.control.store.job_queries import JobQuery, SortBy
 

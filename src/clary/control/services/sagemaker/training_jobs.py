@@ -22,12 +22,12 @@ from clary.control.reconcile.admission import Admitted
 from clary.control.reconcile.planning import metrics_interval_s
 from clary.control.services.call import Call
 from clary.control.services.experiments import job_components
+from clary.control.services.job_descriptions import describe, readable
 from clary.control.services.sagemaker import profile_updates
-from clary.control.services.sagemaker.descriptions import describe, readable
 from clary.control.services.sagemaker.metric_requests import check_metrics
 from clary.control.services.sagemaker.output_buckets import require_output_buckets
 from clary.control.services.sagemaker.profiler_requests import check_profiler, merged_rules, profiler_warnings
-from clary.control.services.sagemaker.tags import check_tags
+from clary.control.services.tags import check_tags
 from clary.control.services.training_progress import job_progress
 from clary.control.settings import Settings
 from clary.control.store.errors import JobExists
