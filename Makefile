@@ -43,6 +43,7 @@ check: $(STAMPS)/service.stamp
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.10 $(READ_BY_PROGRAMS)
 	$(BIN)/lint-imports
+	$(BIN)/python tools/write_floors.py --check
 	$(BIN)/python tools/check_sizes.py
 
 format: $(STAMPS)/service.stamp
