@@ -17,7 +17,7 @@ from pathlib import Path
 
 SEED = 7
 NUM_IMAGES, NUM_TEST_IMAGES, SIDE, NUM_CLASSES = 256, 64, 28, 10
-NUM_LINES, SEQUENCE, NUM_TOKENS = 32, 64, 512
+NUM_LINES, SEQUENCE, NUM_TOKENS, MASKED = 32, 64, 512, 8
 _IDX_LABELS, _IDX_IMAGES = 0x801, 0x803
 
 
@@ -44,20 +44,36 @@ def _image(label: int, drawn: random.Random) -> bytes:
 
 
 def tokens(folder: Path) -> None:
-    """Write lines of token ids, zipped, as the GPT scripts read them: a file to train on and one to test on.
-
-    And a GPT-J's configuration, for scripts that take it from a model by its name.
-    """
+    """Write lines of token ids, zipped, as the GPT scripts read them: a file to train on and one to test on."""
     drawn = random.Random(SEED)
-    sizes = {"vocab_size": NUM_TOKENS, "n_positions": SEQUENCE, "n_embd": 64, "n_layer": 2, "n_head": 4}
-    told = {"model_type": "gptj", "rotary_dim": 8, "use_cache": False, "architectures": ["GPTJForCausalLM"], **sizes}
-    (folder / "gptj").mkdir()
-    (folder / "gptj/config.json").write_text(json.dumps(told), encoding="utf-8")
     for name in ("part_training.json.gz", "part_testing.json.gz"):
         with gzip.open(folder / name, "wt", encoding="utf-8") as file:
             for _ in range(NUM_LINES):
                 ids = [drawn.randrange(NUM_TOKENS) for _ in range(SEQUENCE)]
                 file.write(json.dumps({"input_ids": ids, "attention_mask": [1] * SEQUENCE}) + "\n")
+
+
+def gptj(folder: Path) -> None:
+    """Write tokens, and a GPT-J's configuration for scripts that take it from a model by its name."""
+    tokens(folder)
+    sizes = {"vocab_size": NUM_TOKENS, "n_positions": SEQUENCE, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    told = {"model_type": "gptj", "rotary_dim": 8, "use_cache": False, "architectures": ["GPTJForCausalLM"], **sizes}
+    (folder / "gptj").mkdir()
+    (folder / "gptj/config.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def wiki(folder: Path) -> None:
+    """Write one HDF5 file in the form of BERT's pretraining data, which needs h5py."""
+    import h5py  # type: ignore[import-not-found]
+
+    drawn = random.Random(SEED)
+    widths = {"input_ids": SEQUENCE, "input_mask": SEQUENCE, "segment_ids": SEQUENCE}
+    widths |= {"masked_lm_positions": MASKED, "masked_lm_ids": MASKED}
+    with h5py.File(folder / "part_training.h5", "w") as file:
+        for name, width in widths.items():
+            top = 2 if name in ("input_mask", "segment_ids") else SEQUENCE
+            file[name] = [[drawn.randrange(top) for _ in range(width)] for _ in range(NUM_LINES)]
+        file["next_sentence_labels"] = [drawn.randrange(2) for _ in range(NUM_LINES)]
 
 
 def text(folder: Path) -> None:
@@ -78,7 +94,14 @@ def text(folder: Path) -> None:
     (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}', encoding="utf-8")
 
 
-MAKERS: dict[str, Callable[[Path], None]] = {"none": none, "mnist": mnist, "tokens": tokens, "text": text}
+MAKERS: dict[str, Callable[[Path], None]] = {
+    "none": none,
+    "mnist": mnist,
+    "tokens": tokens,
+    "gptj": gptj,
+    "wiki": wiki,
+    "text": text,
+}
 
 if __name__ == "__main__":
     MAKERS[sys.argv[1]](Path(sys.argv[2]))
