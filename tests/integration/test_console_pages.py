@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_g
 
 LEARNS = 'for i in $(seq 10 30); do echo "step $i/30 loss=0.$((90 - i)) accuracy=0.$i"; sleep 0.1; done'
 LIVES = 'i=0; while :; do i=$((i+1)); echo "step $i loss=0.5 tick-$((i % 10))-tock"; sleep 0.2; done'
+AGENT_SAYS = ("prepared in ", "the program ended with exit code 0", "results uploaded in ")  # of such a job, in its log
 BREAKS = "python3 -c 'raise FileNotFoundError(\"vocab.json is not there\")'"
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 ATTACKS = f"for i in 1 2 3 4 5; do echo '{ATTACK} loss=0.25'; sleep 0.3; done; echo '{ATTACK}' >&2; exit 3"
@@ -183,6 +184,7 @@ def test_a_job_that_waits_is_queued_wherever_it_is_shown(page, console, own_serv
         states.get_by_role("button", name="Queued 1").click()
         expect(row_of(page, jobs.live)).to_have_count(0)
         assert row.get_by_role("cell").nth(2).inner_text() == "Queued"
+        expect(row).not_to_contain_text(re.compile("Started|Took|just now"))
         assert [row.get_by_role("cell").nth(place).inner_text() for place in (6, 7)] == ["not yet", "\u2013"]
         for search in ("queued", "of 8 hosts"):  # its state, and what it waits for
             page.get_by_role("searchbox", name="Search jobs").fill(search)
@@ -347,10 +349,27 @@ def test_logs_are_live_searched_and_by_host(page, console, jobs):
 
 def test_the_log_says_how_many_of_its_lines_are_loaded(page, console, jobs):
     open_job(page, console, jobs.slow, "logs")
-    said = page.get_by_role("status").filter(has_text="lines loaded")
-    expect(said).to_contain_text(re.compile(r"^(\d+) of \1 lines loaded"))  # those of its agent are among them
+    said = page.get_by_role("status").filter(has_text=re.compile("lines? loaded"))
+    expect(said).to_contain_text(re.compile(r"^24 of 24 lines loaded, "))
+    own = page.get_by_role("log").get_by_text(re.compile(r"^clary: "))
+    expect(own).to_have_text([re.compile(f"^clary: {words}") for words in AGENT_SAYS])
+    expect(page.get_by_role("log").get_by_text(re.compile(r"^step \d\d/30 "))).to_have_count(21)
     page.get_by_label("Search the log").fill("step 30/30")
-    expect(said).to_contain_text(re.compile(r"^1 lines loaded that match, of a log of \d\d,"))
+    expect(said).to_contain_text(re.compile(r"^1 line loaded that matches, of a log of 24, "))
+    page.get_by_label("Search the log").fill("step 2")
+    expect(said).to_contain_text(re.compile(r"^10 lines loaded that match, of a log of 24, "))
+
+
+def test_of_a_log_that_is_loaded_in_part_the_whole_number_is_said(page, console, jobs):
+    def answer(route):  # the newest alone, as of a long log; what is older comes late
+        if "before=" not in route.request.url:
+            route.continue_(url=re.sub(r"limit=\d+", "limit=7", route.request.url))
+
+    page.route("**/log-lines?**", answer)
+    open_job(page, console, jobs.slow, "logs")
+    said = page.get_by_role("status").filter(has_text=re.compile("lines? loaded"))
+    expect(said).to_contain_text(re.compile(r"^7 of 24 lines loaded, "))
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_charts_show_values_under_the_pointer_zoom_and_hide_lines(page, console, jobs):

@@ -6,7 +6,7 @@ import { useKeys } from "../base/keys.js";
 import { copyButton, empty, failure, skeleton } from "../base/places.js";
 import { settled } from "../base/repeating.js";
 import { query, setQuery } from "../base/router.js";
-import { instant, moment } from "../base/words.js";
+import { count, instant, moment } from "../base/words.js";
 import { logLine, shownText } from "./log_line.js";
 import { LogWindow } from "./log_window.js";
 import { ProgressFolding } from "./progress_folding.js";
@@ -164,11 +164,7 @@ export function logsTab({ name, facts, signal }) {
       );
     refill(above, more || (log.older ? "Loading older lines" : log.lines.length ? "The log begins here" : ""));
     const span = log.lines.length ? `, ${moment(log.lines[0].at_ms)} to ${moment(log.lines.at(-1).at_ms)}` : "";
-    const total = log.numLines.toLocaleString("en-GB");
-    const isPart = asked.search || asked.rank; // of which nobody has counted the lines that are wanted
-    const loaded = log.lines.length.toLocaleString("en-GB");
-    const amount = isPart ? `${loaded} lines loaded that match, of a log of ${total}` : `${loaded} of ${total} lines loaded`;
-    said.textContent = `${amount}${span}${log.isOver ? "" : log.isAtEnd ? ", live" : ""}`;
+    said.textContent = `${amountLoaded()}${span}${log.isOver ? "" : log.isAtEnd ? ", live" : ""}`;
     const { hosts, processes } = known(facts(), log.hosts);
     options(host, "All hosts", hosts, asked.host);
     options(
@@ -180,6 +176,13 @@ export function logsTab({ name, facts, signal }) {
     );
     host.hidden = hosts.length < 2;
     rank.hidden = processes < 2 && !asked.rank;
+  }
+
+  function amountLoaded() {
+    const { length } = log.lines;
+    if (!asked.search && !asked.rank) return `${length.toLocaleString("en-GB")} of ${count(log.numLines, "line")} loaded`;
+    const matching = `${count(length, "line")} loaded that match${length === 1 ? "es" : ""}`;
+    return `${matching}, of a log of ${log.numLines.toLocaleString("en-GB")}`; // how many match in all nobody has counted
   }
 
   function nothing() {
