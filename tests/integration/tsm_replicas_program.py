@@ -1,10 +1,11 @@
 """Sharded states where FSDP shards nothing: the group of a model is its replicas, of which the first saves."""
 
-import unittest
+import copy
 
 import torch.distributed as dist
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import StateDictType
 from tsm_sharded_program import (
     SHARDED,
     check_experts,
@@ -13,12 +14,10 @@ from tsm_sharded_program import (
     folder,
     folder_of_slice,
     made,
-    refused,
 )
 from tsm_tensor_models import families
 from tsm_tensor_program import begun, train_cut
 
-from clary.train.parallel.fsdp.logs import get_logger
 from clary.train.parallel.fsdp.saving import save
 from clary.train.parallel.fsdp.session import state
 
@@ -28,13 +27,26 @@ def test_slices_in_replicas_resume_bit_for_bit(rank, size):
     check_resume(1)
 
 
-def test_replicas_of_flat_parameters_have_no_state_in_shards(rank, size):
-    begun(1)
-    with unittest.TestCase().assertLogs(get_logger(), "WARNING") as told:
-        model, *_ = made(families()["neox"], use_orig_params=False)
-    assert "use_orig_params is False" in told.output[0]
-    with FSDP.state_dict_type(model, SHARDED):
-        refused(model.state_dict, ValueError, "use_orig_params=True")
+def test_slices_of_flat_parameters_in_replicas_resume_bit_for_bit(rank, size):
+    """FSDP gives moments of flat parameters in shards over the replicas, of which one alone saves."""
+    check_resume(1, use_orig_params=False)
+    check_resume(1, ["neox"], tensor=1, use_orig_params=False)
+    check_resume(1, ["neox"], is_later=True, use_orig_params=False)
+
+
+def test_full_states_of_replicas_resume_bit_for_bit(rank, size):
+    for use_orig_params in (False, True):
+        begun(1)
+        one = made(families()["neox"], use_orig_params=use_orig_params)
+        train_cut(*one[:2], steps=2)
+        with FSDP.state_dict_type(one[0], StateDictType.FULL_STATE_DICT):
+            saved = copy.deepcopy((one[0].state_dict(), FSDP.optim_state_dict(*one[:2])))
+        expected = train_cut(*one[:2], steps=2)
+        other = made(families()["neox"], seed=6, use_orig_params=use_orig_params)
+        with FSDP.state_dict_type(other[0], StateDictType.FULL_STATE_DICT):
+            other[0].load_state_dict(saved[0])
+            other[1].load_state_dict(FSDP.optim_state_dict_to_load(*other[:2], saved[1]))
+        assert train_cut(*other[:2], steps=2) == expected, use_orig_params
     state.reset()
 
 

@@ -24,7 +24,6 @@ from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
 from clary.train.parallel.fsdp import sharded_optimizer, slice_groups
 from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
 from clary.train.parallel.fsdp.full_state import state_additions
-from clary.train.parallel.fsdp.logs import get_logger
 from clary.train.parallel.fsdp.session import state
 from clary.train.parallel.fsdp.slice_folders import folder_additions
 
@@ -131,11 +130,6 @@ def _shard_by_degree(arguments: dict[str, Any]) -> None:
     groups: Any = (state.shard_process_group, state.rep_rank_process_group)
     if degree == 1:
         arguments["sharding_strategy"] = ShardingStrategy.NO_SHARD
-        if not arguments.get("use_orig_params"):
-            get_logger().warning(
-                "FSDP: hybrid_shard_degree is 1 and use_orig_params is False, of which there is no SHARDED_STATE_DICT: "
-                "give use_orig_params=True to save it; FULL_STATE_DICT and local states can be saved"
-            )
         if state.tp_size == 1:
             return
         groups = state.rep_rank_process_group

@@ -32,7 +32,6 @@ from clary.train.parallel.fsdp.experts.states import add_experts_of_others, drop
 from clary.train.parallel.fsdp.gradient_norm import axis_group
 from clary.train.parallel.fsdp.layers.weights import reachable
 from clary.train.parallel.fsdp.sharded_state import (
-    check_shards,
     in_slices,
     in_units,
     is_in_shards,
@@ -112,7 +111,6 @@ def state_additions() -> dict[str, Any]:
         if args or kwargs.get("destination") is not None:  # of a unit inside, called by the module around it
             taken: State = nn.Module.state_dict(self, *args, **kwargs)
             return taken
-        check_shards(self)
         note_cuts(self)
         config = FullyShardedDataParallel.get_state_dict_type(self).state_dict_config
         with _changed(config, {"offload_to_cpu": False} if _is_on_cpu(self) else {}):
@@ -148,7 +146,6 @@ def _taking(original: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         model = bound.arguments["model"]
-        check_shards(model)
         note_cuts(model)
         config = FullyShardedDataParallel.get_state_dict_type(model).optim_state_dict_config
         is_rank0_only = getattr(config, "rank0_only", False)

@@ -11,7 +11,8 @@ A state has them in shards over the ranks of one slice, so that its folder is co
 [Note: whole units] Of units that FSDP does not shard, such as experts where each rank of a block holds others, torch
 gives whole tensors. Where nothing is sharded (hybrid_shard_degree 1), the group of a model is its replicas, of which
 scripts have the first alone save: it would wait for the others until the timeout. So tensors are put into shards over
-the ranks that hold a slice once, of which there is one, and `slice_groups` has that rank save alone.
+the ranks that hold a slice once, of which there is one, and `slice_groups` has that rank save alone. Moments of flat
+parameters FSDP gives in shards over the replicas; of those the first alone would save its part.
 """
 
 from __future__ import annotations
@@ -44,21 +45,6 @@ def slice_group(given: Any) -> Any:
     if state.expert_groups is not None:
         return state.expert_groups.shard
     return given if state.shard_process_group is None else state.shard_process_group
-
-
-def check_shards(model: nn.Module) -> None:
-    """See that a state in shards can be loaded again, if a model's state is asked for in shards.
-
-    Raises: ValueError where FSDP shards nothing and hides parameters in flat ones: optimizers got other moments back.
-    """
-    if not is_in_shards(model) or not _is_whole(model) or state.shard_process_group is None:
-        return
-    is_alone = dist.get_world_size(slice_group(None)) == dist.get_world_size(getattr(model, "process_group", None))
-    if not is_alone and not all(unit._use_orig_params for unit in FullyShardedDataParallel.fsdp_modules(model)):
-        raise ValueError(
-            "SHARDED_STATE_DICT: FSDP shards nothing of this model (hybrid_shard_degree is 1, or NO_SHARD): give FSDP "
-            "use_orig_params=True, or save FULL_STATE_DICT, or set hybrid_shard_degree to another degree"
-        )
 
 
 def note_cuts(model: nn.Module) -> None:
@@ -110,11 +96,12 @@ def _is_whole(model: nn.Module) -> bool:
 
 
 def _put_in_shards(value: Any, group: Any) -> Any:
-    """Return a tensor that is whole in shards over a group, anything else, and scalars, as it is."""
+    """Return a tensor in shards over a group; anything else, and scalars, as it is. Every rank calls it."""
     if isinstance(value, Mapping):
         return {key: _put_in_shards(one, group) for key, one in value.items()}
-    is_whole = isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor) and value.dim() > 0
-    return _shards(value, group) if is_whole else value
+    if isinstance(value, ShardedTensor):  # over the replicas: moments of flat parameters
+        return _moved(value, group)
+    return _shards(value, group) if isinstance(value, torch.Tensor) and value.dim() > 0 else value
 
 
 def _gathered(value: Any) -> Any:
