@@ -23,6 +23,7 @@ PATIENCE_MS = 45_000  # of every wait: a machine under heavy load answers late
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build/console-screenshots"
 DESKTOP = {"width": 1280, "height": 820}
 PHONE = {"width": 360, "height": 740}
+BELOW_THE_HEAD = "heading => window.scrollTo(0, heading.getBoundingClientRect().top + window.scrollY - 70)"
 VIEWS = (("desktop", DESKTOP, "light"), ("phone", PHONE, "dark"))
 # The browser itself says this of every answer that is no success; pages show what the answer means.
 _OF_THE_BROWSER = "Failed to load resource"

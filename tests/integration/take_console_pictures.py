@@ -14,11 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from console_browser import PHONE, Browser, Console, open_job  # noqa: E402 - found by the line above
+from console_browser import BELOW_THE_HEAD, PHONE, Browser, Console, open_job  # noqa: E402 - found by the line above
+from drawing_job import DRAWS  # noqa: E402
 from playwright.sync_api import expect, sync_playwright  # noqa: E402
 from running_service import start_service  # noqa: E402
 from test_clients_boto3 import Clients, job_request, wait  # noqa: E402
-from test_console_pictures import BELOW_THE_HEAD, DRAWS  # noqa: E402
 
 DESKTOP = {"width": 1120, "height": 640}
 LEARNS = (

@@ -3,10 +3,14 @@
 Source: rules of axe-core for WCAG 2.0 to 2.2, levels A and AA, and its best practices.
 """
 
+import re
+from dataclasses import dataclass
 from importlib import resources
 
 import pytest
+from console_answers import profile_answer, rehearsals_answer
 from console_browser import DESKTOP, PHONE, open_job
+from drawing_job import DRAWS
 from playwright.sync_api import expect
 from running_service import start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
@@ -31,19 +35,38 @@ def own_service(tmp_path_factory):
     own.clary("down")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """Names of jobs by what they do."""
+
+    fails: str
+    lives: str
+    waits: str
+    draws: str  # pictures
+    keeps: str  # its host
+
+
 @pytest.fixture(scope="module")
 def jobs(own_service):
-    """A job that failed and one that runs."""
+    """Jobs that have each a kind of page; those that have ended ended before one had to wait."""
     aws = Clients(own_service)
-    names = []
-    for label, command in (("fails", LEARNS), ("lives", "while :; do echo loss=0.5; sleep 1; done")):
+
+    def start(label, command, **resources):
         request = job_request(unique(label), command, HyperParameters={"learning_rate": "0.1"})
         request["AlgorithmSpecification"]["MetricDefinitions"] = METRICS
+        request["ResourceConfig"] |= resources
         aws.sagemaker.create_training_job(**request)
-        names.append(request["TrainingJobName"])
-    wait(aws, names[0])
-    wait(aws, names[1], until=("Training",))
-    return names
+        return request["TrainingJobName"]
+
+    lives = start("lives", "while :; do echo loss=0.5; sleep 1; done")
+    ended = [start("fails", LEARNS), start("draws", DRAWS), start("keeps", "true", KeepAlivePeriodInSeconds=3600)]
+    for name in ended:
+        wait(aws, name)
+    wait(aws, lives, until=("Training",))
+    waits = start("waits", "true", InstanceCount=8)
+    wait(aws, waits, until=("Pending",))
+    fails, draws, keeps = ended
+    return Jobs(fails=fails, lives=lives, waits=waits, draws=draws, keeps=keeps)
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +90,15 @@ def barriers(page, axe, where):
 
 
 def test_no_page_has_a_barrier(console, jobs, axe):
-    failed, live = jobs
     places = [
         "/console/jobs",
-        "/console/hosts",
-        f"/console/compare?jobs={failed},{live}",
+        f"/console/compare?jobs={jobs.fails},{jobs.lives}",
         "/console/jobs/nobody-1",
         "/console/elsewhere",
-        f"/console/jobs/{live}",
+        f"/console/jobs/{jobs.lives}",
+        f"/console/jobs/{jobs.waits}",
         *(
-            f"/console/jobs/{failed}{tab}"
+            f"/console/jobs/{jobs.fails}{tab}"
             for tab in ("", "/logs", "/charts", "/stacks", "/profiles", "/report", "/rehearsals", "/request")
         ),
     ]
@@ -87,16 +109,48 @@ def test_no_page_has_a_barrier(console, jobs, axe):
         page.goto(f"{console.url}{place}")
         expect(page.get_by_role("main")).not_to_be_empty()
         expect(page.locator("[aria-busy=true]")).to_have_count(0)
-        page.wait_for_load_state("networkidle") if live not in place else None
+        page.wait_for_load_state("networkidle") if jobs.lives not in place and jobs.waits not in place else None
         found += barriers(page, axe, place)
     context.close()
     assert not found, "\n".join(map(str, found))
 
 
-def test_no_dialog_has_a_barrier(page, console, jobs, axe):
-    failed, live = jobs
+def test_no_page_that_shows_what_is_rare_has_a_barrier(page, console, jobs, axe):
+    """A job that waits, hosts that are kept, a dump, pictures; a certificate and a profile as the service has them."""
+    page.route(
+        f"**/clary/v1/jobs/{jobs.lives}/rehearsals**",
+        lambda route: route.fulfill(json=rehearsals_answer(jobs.lives, "the loss parts")),
+    )
+    page.route(
+        f"**/clary/v1/jobs/{jobs.lives}/profile**",
+        lambda route: route.fulfill(json=profile_answer(jobs.lives, "all_reduce")),
+    )
     found = []
-    for job, button in ((failed, "Run again"), (live, "Stop"), (live, "Rehearse")):
+
+    def look(place, *, sees):
+        page.goto(f"{console.url}{place}")
+        expect(sees).to_be_visible()
+        return barriers(page, axe, place)
+
+    found += look("/console/jobs?status=Queued", sees=page.get_by_role("link", name=jobs.waits))
+    found += look(f"/console/jobs/{jobs.waits}", sees=page.get_by_role("region", name="Why it waits"))
+    pools = page.get_by_role("table", name="Pools")
+    found += look("/console/hosts", sees=pools.get_by_role("link", name=jobs.keeps))
+    found += look(f"/console/jobs/{jobs.fails}", sees=page.get_by_role("region", name=re.compile("^Last lines of")))
+    of_live = f"/console/jobs/{jobs.lives}"
+    found += look(f"{of_live}/rehearsals", sees=page.get_by_role("region", name=re.compile("^FAIL: the job does not")))
+    found += look(f"{of_live}/profiles", sees=page.get_by_role("region", name="Collectives across ranks"))
+    open_job(page, console, jobs.lives, "stacks")
+    page.get_by_role("button", name="Take stacks now").click()
+    expect(page.get_by_text("Attempt 1, 1 host")).to_be_visible()
+    found += barriers(page, axe, "stacks")
+    found += look(f"/console/jobs/{jobs.draws}/charts", sees=page.get_by_role("img", name="samples/ring at step 1,050"))
+    assert not found, "\n".join(map(str, found))
+
+
+def test_no_dialog_has_a_barrier(page, console, jobs, axe):
+    found = []
+    for job, button in ((jobs.fails, "Run again"), (jobs.lives, "Stop"), (jobs.lives, "Rehearse")):
         open_job(page, console, job)
         page.get_by_role("button", name=button, exact=True).click()
         expect(page.get_by_role("dialog")).to_be_visible()

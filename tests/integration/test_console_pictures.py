@@ -1,21 +1,15 @@
 """Histograms and images of a real job in a real browser: chosen by step, by keys, and never more than pictures."""
 
 import re
-import shlex
-from pathlib import Path
 
 import pytest
-from console_browser import PHONE, keep_screenshot, width_of
+from console_browser import BELOW_THE_HEAD, PHONE, keep_screenshot, width_of
+from drawing_job import DRAWS
 from playwright.sync_api import expect
 from test_clients_boto3 import Clients, job_request, unique, wait
 
 pytest_plugins = ["console_fixtures"]
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
-
-EVENTS = Path(__file__).parents[1] / "assets/event_files/torch.events.gz"  # by torch.utils.tensorboard
-LOGS = "/opt/ml/output/tensorboard"
-DRAWS = f"mkdir -p {LOGS} && gzip -dc {shlex.quote(str(EVENTS))} > {LOGS}/events.out.tfevents.1.algo-1"
-BELOW_THE_HEAD = "heading => window.scrollTo(0, heading.getBoundingClientRect().top + window.scrollY - 70)"
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from console_answers import profile_answer, rehearsals_answer
 from console_browser import keep_views, open_job
 from playwright.sync_api import expect
 from program_jobs import script_request, start, wait_for_none
@@ -213,70 +214,9 @@ def test_a_service_that_is_killed_leaves_no_rehearsal_behind_and_says_that_it_wa
 
 def test_what_a_hostile_certificate_says_is_text(page, console, live):
     """Certificates are made of what programs print; this one says the worst of it."""
-    check = {"num_compared": 9, "num_equal": 3, "noise": 0, "largest": 0.5, "parts_at": ATTACK, "there": ATTACK}
-    certificate = {
-        "verdict": "FAIL",
-        "reason": f"the loss parts {ATTACK}",
-        "advice": ATTACK,
-        "strikes": [
-            {"words": ATTACK, "at_s": None, "note": ATTACK},
-            {"words": "kill algo-1", "at_s": 61.5, "note": ""},
-        ],
-        "interruptions": [
-            {
-                "attempt": 1,
-                "why": ATTACK,
-                "last_step": ATTACK,
-                "first_step": "7",
-                "lost_steps": 3,
-                "restored_files": 2,
-            }
-        ],
-        "steps_lost": 3,
-        "seconds_lost": -4.5,
-        "redone_s": 12.0,
-        "samples": {
-            "is_known": True,
-            "num_twice": 4,
-            "num_never": 2,
-            "examples_twice": [ATTACK],
-            "examples_never": ["3"],
-            "words": ATTACK,
-            "num_compared": 64,
-        },
-        "losses": {**check, "twin_there": ATTACK},
-        "metrics": {ATTACK: [0.5, None], "constructor": [1, 2]},
-        "curves": {
-            "steps": True,
-            "twin": [[step, 1 / step] for step in range(1, 40)],
-            "rehearsal": [[step, 1 / step + (step > 20) * 0.03] for step in range(1, 40)],
-            "undone": [[[step, 1 / step] for step in range(15, 21)]],
-            "resumes": [15],
-        },
-    }
-    job = {"status": "Failed", "secondary_status": "Failed", "attempt": 2, "failure_reason": ATTACK}
-    brief = {
-        "number": 5,
-        "state": "certified",
-        "why": "",
-        "verdict": "FAIL",
-        "reason": ATTACK,
-        "num_faults": 2,
-        "started_at": "2026-01-02T03:04:05+00:00",
-        "ended_at": "2026-01-02T03:14:05+00:00",
-    }
-    whole = {
-        **brief,
-        "faults": [ATTACK],
-        "seed": None,
-        "command": f"clary rehearse '{ATTACK}'",
-        "jobs": {"twin": {**job, "name": ATTACK}, "rehearsal": {**job, "name": "x"}},
-        "lines": [ATTACK, "struck"],
-        "certificate": certificate,
-    }
     page.route(
         f"**/clary/v1/jobs/{live}/rehearsals**",
-        lambda route: route.fulfill(json={"job": live, "rehearsals": [brief], "rehearsal": whole}),
+        lambda route: route.fulfill(json=rehearsals_answer(live, ATTACK)),
     )
     open_job(page, console, live, "rehearsals")
     expect(page.get_by_role("region", name="FAIL: the job does not come back as it was")).to_contain_text(ATTACK)
@@ -328,68 +268,7 @@ def test_a_profile_is_taken_shown_and_its_trace_handed_out(page, console, aws):
 def test_a_profile_of_several_ranks_shows_who_comes_late_and_what_is_hostile_is_text(page, console, live):
     """What it takes several machines to see is put into the answer of the service."""
 
-    def rank(number, **changes):
-        strip = ("c" * 20 + "x" * (10 + 30 * (1 - number)) + "d" * 6 + "." * (24 - 10 * (1 - number))) * 4
-        return {
-            "rank": number,
-            "host": f"algo-{number + 1}",
-            "state": "done",
-            "words": ATTACK if number else "",
-            "num_steps": 4,
-            "first_step": 154,
-            "window_ms": 33.2,
-            "begins_ms": 0.8 * number,
-            "bounds_ms": [0, 8.1, 16.4, 24.9, 33.2],
-            "step_ms": 8.3,
-            "longest_step_ms": 8.5,
-            "compute_share": 0.33,
-            "communication_share": 0.6,
-            "exposed_communication_share": 0.17 + 0.33 * (1 - number),
-            "data_wait_share": 0.1,
-            "rest_share": 0.4 - 0.33 * (1 - number),
-            "num_collectives": 10,
-            "on_accelerator": False,
-            "strip": strip,
-            "trace": f"rank-{number}.trace.json.gz",
-            "top": [
-                {"name": f"gloo:all_reduce {ATTACK}", "count": 20, "self_ms": 15.4, "share": 0.46},
-                {"name": "aten::mm", "count": 110, "self_ms": 4.26, "share": 0.1},
-                {"name": "aten::addmm", "count": 60, "self_ms": 2.37, "share": 0.05},
-            ],
-            **changes,
-        }
-
-    greatest = [{"step": 155, "name": f"c10d::allreduce_ {ATTACK}", "skew_ms": 8.9, "last": 1}]
-    summary = {
-        "ranks": [rank(0), rank(1), {"rank": 2, "host": ATTACK, "state": "lost", "words": f"ended {ATTACK}"}],
-        "errors": [f"algo-4 has not answered {ATTACK}"],
-        "clocks": {"method": "by the ends of collectives", "spread_us": 412.0},
-        "skew": {
-            "num_collectives": 10,
-            "median_ms": 2.7,
-            "greatest_ms": 8.9,
-            "last": {"0": 0, "1": 10},
-            "mean_behind_ms": {"0": 0, "1": 3.1},
-            "greatest": greatest,
-        },
-        "merged": "merged.trace.json.gz",
-    }
-    brief = {"number": 7, "attempt": 1, "reason": ATTACK, "asked_at": "2026-01-02T03:04:05+00:00"}
-    taken = {**brief, "num_steps": 4, "duration_s": 2.0, "is_over": True}
-    answer = {
-        **brief,
-        "job": live,
-        "numbers": [7, 6],
-        "profiles": [taken, {**taken, "number": 6}],
-        "hosts": ["algo-1", "algo-2"],
-        "is_over": True,
-        "ended": "",
-        "missing": [],
-        "states": [],
-        "errors": [],
-        "summary": summary,
-    }
-    page.route(f"**/clary/v1/jobs/{live}/profile**", lambda route: route.fulfill(json=answer))
+    page.route(f"**/clary/v1/jobs/{live}/profile**", lambda route: route.fulfill(json=profile_answer(live, ATTACK)))
     open_job(page, console, live, "profiles")
     skew = page.get_by_role("region", name="Collectives across ranks")
     expect(skew).to_contain_text("Rank 1 comes last 10 times, 3.10 ms behind the first on average")

@@ -84,7 +84,7 @@ function inShort(certificate) {
         {},
         element("dt", {}, term),
         element("dd", { class: "number" }, value),
-        words && element("p", { class: "small soft said" }, words),
+        words && element("dd", { class: "soft said" }, words),
       ),
     ),
   );
