@@ -1,6 +1,9 @@
 """What scripts of SMP v1 rely on beyond its documentation, as they call it; run by test_smp_as_called on two ranks."""
 
 import copy
+import dataclasses
+import importlib
+import unittest
 
 import smdistributed.modelparallel.torch as smp
 import torch
@@ -17,6 +20,8 @@ from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
 
 from clary.train.parallel.fsdp import session as tsm
 from clary.train.parallel.fsdp.local_state import SMStateDictType, sm_state_dict_type
+from clary.train.parallel.fsdp.saving_interval import Interval as _Interval
+from clary.train.parallel.fsdp.saving_interval import compute_auto_checkpoint_interval
 
 LENGTH, VOCABULARY = 6, 20
 
@@ -257,10 +262,54 @@ def test_states_are_saved_and_loaded_by_the_names_of_before_1_10(rank, size):
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
     train_step(model, *batch_of(SharedPerceptron, 0))
     optimizer.step()
-    saved = copy.deepcopy(optimizer.save_optimizer_backcompat(gather_if_shard=1))
-    own = optimizer.local_state_dict()
+    with unittest.TestCase().assertLogs("clary.smp", "WARNING") as told:
+        saved = copy.deepcopy(optimizer.save_optimizer_backcompat(gather_if_shard=1))
+    assert "gather_if_shard=True has no effect" in told.output[0]
+    with unittest.TestCase().assertNoLogs("clary.smp"):
+        own = optimizer.local_state_dict()
+        optimizer.local_state_dict(gather_if_shard=False)
     assert saved.keys() == own.keys()
     train_step(model, *batch_of(SharedPerceptron, 1))
     optimizer.step()
     optimizer.load_optimizer_backcompat(saved, 1)
     torch.testing.assert_close(optimizer.local_state_dict(), saved, rtol=0, atol=0)
+
+
+def test_modules_that_are_named_as_functions_are_do_not_take_their_place(rank, size):
+    start(ddp=True)
+    decorator, state = smp.step, smp.state
+    for name in ("core", "state", "step"):
+        importlib.import_module(f"smdistributed.modelparallel.torch.{name}")
+    from smdistributed.modelparallel.torch import core
+    from smdistributed.modelparallel.torch import step as of_the_package
+    from smdistributed.modelparallel.torch.state import state as of_its_module
+    from smdistributed.modelparallel.torch.step import StepOutput
+    from smdistributed.modelparallel.torch.step import step as of_the_module
+
+    assert smp.step is decorator is of_the_package is of_the_module
+    assert smp.state is state is of_its_module
+    assert isinstance(smp.step(lambda x: x + 1)(torch.zeros(2)), StepOutput)
+    assert (smp.core.rank(), core.size(), core.tp_rank(), core.dp_size()) == (rank, size, 0, size)
+    smp.core.barrier()
+
+
+def test_keys_with_an_underscore_are_told_to_have_no_effect(rank, size):
+    with unittest.TestCase().assertLogs("clary.smp", "WARNING") as told:
+        start(ddp=True, _match_weights=True, _fp32_grad_accumulation=True, checkpoint_attentions=True)
+    (line,) = told.output
+    expected = "keys without effect here: checkpoint_attentions, _match_weights, _fp32_grad_accumulation"
+    assert line.endswith(expected), line
+    assert smp.state.cfg._match_weights is True
+
+
+def test_ranks_agree_on_the_interval_of_saves(rank, size):
+    """The slowest write of any rank is over in as many of its fastest steps."""
+    found = compute_auto_checkpoint_interval([2.0 + rank, 3.0], [4.0, 5.0], [0.5 + rank], [1.0, 9.0 * (rank + 1)])
+    assert found == _Interval(9, 2.0, 5.0, size - 0.5, 9.0 * size)
+    assert _Interval(**dataclasses.asdict(found)) == found
+    assert _Interval().interval < 1, "callbacks take that for not known yet"
+    assert compute_auto_checkpoint_interval([2.0], [2.0], [0.0], [0.0]).interval == 1
+    for steps in ([], [0.0], [float("nan")]):
+        given = steps if rank == 0 else [1.0]
+        told = failure_of(lambda given=given: compute_auto_checkpoint_interval(given, [1.0], [1.0], [1.0]))
+        assert "step_durations" in str(told), told

@@ -10,6 +10,7 @@ Source: mixed precision training, arXiv 1710.03740.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from clary.train.parallel.numbering import Numbering
 from clary.train.parallel.steppers import Stepper, make_stepper
 
 _SCALE = "loss_scale"  # in states
+_LOG = logging.getLogger("clary.smp")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -164,12 +166,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # States.
 
-    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+    def local_state_dict(self, gather_if_shard: bool | None = None) -> dict[str, Any]:
         """Return the state that this rank keeps, marked as partial.
 
         Args:
-            gather_if_shard: taken for the sake of scripts: shards stay apart either way.
+            gather_if_shard: shards stay apart whatever it is; where there are some, True is told to have no effect.
         """
+        keys = self._runtime.configuration
+        if gather_if_shard and (keys.shard_optimizer_state or keys.sharded_data_parallel_degree > 1):
+            _LOG.warning("gather_if_shard=True has no effect: shards of an optimizer's state stay apart, one a rank")
         return {**self._placed().local_state(), **self._scale_state(), IS_PARTIAL: True}
 
     def state_dict(self) -> dict[str, Any]:
@@ -191,7 +196,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if _SCALE in state_dict:
             self._scale.load(state_dict[_SCALE])
 
-    def save_optimizer_backcompat(self, gather_if_shard: bool = True) -> dict[str, Any]:
+    def save_optimizer_backcompat(self, gather_if_shard: bool | None = None) -> dict[str, Any]:
         """Return `local_state_dict`, by the name that scripts written for SMP before 1.10 call."""
         return self.local_state_dict(gather_if_shard)
 

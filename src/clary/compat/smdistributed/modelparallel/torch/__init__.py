@@ -1,6 +1,9 @@
 """`import smdistributed.modelparallel.torch as smp`: SMP v1 on torch.
 
 Everything is in `clary.train.parallel`; here are the names, as scripts know them.
+
+[Note: two meanings] `step` and `state` are modules too. Python makes a module an attribute of its package when it is
+loaded first, which is here: what is bound after that stays, whatever scripts import later.
 """
 
 from clary.train.parallel.marks import mark as set_partition
@@ -12,7 +15,6 @@ from clary.train.parallel.microbatches import StepOutput
 from clary.train.parallel.model import DistributedModel
 from clary.train.parallel.optimizer import DistributedOptimizer
 from clary.train.parallel.sharded.units import register_parameter
-from clary.train.parallel.step import step
 from clary.train.parallel.tensor.registry import (
     set_tensor_parallelism,
     tensor_parallelism,
@@ -20,7 +22,7 @@ from clary.train.parallel.tensor.registry import (
     tp_register_with_module,
 )
 
-from . import amp, exceptions, model, nn, optimizers, patches, state_mod, utils
+from . import amp, core, exceptions, model, nn, optimizers, patches, state_mod, utils
 from .checkpoints import load, resume_from_checkpoint, save, save_checkpoint
 from .communication import (
     DP_GROUP,
@@ -68,10 +70,11 @@ from .session import (
     rdp_size,
     shutdown,
     size,
-    state,
     tp_rank,
     tp_size,
 )
+from .state import state  # see [Note: two meanings]
+from .step import step
 
 __all__ = [
     "DP_GROUP",
@@ -89,6 +92,7 @@ __all__ = [
     "amp",
     "barrier",
     "broadcast",
+    "core",
     "delay_param_initialization",
     "delayed_parameter_initialization",
     "dp_barrier",

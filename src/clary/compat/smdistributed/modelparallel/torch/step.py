@@ -1,0 +1,6 @@
+"""`smp.step` under the module that scripts import it from; the attribute of the package stays the decorator."""
+
+from clary.train.parallel.microbatches import StepOutput
+from clary.train.parallel.step import step
+
+__all__ = ["StepOutput", "step"]

@@ -1,0 +1,75 @@
+"""How many steps lie between saves that are written while training goes on, from what both were seen to take.
+
+Where: callbacks that save local states measure some steps with a save, then some without, and ask here once. A save is
+to be written before the next one begins, on every rank: the longest write of any rank goes into its shortest step.
+Source: aws/sagemaker-hyperpod-training-adapter-for-nemo (Apache-2.0), `utils/callbacks/checkpoint.py` and its tests, as
+callers: what they measure and hand over, and that ranks agree on the least time of a step and the most of a write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel.fsdp.layers.weights import reachable
+from clary.train.parallel.tensor.collectives import TensorGroup
+
+
+@dataclass
+class Interval:
+    """What came of it, alike on all ranks; callbacks store it as a dict and make it anew of that.
+
+    Args:
+        interval: steps from one save to the next; -1 before it is known.
+        step_duration: of the shortest step without a save, in seconds.
+        step_ckpt_duration: of the longest step with one.
+        ckpt_preprocessing_duration: the longest time for which a save held training up.
+        ckpt_io_duration: the longest time for which one was written.
+    """
+
+    interval: int = -1
+    step_duration: float = 0.0
+    step_ckpt_duration: float = 0.0
+    ckpt_preprocessing_duration: float = 0.0
+    ckpt_io_duration: float = 0.0
+
+
+def compute_auto_checkpoint_interval(
+    step_durations: Sequence[float],
+    step_ckpt_durations: Sequence[float],
+    ckpt_preprocessing_durations: Sequence[float],
+    ckpt_io_durations: Sequence[float],
+) -> Interval:
+    """Return the least number of steps in which a save is written, 1 or more. Every rank of the program calls it.
+
+    Args:
+        step_durations: of steps without a save, in seconds.
+        step_ckpt_durations: of steps with one.
+        ckpt_preprocessing_durations: for how long saves held training up.
+        ckpt_io_durations: for how long they were written beside it.
+
+    Raises: ValueError on every rank if one has no durations of a kind, or a step that took no time.
+    """
+    measured = (step_ckpt_durations, ckpt_preprocessing_durations, ckpt_io_durations)
+    most = [max(one, default=math.nan) for one in measured]
+    least = min(step_durations, default=math.nan)
+    # Reductions treat what is not a number as they like: whether all have numbers is one more maximum.
+    is_wrong = not least > 0 or not all(math.isfinite(one) and one >= 0 for one in most)
+    told = torch.tensor([float(is_wrong), *((0.0,) * 4 if is_wrong else (-least, *most))], dtype=torch.float64)
+    if dist.is_available() and dist.is_initialized():
+        group = TensorGroup(dist.group.WORLD, dist.get_rank(), dist.get_world_size())
+        told = told.to(reachable(group, torch.device("cpu")))
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    anyone_wrong, negative, with_save, held_up, written = told.tolist()
+    if anyone_wrong:
+        own = f"step_durations {list(step_durations)!r}, the others at most {most!r}"
+        raise ValueError(
+            "compute_auto_checkpoint_interval: expected seconds of one step or more of each kind, above 0 for steps "
+            f"without a save, on every rank; got {own} on this one{'' if is_wrong else ', and others on another'}"
+        )
+    step = -negative
+    return Interval(max(1, math.ceil(written / step)), step, with_save, held_up, written)
