@@ -93,3 +93,52 @@ def test_gpt2_in_a_pipeline_of_two_trains_as_it_does_alone(rank, size):
 
 def test_bert_in_a_pipeline_of_two_trains_as_it_does_alone(rank, size):
     check(bert)
+
+
+def test_gpt2_is_distributed_over_a_tensor_group_of_one_too(rank, size):
+    start(ddp=True)
+    with smp.model_creation(tensor_parallelism=True):
+        inner = gpt2()
+    inner = smp.DistributedModel(inner).get_module()
+    assert isinstance(inner, smp.nn.DistributedTransformerLMHead)
+    assert len(inner.transformer.seq_layers) == 4
+
+
+def after_three_steps(*, is_by_class, **keys):
+    """Weight decay by the class of the layer norms, or by names: what public scripts do."""
+    start(ddp=True, **keys)
+    with smp.model_creation(tensor_parallelism=True):
+        inner = gpt2()
+    torch.manual_seed(4)
+    model = smp.DistributedModel(inner)
+    layers = model.get_module().transformer.seq_layers
+    smp.set_activation_checkpointing(layers, strategy="each")
+    norms = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, smp.nn.FusedLayerNorm)
+        for parameter in module.parameters(recurse=False)
+    }
+    is_spared = {
+        name: id(one) in norms if is_by_class else "layernorm" in name for name, one in layers.named_parameters()
+    }
+    assert sum(is_spared.values()) == 4 * len(layers), "two norms a layer"
+    groups = [
+        {"params": [one for name, one in layers.named_parameters() if is_spared[name] == flag], "weight_decay": decay}
+        for flag, decay in ((True, 0.0), (False, 5.0))
+    ]
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(groups, lr=0.01))
+    losses = []
+    for number in range(3):
+        optimizer.zero_grad()
+        losses.append(train_step(model, batch_of(gpt2, number))["loss"].reduce_mean().item())
+        optimizer.step()
+    return losses
+
+
+def test_gpt2_with_checkpointed_layers_trains_alike_whichever_way_layer_norms_are_spared(rank, size):
+    for degree in (1, 2):
+        keys = {"tensor_parallel_degree": degree, "prescaled_batch": degree > 1}
+        by_class, by_name = (after_three_steps(is_by_class=flag, **keys) for flag in (True, False))
+        assert by_class == by_name, (degree, by_class, by_name)
+        assert by_class[-1] < by_class[0]
