@@ -4,10 +4,14 @@ Run it with a Python that has torch:
 
     PYTHONPATH=src:src/clary/compat .venvs/train/bin/python tools/find_smp_calls.py FOLDER [--json]
 
-Scripts are read, never run. Names are those that come from `smdistributed` and `torch.sagemaker`: of modules that are
-imported, of what is imported from them, and of what is reached through them by dots; and those of variables that hold
-what DistributedModel, DistributedOptimizer or smp.init's `state` gave. A call is held against the signature of what is
-called here. The exit status is 1 if anything is missing or called otherwise.
+Scripts and notebooks are read, never run; of a notebook its code, and the Python files that cells write. Names are
+those that come from `smdistributed` and `torch.sagemaker`: of modules that are imported, of what is imported from them,
+and of what is reached through them by dots; and those of variables that hold what DistributedModel,
+DistributedOptimizer or smp.init's `state` gave. Where smdistributed is imported, a parameter `optimizer` is taken for a
+DistributedOptimizer, and `model` of a function under `smp.step` for a DistributedModel. Keys that `init` is given as a
+dict are `init[KEY]`.
+A call is held against the signature of what is called here. The exit status is 1 if anything is missing or called
+otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import ast
 import importlib
 import inspect
 import json
+import re
 import sys
 import typing
 import warnings
@@ -31,6 +36,11 @@ ROOTS = ("smdistributed", "torch.sagemaker")
 # What instances of these have is looked for on them: scripts keep what they return in a variable of one file.
 CLASSES = ("DistributedModel", "DistributedOptimizer", "GradScaler", "StepOutput", "MoEConfig", "DelayedParamIniter")
 _FORWARDS = {"DistributedOptimizer": ("torch.optim", "Optimizer")}  # asks what it wraps for names that it has not
+
+_CONFIGURATIONS = {
+    "smdistributed.modelparallel.torch.init": ("clary.train.parallel.configuration", "Configuration"),
+    "torch.sagemaker.init": ("clary.train.parallel.fsdp.configuration", "FsdpConfiguration"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ def main() -> int:
         for one in findings:
             print(f"{one.reason}: {one.name} ({len(one.places)} places, such as {one.places[0]})")
         for path in unread:
-            print(f"not read, it is no Python 3: {path}")
+            print(f"not read, or a cell of it is not, as it is no Python 3: {path}")
         print(f"{sum(counts.values())} uses of {len(counts)} names; {len(findings)} are missing or called otherwise")
     return 1 if findings else 0
 
@@ -85,18 +95,49 @@ def look_at(folder: Path) -> tuple[dict[str, int], list[Finding], list[str]]:
     counts: Counter[str] = Counter()
     found: dict[tuple[str, str], Finding] = {}
     unread = []
-    for path in sorted(folder.rglob("*.py")):
-        uses = uses_in(path.read_text(encoding="utf-8", errors="replace"))
-        if uses is None:
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".ipynb") and path.is_file()):
+        programs = programs_in(path.read_text(encoding="utf-8", errors="replace"), is_notebook=path.suffix == ".ipynb")
+        read = [uses_in(one) for one in programs or ()]
+        if programs is None or None in read:
             unread.append(str(path.relative_to(folder)))
-            continue
-        counts.update({use.name for use in uses})
-        for use in uses:
+        found_here = [use for uses in read if uses is not None for use in uses]
+        counts.update({use.name for use in found_here})
+        for use in found_here:
             reason = what_is_wrong(use)
             if reason is not None:
                 finding = found.setdefault((use.name, reason), Finding(use.name, reason))
                 finding.places.append(f"{path.relative_to(folder)}:{use.line}")
     return dict(counts), sorted(found.values(), key=lambda one: (one.reason, one.name)), unread
+
+
+def programs_in(text: str, *, is_notebook: bool) -> list[str] | None:
+    """Return the programs of a file: of a notebook its cells as one, and each Python file that a cell writes.
+
+    Lines of all are numbered as in the cells one after another. A cell that is no Python is a program of its own.
+
+    Returns: None if it is no notebook.
+    """
+    if not is_notebook:
+        return [text]
+    try:
+        cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    own: list[str] = []
+    written = []
+    for source in cells:
+        lines = (source if isinstance(source, str) else "".join(source)).splitlines()
+        before = [""] * len(own)
+        is_magic = bool(lines) and lines[0].startswith("%%")
+        if is_magic and lines[0].startswith("%%writefile") and lines[0].rstrip().endswith(".py"):
+            written.append("\n".join([*before, "", *lines[1:]]))
+        if not is_magic:
+            lines = [re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in lines]
+            if uses_in("\n".join(lines)) is None:  # such as a cell that is text: told, and the others are read
+                written.append("\n".join([*before, *lines]))
+                is_magic = True
+        own += [""] * len(lines) if is_magic else lines
+    return ["\n".join(own), *written]
 
 
 def uses_in(text: str) -> list[Use] | None:
@@ -143,15 +184,36 @@ def resolve(name: str) -> Any:
     words = name.split(".")
     if words[0] in CLASSES:
         return _of_instance(*words)
-    length = max((number for number in range(1, len(words) + 1) if _module(".".join(words[:number]))), default=0)
-    if not length:
+    if name.endswith("]"):
+        return _key(*name[:-1].split("["))
+    lengths = [number for number in range(len(words), 0, -1) if _module(".".join(words[:number]))]
+    if not lengths:
         raise LookupError(f"no module {name}")
+    error = None
+    for length in lengths:  # a package may have something else by the name of a module of it
+        try:
+            return _reach(words, length)
+        except LookupError as one:
+            error = error or one
+    raise error or LookupError(name)
+
+
+def _reach(words: list[str], length: int) -> Any:
+    """Return what is reached by dots from the module that the first words name."""
     found: Any = _module(".".join(words[:length]))
     for place, word in enumerate(words[length:], length):
         found = _member(found, word, ".".join(words[:place]))
         if found is None:
             return None
     return found
+
+
+def _key(init: str, key: str) -> None:
+    """Look for a key of a configuration; those that begin with an underscore are taken without effect."""
+    module, kind = _CONFIGURATIONS[init]
+    configuration = getattr(importlib.import_module(module), kind)
+    if not key.startswith("_") and not hasattr(configuration, key):
+        raise LookupError(f"{init} takes no key {key}")
 
 
 def _member(owner: Any, word: str, name: str) -> Any:
@@ -292,9 +354,28 @@ class _Reader(ast.NodeVisitor):
         self.uses: list[Use] = []
         self._names, self._instances = names, instances
 
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Take a function, in which some parameters are known by their names."""
+        outer = self._instances
+        parameters = {one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+        own = {}
+        if "optimizer" in parameters and any(name.startswith(ROOTS[0]) for name in self._names.values()):
+            own["optimizer"] = "DistributedOptimizer"
+        above = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
+        if "model" in parameters and any((_full(one, self._names) or "").endswith(".step") for one in above):
+            own["model"] = "DistributedModel"
+        self._instances = {**{name: kind for name, kind in outer.items() if name not in parameters}, **own}
+        self.generic_visit(node)
+        self._instances = outer
+
     def visit_Call(self, node: ast.Call) -> None:
         """Take a call, with its arguments."""
         name = _full(node.func, self._names, self._instances)
+        if name in _CONFIGURATIONS:
+            given = [*node.args[:1], *(one.value for one in node.keywords if one.arg == "config")]
+            for key in (key for one in given if isinstance(one, ast.Dict) for key in one.keys):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    self.uses.append(Use(f"{name}[{key.value}]", key.lineno))
         if name is None:
             self.generic_visit(node)
             return

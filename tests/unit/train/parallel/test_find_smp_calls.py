@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from torch_programs import ROOT, TRAIN_PYTHON
 
@@ -37,21 +38,51 @@ smp.state.cfg.fp17
 """
 
 
+NOTEBOOK = (
+    ["import smdistributed.modelparallel.torch as smp\n", "!pip install x\n", "%matplotlib inline"],
+    ["%%bash\n", "echo not Python"],
+    ["%%writefile train.py\n", "import smdistributed.modelparallel.torch as smp\n", "smp.rank_of_written()"],
+    "if smp:\n    !ls\nsmp.rank_of_notebook()",
+    "s3://bucket/0123",
+)
+PARAMETERS = """
+import smdistributed.modelparallel.torch as smp
+
+@smp.step
+def step(model, batch):
+    model.retrograde(model(batch))
+
+def save(model, optimizer):
+    model.anything(), optimizer.local_state_dict(), optimizer.zero_grad(), optimizer.shrink()
+
+smp.init({"ddp": True, "pipeline_parallel_degree": 2, "_own": 1, "microbatch": 4, **others})
+"""
+
+
+def test_notebooks_parameters_of_functions_and_keys_are_looked_at(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": source} for source in NOTEBOOK]
+    notes = {"cell_type": "markdown", "source": "smp.nothing()"}
+    (tmp_path / "one.ipynb").write_text(json.dumps({"cells": [notes, *cells]}))
+    (tmp_path / "none.ipynb").write_text("{}")
+    (tmp_path / "two.py").write_text(PARAMETERS)
+    told = looked_at(tmp_path)
+    places = {one["name"].removeprefix("smdistributed.modelparallel.torch."): one["places"] for one in told["findings"]}
+    assert places == {
+        "DistributedModel.retrograde": ["two.py:6"],
+        "DistributedOptimizer.shrink": ["two.py:9"],
+        "init[microbatch]": ["two.py:11"],
+        "rank_of_notebook": ["one.ipynb:11"],
+        "rank_of_written": ["one.ipynb:8"],
+    }
+    assert told["unread"] == ["none.ipynb", "one.ipynb"], "the second in one cell"
+
+
 def test_names_that_are_missing_or_called_otherwise_are_told_with_their_places(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     (tmp_path / "good" / "one.py").write_text(GOOD)
     (tmp_path / "bad.py").write_text(BAD)
     (tmp_path / "old.py").write_text("print 'Python 2'")
-    done = subprocess.run(
-        [str(TRAIN_PYTHON), str(ROOT / "tools/find_smp_calls.py"), str(tmp_path), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'src/clary/compat'}", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 1, done.stderr
-    told = json.loads(done.stdout)
+    told = looked_at(tmp_path)
     found = {one["name"].removeprefix("smdistributed."): one for one in told["findings"]}
     assert {name: one["reason"].partition(" ")[0] for name, one in found.items()} == {
         "DistributedModel.redistribute": "missing",
@@ -65,3 +96,18 @@ def test_names_that_are_missing_or_called_otherwise_are_told_with_their_places(t
     assert "unexpected keyword argument 'overlaps'" in found["modelparallel.torch.DistributedModel"]["reason"]
     assert told["unread"] == ["old.py"]
     assert told["uses"]["smdistributed.modelparallel.torch.DistributedModel"] == 2
+
+
+def looked_at(folder: Path) -> dict[str, Any]:
+    """Return what the tool tells of a folder in which something is wrong."""
+    done = subprocess.run(
+        [str(TRAIN_PYTHON), str(ROOT / "tools/find_smp_calls.py"), str(folder), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'src/clary/compat'}", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 1, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
