@@ -11,7 +11,7 @@ echo "$PWD/$(ls -d .venvs/train/lib/python3*/site-packages)" > "$packages/base.p
 # setuptools: the last with pkg_resources, which transformers 4.28 and visdom ask for.
 "$python/bin/pip" install --quiet "setuptools<81" wheel
 "$python/bin/pip" install --quiet torch==2.13.0 torchvision==0.28.0 transformers==4.28.1 accelerate==0.20.3 datasets \
-    h5py scikit-learn psutil py3nvml smart_open humanize einops evaluate sentencepiece
+    h5py scikit-learn psutil tensorboard py3nvml smart_open humanize einops evaluate sentencepiece
 "$python/bin/pip" install --quiet --no-deps --no-build-isolation torchnet visdom
 "$python/bin/pip" install --quiet tornado websocket-client networkx jsonpatch scipy
 # torchvision from the package index is built for GPUs: beside torch for CPUs its own operators do not load, and it does
