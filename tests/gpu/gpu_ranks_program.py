@@ -160,7 +160,8 @@ def test_smp_v1_trains_as_one_process_does(rank, size):
 def test_smp_v2_trains_as_one_process_does(rank, size):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    from clary.train.parallel.fsdp.session import init, state
+    from clary.train.parallel.fsdp.session import init
+    from clary.train.parallel.fsdp.state import state
     from clary.train.parallel.fsdp.training import transform
 
     device = gpu()

@@ -22,6 +22,7 @@ from clary.train.parallel.fsdp import session as tsm
 from clary.train.parallel.fsdp.local_state import SMStateDictType, sm_state_dict_type
 from clary.train.parallel.fsdp.saving_interval import Interval as _Interval
 from clary.train.parallel.fsdp.saving_interval import compute_auto_checkpoint_interval
+from clary.train.parallel.fsdp.state import state as tsm_state
 
 LENGTH, VOCABULARY = 6, 20
 
@@ -253,7 +254,7 @@ def test_states_of_torchs_kinds_are_taken_by_the_name_of_local_ones(rank, size):
             pass
 
     assert "local states take no configuration" in str(failure_of(with_a_configuration))
-    tsm.state.reset()
+    tsm_state.reset()
 
 
 def test_states_are_saved_and_loaded_by_the_names_of_before_1_10(rank, size):

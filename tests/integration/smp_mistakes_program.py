@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from clary.train.parallel.fsdp import session as tsm
+from clary.train.parallel.fsdp.state import state as tsm_state
 
 
 def wrapped(**keys):
@@ -147,7 +148,7 @@ def test_a_program_uses_one_of_the_two_libraries(rank, size):
     assert "smp.init of smdistributed.modelparallel was called, and tsm.init of torch.sagemaker before it" in str(
         failure
     )
-    tsm.state.reset()
+    tsm_state.reset()
     smp.init({})
     failure = failure_of(lambda: tsm.init({}))
     assert "tsm.init of torch.sagemaker was called, and smp.init of smdistributed.modelparallel before it" in str(
@@ -161,4 +162,4 @@ def test_fsdp_is_not_given_a_model_that_degrees_have_not_cut(rank, size):
     tsm.init({"tensor_parallel_degree": 2})
     failure = failure_of(lambda: FullyShardedDataParallel(nn.Linear(4, 4)))
     assert "tensor_parallel_degree is 2, and tsm.transform was not called" in str(failure)
-    tsm.state.reset()
+    tsm_state.reset()

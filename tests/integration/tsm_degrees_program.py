@@ -13,7 +13,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from clary.train.parallel.fsdp.delayed import DelayedParamIniter
 from clary.train.parallel.fsdp.experts.layer import ListedExperts
-from clary.train.parallel.fsdp.session import init, state
+from clary.train.parallel.fsdp.session import init
+from clary.train.parallel.fsdp.state import state
 from clary.train.parallel.fsdp.training import clip_grad_norm_, transform
 
 MAX_NORM = 0.3  # below what gradients have

@@ -19,7 +19,7 @@ from tsm_tensor_models import families
 from tsm_tensor_program import begun, train_cut
 
 from clary.train.parallel.fsdp.saving import save
-from clary.train.parallel.fsdp.session import state
+from clary.train.parallel.fsdp.state import state
 
 
 def test_slices_in_replicas_resume_bit_for_bit(rank, size):

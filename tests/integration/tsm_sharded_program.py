@@ -22,7 +22,8 @@ from clary.train.parallel.fsdp import export
 from clary.train.parallel.fsdp.asynchronous import AsyncCallsQueue, async_save
 from clary.train.parallel.fsdp.loading import load
 from clary.train.parallel.fsdp.saving import save
-from clary.train.parallel.fsdp.session import init, state
+from clary.train.parallel.fsdp.session import init
+from clary.train.parallel.fsdp.state import state
 from clary.train.parallel.fsdp.storage import DistributedFileSystemReader
 from clary.train.parallel.fsdp.training import transform
 

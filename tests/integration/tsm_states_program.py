@@ -15,7 +15,8 @@ from clary.train.parallel.fsdp.asynchronous import async_save, maybe_finalize_as
 from clary.train.parallel.fsdp.loading import load
 from clary.train.parallel.fsdp.local_state import SMStateDictType, init_optim_state, sm_state_dict_type
 from clary.train.parallel.fsdp.saving import save
-from clary.train.parallel.fsdp.session import init, state
+from clary.train.parallel.fsdp.session import init
+from clary.train.parallel.fsdp.state import state
 
 _WIDTH = 6
 LOCAL = SMStateDictType.SM_LOCAL_STATE_DICT

@@ -11,7 +11,8 @@ from tsm_tensor_models import VOCABULARY, families, first_layer, two_families
 
 from clary.train.parallel.fsdp.cuts import cuts_by_name
 from clary.train.parallel.fsdp.layers.classes import TransformerLayer, TransformerLMHead
-from clary.train.parallel.fsdp.session import init, state
+from clary.train.parallel.fsdp.session import init
+from clary.train.parallel.fsdp.state import state
 from clary.train.parallel.fsdp.training import clip_grad_norm_, transform
 
 _STEPS = 3

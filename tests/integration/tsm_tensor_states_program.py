@@ -26,7 +26,7 @@ from clary.train.parallel.fsdp.delayed import DelayedParamIniter
 from clary.train.parallel.fsdp.loading import load
 from clary.train.parallel.fsdp.local_state import SMStateDictType, init_optim_state, sm_state_dict_type
 from clary.train.parallel.fsdp.saving import save
-from clary.train.parallel.fsdp.session import state
+from clary.train.parallel.fsdp.state import state
 from clary.train.parallel.fsdp.training import transform
 
 LOCAL = SMStateDictType.SM_LOCAL_STATE_DICT

@@ -10,7 +10,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from clary.train.parallel.fsdp.delayed import DelayedParamIniter
-from clary.train.parallel.fsdp.session import init, state
+from clary.train.parallel.fsdp.session import init
+from clary.train.parallel.fsdp.state import state
 from clary.train.parallel.fsdp.training import clip_grad_norm_, transform
 
 _WIDTH = 12

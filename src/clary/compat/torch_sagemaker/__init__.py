@@ -15,7 +15,8 @@ if sys.version_info < _FIRST_VERSION:
         + ": choose a newer interpreter for the job's environment in settings.toml."
     )
 
-from clary.train.parallel.fsdp.session import init, is_initialized, state  # noqa: E402 - in a Python that can read it
+from clary.train.parallel.fsdp.session import init  # noqa: E402 - in a Python that can read it
+from clary.train.parallel.fsdp.state import is_initialized, state  # noqa: E402
 from clary.train.parallel.fsdp.training import transform  # noqa: E402
 
 __version__ = "2.8.0"  # the release of SMP whose interface this is

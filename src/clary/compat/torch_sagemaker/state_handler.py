@@ -1,5 +1,5 @@
 """`torch.sagemaker.state_handler.state`."""
 
-from clary.train.parallel.fsdp.session import state
+from clary.train.parallel.fsdp.state import state
 
 __all__ = ["state"]

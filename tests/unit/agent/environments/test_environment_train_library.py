@@ -197,7 +197,8 @@ FAKE_TORCH = {
 FAKE_SAGEMAKER = {
     "train/parallel/__init__.py": "",
     "train/parallel/fsdp/__init__.py": "",
-    "train/parallel/fsdp/session.py": "state = is_initialized = None\ndef init(): return 'FakeEngine'",
+    "train/parallel/fsdp/session.py": "def init(): return 'FakeEngine'",
+    "train/parallel/fsdp/state.py": "state = is_initialized = None",
     "train/parallel/fsdp/training.py": "transform = clip_grad_norm_ = None",
 }
 TSM = "import torch.sagemaker as tsm, torch; print(tsm.init(), torch.sagemaker is tsm)"

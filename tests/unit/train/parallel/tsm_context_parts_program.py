@@ -109,7 +109,7 @@ def test_kernels_of_gpus_take_what_they_are_given():
 
 def test_batches_are_cut_by_the_state():
     from clary.train.parallel.fsdp.context.setup import get_batch_for_cp_rank
-    from clary.train.parallel.fsdp.session import state
+    from clary.train.parallel.fsdp.state import state
 
     tokens = torch.arange(8).view(1, 8)
     assert get_batch_for_cp_rank(tokens) is tokens

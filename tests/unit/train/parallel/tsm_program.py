@@ -28,7 +28,8 @@ from clary.train.parallel.fsdp.local_state import init_optim_state
 from clary.train.parallel.fsdp.modules import empty_module_params, move_buffers_to_device
 from clary.train.parallel.fsdp.s3_errors import retry_with_jitter
 from clary.train.parallel.fsdp.saving import save
-from clary.train.parallel.fsdp.session import RandomStates, init, state
+from clary.train.parallel.fsdp.session import init
+from clary.train.parallel.fsdp.state import RandomStates, state
 from clary.train.parallel.fsdp.storage import DistributedFileSystemReader, DistributedFileSystemWriter
 from clary.train.parallel.fsdp.training import transform
 

@@ -24,8 +24,8 @@ from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
 from clary.train.parallel.fsdp import sharded_optimizer, slice_groups
 from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
 from clary.train.parallel.fsdp.full_state import state_additions
-from clary.train.parallel.fsdp.session import state
 from clary.train.parallel.fsdp.slice_folders import folder_additions
+from clary.train.parallel.fsdp.state import state
 
 PostInit = Callable[[torch.nn.Module], None]
 

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from clary.train.parallel.fsdp.loading import load
 from clary.train.parallel.fsdp.logs import get_logger
 from clary.train.parallel.fsdp.saving import save
-from clary.train.parallel.fsdp.session import state
 from clary.train.parallel.fsdp.sharded_optimizer import load_optimizer_shards
+from clary.train.parallel.fsdp.state import state
 from clary.train.parallel.fsdp.storage import make_reader
 
 EXPORT_KEY_MODEL = "model"

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from clary.train.parallel.fsdp.cuts import Axis, Cut, cut_of
-from clary.train.parallel.fsdp.session import state
+from clary.train.parallel.fsdp.state import state
 
 _EPSILON = 1e-6  # torch's own: what is added to the norm that is divided by
 

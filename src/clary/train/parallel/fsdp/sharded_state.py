@@ -30,7 +30,7 @@ from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
 
 from clary.train.parallel.fsdp.cuts import axes_of, clean_name, marks_by_name
 from clary.train.parallel.fsdp.experts.states import drop_experts_of_others
-from clary.train.parallel.fsdp.session import state
+from clary.train.parallel.fsdp.state import state
 
 State = dict[str, Any]
 

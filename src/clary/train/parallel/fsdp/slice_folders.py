@@ -23,8 +23,8 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Loa
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.futures import Future
 
-from clary.train.parallel.fsdp.session import state
 from clary.train.parallel.fsdp.slices import Place, Slice, merge, parameter_of
+from clary.train.parallel.fsdp.state import state
 
 _FILE = "slice.json"
 _METADATA = ".metadata"

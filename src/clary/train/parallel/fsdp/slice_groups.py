@@ -23,8 +23,8 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from clary.train.parallel.fsdp.gradient_norm import axis_group
-from clary.train.parallel.fsdp.session import state
 from clary.train.parallel.fsdp.sharded_state import slice_group
+from clary.train.parallel.fsdp.state import state
 
 ADDITIONS = ((state_dict_saver, "_save_state_dict"), (state_dict_loader, "_load_state_dict"))
 

@@ -13,7 +13,7 @@ from clary.train.parallel.fsdp.experts.configuration import read_moe_config
 from clary.train.parallel.fsdp.experts.spreading import spread_experts
 from clary.train.parallel.fsdp.gradient_norm import clip_gradients
 from clary.train.parallel.fsdp.layers.cutting import cut_layers, name_classes
-from clary.train.parallel.fsdp.session import is_initialized, state
+from clary.train.parallel.fsdp.state import is_initialized, state
 from clary.train.parallel.tensor.collectives import TensorGroup
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from clary.train.parallel.fsdp.context.batches import part_of_batch
 from clary.train.parallel.fsdp.context.spreading import spread_sequences
-from clary.train.parallel.fsdp.session import state
+from clary.train.parallel.fsdp.state import state
 from clary.train.parallel.tensor.collectives import TensorGroup
 
 
