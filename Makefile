@@ -17,7 +17,7 @@ READ_BY_PROGRAMS := src/clary/contract src/clary/train src/clary/compat src/clar
 MAKEFLAGS += --jobs=2
 export CLARY_COMMAND := $(BIN)/clary
 
-.PHONY: setup quickstart test native-test test-cgroup2 check format bench faults fuzz wheel test-wheel clean
+.PHONY: setup quickstart test test-all native-test test-cgroup2 check format bench faults fuzz wheel test-wheel clean
 
 quickstart: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
 	@sh tools/write_first_settings.sh $(CURDIR)/.venvs/train/bin/python
@@ -31,6 +31,10 @@ setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(ST
 
 test: setup native-test
 	$(BIN)/python tools/run_tests.py -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+# As `make test`, with every value of every sweep (tests/sweeps.py).
+test-all: setup native-test
+	$(BIN)/python tools/run_tests.py --all -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 # The core's own tests, once a sanitizer. SANITIZERS=none runs them plain only.
 native-test: setup

@@ -4,11 +4,16 @@ On two cores beside others a test may fail for what ran beside it. Such a failur
 little about a change: it is run again in a process of its own with nothing beside it, and decides there. Its name is
 printed last, so that nobody takes the run for a clean one. More than MOST_REPEATED failures are no accident and are
 not tried again. Each run ends with its slowest tests and its total time.
+
+Of each sweep (tests/sweeps.py) one value runs, chosen by a seed that is printed; CLARY_TEST_SEED names one. With --all
+all values run.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -17,12 +22,19 @@ from pathlib import Path
 
 MOST_REPEATED = 5
 NUM_SLOWEST = 10
+SEED = "CLARY_TEST_SEED"
 _TESTS_FAILED = 1  # pytest's own exit code
 
 
 def main(arguments: list[str]) -> int:
     """Run pytest with `arguments`; return 0 if every test passed, at the latest when it ran alone."""
     started = time.monotonic()
+    if "--all" in arguments:
+        arguments = [one for one in arguments if one != "--all"]
+        os.environ.pop(SEED, None)
+    else:
+        os.environ.setdefault(SEED, str(random.randrange(10_000)))
+        print(f"a sample of each sweep runs, by {SEED}={os.environ[SEED]}; make test-all runs all", flush=True)
     try:
         return _run(arguments)
     finally:

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.xdist_group("pipeline-schedules-run")  # a program runs
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_pipelines_over_gloo(name: str, size: int) -> None:

@@ -84,6 +84,7 @@ def test_the_program_runs_every_row():
 
 @pytest.mark.timeout(GANG_LIMIT_S + 50)
 @pytest.mark.xdist_group("smp-eight")
+@pytest.mark.sweep("size")
 @pytest.mark.parametrize(
     ("size", "name"), [(size, name) for size in SIZES for name, axes in AXES.items() if combinations(size, *axes)]
 )

@@ -12,6 +12,7 @@ JOIN = Path(__file__).with_name("smp_join_program.py")
 
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-overlap")
+@pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_on_ranks(name: str, size: int) -> None:

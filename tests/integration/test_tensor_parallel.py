@@ -13,6 +13,7 @@ pytestmark = pytest.mark.xdist_group("tensor-parallel")  # a program runs once a
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_tensor_parallel(name: str, size: int) -> None:
@@ -20,6 +21,7 @@ def test_tensor_parallel(name: str, size: int) -> None:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(EDGES))
 def test_tensor_edges(name: str, size: int) -> None:

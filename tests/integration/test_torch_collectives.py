@@ -11,6 +11,7 @@ pytestmark = pytest.mark.xdist_group("torch-collectives")  # a program runs once
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_collectives_of_the_compiled_core(name: str, size: int) -> None:

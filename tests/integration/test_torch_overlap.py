@@ -14,6 +14,7 @@ pytestmark = pytest.mark.xdist_group("torch-overlap")  # a program runs once a w
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_overlap_of_computing_and_communicating(name: str, size: int) -> None:

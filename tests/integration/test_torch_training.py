@@ -12,6 +12,7 @@ pytestmark = pytest.mark.xdist_group("torch-training")  # a program runs once a 
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(TRAINING))
 def test_training(name: str, size: int) -> None:

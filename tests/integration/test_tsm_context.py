@@ -11,6 +11,7 @@ pytestmark = pytest.mark.xdist_group("tsm-context")  # a program runs once a wor
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.sweep("size", "backend")
 @pytest.mark.parametrize(("size", "backend"), [(2, "smddp"), (4, "gloo")])
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_context(name: str, size: int, backend: str) -> None:

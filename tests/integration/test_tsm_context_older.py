@@ -16,6 +16,7 @@ pytestmark = pytest.mark.xdist_group("tsm-context-older")  # a program runs once
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.sweep("version")
 @pytest.mark.parametrize("version", [pytest.param(one, marks=pytest.mark.needs(one)) for one in VERSIONS])
 def test_context_of_older_transformers(version: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", python_of(version))
