@@ -11,7 +11,7 @@ NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
 NATIVE_BUILD := build/native
 SANITIZERS ?= none address,undefined thread
 # What programs of jobs import or are started by; their Python may be older than ours.
-READ_BY_PROGRAMS := src/clary/contract src/clary/train src/clary/compat src/clary/agent/launchers/shims \
+READ_BY_PROGRAMS := src/clary/base src/clary/contract src/clary/train src/clary/compat src/clary/agent/launchers/shims \
                     src/clary/agent/zygote/clary_zygote.py
 # Two environments are made at a time. Whatever asks apt comes one after the other, by its prerequisites.
 MAKEFLAGS += --jobs=2
@@ -62,7 +62,7 @@ bench: setup
 # gives the same faults. DATABASE_URL names a PostgreSQL that may be harmed.
 FAULTS ?= 1000
 faults: $(STAMPS)/service.stamp $(STAMPS)/train.stamp
-	$(BIN)/python -m clary.testing.fault_runner --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) \
+	$(BIN)/python -m clary.testing.faults.fault_runner --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) \
 		$(if $(DATABASE_URL),--database-url "$(DATABASE_URL)") --python $(CURDIR)/.venvs/train/bin/python $(FAULT_ARGS)
 
 # Cgroups of version 2 under Debian's kernel, by emulation: minutes, and no part of any other run.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks.collective_compare import Contender, Effort, Series, alternate
 from benchmarks.collective_lab import LabShape, running_lab
 from benchmarks.lines import Line
-from clary.control.engines.local.network_building import burst_bytes
+from clary.control.engines.local.network.network_building import burst_bytes
 
 OURS = "smddp"
 KIB, MIB = 1 << 10, 1 << 20

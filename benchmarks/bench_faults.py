@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from benchmarks.lines import Line
 from benchmarks.service import TRAIN_PYTHON
-from clary.testing.fault_counts import KindCounts
-from clary.testing.fault_runner import run_faults
+from clary.testing.faults.fault_counts import KindCounts
+from clary.testing.faults.fault_runner import run_faults
 
 SEED = 7
 NUM_FAULTS, NUM_QUICK = 1000, 25

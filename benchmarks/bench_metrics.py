@@ -26,12 +26,12 @@ from typing import Any
 
 from benchmarks.lines import Line, median_and_spread
 from benchmarks.metric_peer import RowTable
-from clary.contract.clock import SystemClock
+from clary.base.clock import SystemClock
+from clary.base.plain import from_plain, to_plain
 from clary.contract.metric_samples import SampleBatch
-from clary.contract.plain import from_plain, to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.reconcile.sample_gateway import SampleGateway
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
 from clary.control.series.queries import SeriesQuery
 from clary.control.series.tables import SeriesTable
 from clary.control.store.series_joining import join_open_blocks

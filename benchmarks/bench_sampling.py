@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.lines import Line, median_and_spread
-from clary.agent.host.cgroups import HostCgroup
+from clary.agent.autopsy.progress_reading import read_counters
+from clary.agent.host.limits.cgroups import HostCgroup
 from clary.agent.metrics.program_source import ProgramSource
 from clary.agent.metrics.row_store import RowStore
 from clary.agent.metrics.sources import AgentSource, DiskSource, MachineSource, Source
-from clary.agent.supervisor.progress_reading import read_counters
+from clary.base.plain import to_plain
+from clary.base.processes import live_descendants
 from clary.contract.launch_plan import Resources
-from clary.contract.plain import to_plain
-from clary.contract.processes import live_descendants
 
 NUM_RANKS = (1, 4, 8)
 NUM_ROWS = 200

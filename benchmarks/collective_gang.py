@@ -22,7 +22,7 @@ from typing import Any, Self
 from benchmarks.collective_board import make_board
 from benchmarks.lines import ROOT
 from benchmarks.service import TRAIN_PYTHON
-from clary.contract.processes import ProcessId, live_descendants
+from clary.base.processes import ProcessId, live_descendants
 
 START_LIMIT_S = 120.0
 ORDER_LIMIT_S = 300.0

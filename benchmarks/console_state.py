@@ -15,7 +15,7 @@ from pathlib import Path
 from clary.contract.agent_protocol import LogBlock
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric, JobFailure, StatusTransition, TrainingJob
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 from clary.control.store.store import Store
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from benchmarks.log_programs import __file__ as PROGRAM
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
+from clary.agent.log.host_log import HostLog
 from clary.agent.service_client import AgentAddress, ServiceClient
-from clary.agent.supervisor.host_log import HostLog
-from clary.contract.clock import SystemClock
+from clary.base.clock import SystemClock
 from clary.contract.launch_plan import Isolation, Resources
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_plan

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.jobs import LOG_GROUP, TERMINAL, BenchmarkJobs
 from benchmarks.step_history import Step, parse
-from clary.contract.errors import EngineError
-from clary.contract.processes import ProcessId
+from clary.base.errors import EngineError
+from clary.base.processes import ProcessId
 from clary.control.engines.local import killing
 from clary.control.engines.local.attempt_record import hosts_folder
 from clary.testing.gangs import first_process

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.service import TRAIN_PYTHON, free_port
-from clary.contract.processes import ProcessId
+from clary.base.processes import ProcessId
 from clary.control.engines.local import killing
 
 NUM_AGENTS, RANKS_PER_AGENT = 2, 2

@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.errors import Fault
 from fuzz.byte_reader import ByteReader
 
 _NUMBERS = (0, 1, 2, 3, -1, 2**31, 2**63, 10**30, 10**400, 1.5, 1e308, float("nan"), float("inf"), -0.0, True)

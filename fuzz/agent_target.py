@@ -20,11 +20,11 @@ from clary.contract.agent_protocol import HostPhase, LogBatch, LogBlock
 from clary.contract.launch_plan import without_secrets
 from clary.control.jobs import deadlines
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.server.actions.spot_actions import SpotRoutes
 from clary.control.server.agent_routes import AgentRoutes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.pool_routes import PoolRoutes
-from clary.control.server.spot_actions import SpotRoutes
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Protocol, service
 from clary.control.wire.serializing import serialize

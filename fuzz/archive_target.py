@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clary.agent.archives.members import ArchiveLimits, MemberKind, read_members
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 from fuzz.byte_reader import ByteReader
 from fuzz.findings import require
 from fuzz.targets import Run

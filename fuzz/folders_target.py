@@ -19,10 +19,10 @@ from pathlib import Path
 from clary.agent.checkpoints.evidence.markers import marked
 from clary.agent.checkpoints.scanning import FileFacts
 from clary.agent.environments.requirement_files import MAX_FILE_BYTES, MAX_FILES, read_requirements
-from clary.contract import beneath
-from clary.contract.beneath import Folder
-from clary.contract.beneath_trees import entries
-from clary.contract.errors import AgentError, Fault
+from clary.base import beneath
+from clary.base.beneath import Folder
+from clary.base.beneath_trees import entries
+from clary.base.errors import AgentError, Fault
 from fuzz.byte_reader import ByteReader
 from fuzz.findings import require
 from fuzz.targets import Run

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.control.objects.forms.form_data import FormReader, boundary_of
 from clary.control.objects.forms.form_upload import FormUpload, judge_form, redirect_address, within_bounds
 from clary.control.objects.forms.post_policy import read_policy

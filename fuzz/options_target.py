@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from clary.agent.supervisor.ansi_filter import AnsiFilter
-from clary.agent.supervisor.error_scanner import ErrorScanner
-from clary.agent.supervisor.log_lines import PIECE_BYTES, LineSplitter
-from clary.contract import distribution, hyperparameters
+from clary.agent.log.ansi_filter import AnsiFilter
+from clary.agent.log.error_scanner import ErrorScanner
+from clary.agent.log.log_lines import PIECE_BYTES, LineSplitter
 from clary.contract.agent_protocol import MAX_CLUE_CHARACTERS
-from clary.contract.mpi_options import parse_mpi_options
+from clary.contract.settings import distribution, hyperparameters
+from clary.contract.settings.mpi_options import parse_mpi_options
 from fuzz.byte_reader import ByteReader
 from fuzz.findings import require
 from fuzz.targets import Run

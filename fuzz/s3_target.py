@@ -16,8 +16,8 @@ from dataclasses import replace
 from datetime import timedelta
 from urllib.parse import quote, urlsplit
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.control.objects import payloads, s3_request
 from clary.control.objects.authentication import V2_SUBRESOURCES, Caller, ChunkSeed, authenticate
 from clary.control.objects.s3_request import S3Request

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol, service
 from clary.control.wire.signatures import SignatureVerifier, is_changing

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Operation, Protocol, all_services
 from clary.control.wire.parsing import parse

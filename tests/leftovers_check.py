@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.processes import read_process_list
+from clary.base.processes import read_process_list
 from clary.control.engines.local import machine_census
 from clary.control.engines.local.cleaning import CGROUP_FAMILY
 from clary.control.engines.local.leftover_things import Kind, Thing, left_behind
-from clary.control.engines.local.network_building import BRIDGE
+from clary.control.engines.local.network.network_building import BRIDGE
 from clary.testing import census
 from leftovers_owners import Owners
 from leftovers_world import OwnWorld

@@ -14,7 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from clary.contract.processes import read_process_list
+from clary.base.processes import read_process_list
 from clary.testing import census
 
 MARK = "CLARYS_TEST_WORKER"  # not CLARY_...: the service withholds those from what it starts

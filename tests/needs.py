@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.testing.fault_clock import find_compiler
+from clary.testing.faults.fault_clock import find_compiler
 
 ROOT = Path(__file__).resolve().parents[1]
 VENVS = ROOT / ".venvs"

@@ -134,7 +134,7 @@ def _fill(root: Path, arguments: Sequence[str]) -> None:
             shutil.copytree(path, root / "srv/site" / path.name)
     shutil.copy2(site / "py.py", root / "srv/site")
     source = root / "srv/clary/src/clary"
-    for name in ("contract", "agent"):
+    for name in ("base", "contract", "agent"):
         shutil.copytree(ROOT / "src/clary" / name, source / name)
     shutil.copy2(ROOT / "src/clary/__init__.py", source)
     for name in TESTS:

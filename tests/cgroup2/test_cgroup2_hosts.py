@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import clary
-from clary.agent.host.cgroups import CgroupTree, HostCgroup, find_place
+from clary.agent.host.limits.cgroups import CgroupTree, HostCgroup, find_place
 from clary.agent.metrics.host_cgroup import find_host_cgroup
 from clary.contract.launch_plan import Resources
 
@@ -148,9 +148,9 @@ sys.path.insert(0, {sources!r})
 for path in {enter!r}:
     open(path, "w").write("0")
 os.setgroups([]); os.setgid({user}); os.setuid({user})
-from clary.agent.host.cgroups import HostCgroup
+from clary.agent.host.limits.cgroups import HostCgroup
 from clary.contract.launch_plan import Resources
-probe = [sys.executable, "-S", "-m", "clary.agent.host.memory_support"]
+probe = [sys.executable, "-S", "-m", "clary.agent.host.limits.memory_support"]
 environment = dict(PYTHONPATH={sources!r})
 looked = json.loads(subprocess.run([*probe, "--look"], env=environment, stdout=subprocess.PIPE, check=True).stdout)
 before = open("/proc/self/cgroup").read().split("::")[1].strip()

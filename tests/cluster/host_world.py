@@ -12,11 +12,11 @@ import uuid
 from pathlib import Path
 
 import clary
-from clary.agent.host.cgroups import HostCgroup
+from clary.agent.host.limits.cgroups import HostCgroup
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
+from clary.base.processes import read_process_list
 from clary.contract.launch_plan import Isolation, Resources
-from clary.contract.processes import read_process_list
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 PYTHON = "/usr/bin/python3"  # every user may execute it, unlike one in root's home

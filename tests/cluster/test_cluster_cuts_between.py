@@ -6,7 +6,7 @@ import os
 import pytest
 from test_cluster_local_network import ECHO_SERVER, Host, Server, plan_of
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
 from clary.contract.launch_plan import Link
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.network_faults import part

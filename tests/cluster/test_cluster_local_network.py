@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import clary
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
+from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Isolation, Link, Resources
-from clary.contract.processes import ProcessId
-from clary.control.engines.local import attempt_record, fabric, network_spec
+from clary.control.engines.local import attempt_record
 from clary.control.engines.local.engine import LocalEngine
+from clary.control.engines.local.network import fabric, network_spec
 from clary.control.engines.local.network_faults import partition
 from clary.control.settings import Settings
 from clary.testing.launch_plans import make_hosts, make_plan
@@ -33,7 +34,7 @@ SOURCE = str(Path(clary.__file__).parent.parent)
 JOIN = f"""
 import os, socket, sys, time
 sys.path.insert(0, {SOURCE!r})
-from clary.control.engines.local import namespaces
+from clary.control.engines.local.network import namespaces
 namespaces.setns(os.open(sys.argv[1], os.O_RDONLY), namespaces.CLONE_NEWNET)
 """
 
@@ -520,7 +521,7 @@ async def test_port_that_is_relayed_twice_names_host_and_step(tmp_path):
     spec = network_spec.NetworkSpec(
         str(folder), 24, (network_spec.HostSpec("algo-1", "10.77.0.1", None, 0.0, 0.0),), (relay, relay)
     )
-    command = [sys.executable, "-S", "-m", "clary.control.engines.local.fabric", network_spec.write_spec(spec)]
+    command = [sys.executable, "-S", "-m", "clary.control.engines.local.network.fabric", network_spec.write_spec(spec)]
     done = await asyncio.to_thread(subprocess.run, command, env={"PYTHONPATH": SOURCE}, timeout=20, check=False)
     assert done.returncode == fabric.EXIT_FAILED
     assert attempt_record.read_ready(folder).error == "port 4570 of algo-1: Address already in use"
@@ -530,7 +531,7 @@ UNPRIVILEGED = """
 import asyncio, os, sys
 sys.path.insert(0, sys.argv[1])
 from clary.contract.launch_plan import Isolation
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.network_faults import partition
 from clary.control.settings import Settings
@@ -545,7 +546,7 @@ async def main():
     join = '''
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
-from clary.control.engines.local import namespaces
+from clary.control.engines.local.network import namespaces
 network = os.open(sys.argv[3], os.O_RDONLY)
 namespaces.setns(os.open(sys.argv[2], os.O_RDONLY), namespaces.CLONE_NEWUSER)
 namespaces.setns(network, namespaces.CLONE_NEWNET)

@@ -46,7 +46,7 @@ sys.path.insert(0, {SOURCE!r})
 from clary.control.egress.entries import parse_entry
 from clary.control.egress.policy import EgressPolicy
 from clary.control.engines.local.engine import LocalEngine
-from clary.control.server.connect_proxy import ConnectProxy
+from clary.control.server.edge.connect_proxy import ConnectProxy
 from clary.control.settings import Settings
 from clary.testing.launch_plans import make_hosts, make_plan
 
@@ -106,7 +106,7 @@ async def main():
         code = f'''
 import os, socket, sys
 sys.path.insert(0, {SOURCE!r})
-from clary.control.engines.local import namespaces
+from clary.control.engines.local.network import namespaces
 namespaces.setns(os.open(sys.argv[1], os.O_RDONLY), namespaces.CLONE_NEWNET)
 try:
     print(socket.create_connection(({{address!r}}, {{port}}), timeout=10).recv(10).decode() or "nothing")
@@ -140,7 +140,7 @@ ON_THE_LAN = f"""
 import asyncio, json, os, socket, subprocess, sys
 sys.path.insert(0, {SOURCE!r})
 from clary.control.engines.local.engine import LocalEngine
-from clary.control.server.connect_proxy import ConnectProxy
+from clary.control.server.edge.connect_proxy import ConnectProxy
 from clary.control.server.edge.connection_table import counted_address
 from clary.control.settings import Settings
 from clary.testing.launch_plans import make_hosts, make_plan
@@ -152,7 +152,7 @@ for command in ("link set lo up", *made):
 FROM_A_HOST = '''
 import os, socket, sys
 sys.path.insert(0, {SOURCE!r})
-from clary.control.engines.local import namespaces
+from clary.control.engines.local.network import namespaces
 namespaces.setns(os.open(sys.argv[1], os.O_RDONLY), namespaces.CLONE_NEWNET)
 assert socket.create_connection(("127.0.0.1", int(sys.argv[2])), timeout=10).recv(10) == b"reached"
 '''

@@ -9,7 +9,7 @@ from host_worlds import ISOLATED, world_of
 
 from clary.agent.host import kernel
 from clary.agent.host.sandbox import Bind
-from clary.contract.errors import AgentError, WireError
+from clary.base.errors import AgentError, WireError
 from clary.contract.launch_plan import Channel
 from clary.control.file_systems import require_folder
 

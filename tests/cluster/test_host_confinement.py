@@ -16,12 +16,12 @@ import pytest
 from host_world import DEADLINE_S, HostWorld, process, python, shell
 from host_worlds import ISOLATED, world_of
 
-from clary.agent.host import closed_files
 from clary.agent.host.call_filter import refused_calls
-from clary.agent.host.closed_files import find_closed
-from clary.agent.host.interpreter_folders import interpreter_binds
+from clary.agent.host.mounts import closed_files
+from clary.agent.host.mounts.closed_files import find_closed
+from clary.agent.host.mounts.interpreter_folders import interpreter_binds
+from clary.agent.host.mounts.shown_folders import links_on_the_way, shown_folders
 from clary.agent.host.sandbox import Bind
-from clary.agent.host.shown_folders import links_on_the_way, shown_folders
 
 CALLS = """
 import ctypes, errno, json, os, sys

@@ -20,10 +20,10 @@ from clary.agent.environments import requirements
 from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
 from clary.agent.host import first_process
-from clary.agent.host.cgroups import CgroupTree, HostCgroup
-from clary.agent.host.interpreter_folders import interpreter_binds
+from clary.agent.host.limits.cgroups import CgroupTree, HostCgroup
+from clary.agent.host.mounts.interpreter_folders import interpreter_binds
 from clary.agent.metrics.memory_watch import watch_memory
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment
 from clary.control.jobs.verdicts import Verdict, judge
 

@@ -12,7 +12,7 @@ import clary
 from clary.agent.host import kernel
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.support import supports
-from clary.contract.errors import AgentError
+from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation
 
 LISTEN = """

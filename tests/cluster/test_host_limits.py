@@ -7,8 +7,8 @@ import signal
 import pytest
 from host_world import DEADLINE_S, HostWorld, python, shell
 
-from clary.agent.host.cgroups import CgroupTree, HostCgroup, find_place
-from clary.contract.errors import AgentError
+from clary.agent.host.limits.cgroups import CgroupTree, HostCgroup, find_place
+from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation, Resources
 
 MIB = 1024 * 1024

@@ -7,8 +7,8 @@ from pathlib import Path
 from host_world import DEADLINE_S, HostWorld, python
 from host_worlds import EVERY_MODE, world_of
 
-from clary.agent.host.census import LOOK_INTERVAL_S
-from clary.contract.processes import live_descendants
+from clary.agent.host.stopping.census import LOOK_INTERVAL_S
+from clary.base.processes import live_descendants
 
 # As a data loader's worker that is killed: nobody unlinks what it made, neither by name nor by number.
 MAKE = """

@@ -8,13 +8,13 @@ import pytest
 from host_world import DEADLINE_S, HostWorld, eventually, python, shell
 
 from clary.agent.host import first_process
-from clary.agent.host.cgroups import CgroupTree, HostCgroup
 from clary.agent.host.host_command import run_in_host
-from clary.agent.host.process_limits import process_limits
+from clary.agent.host.limits.cgroups import CgroupTree, HostCgroup
+from clary.agent.host.limits.process_limits import process_limits
 from clary.agent.metrics.memory_watch import watch_memory
+from clary.agent.rules.rule_world import RulesHost
 from clary.agent.supervisor.host_program import HostProgram
-from clary.agent.supervisor.rule_world import RulesHost
-from clary.contract.errors import Fault
+from clary.base.errors import Fault
 
 MIB = 1024 * 1024
 GROWING = """

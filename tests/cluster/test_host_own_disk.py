@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import clary
-from clary.agent.host.own_disk import OwnDisk
-from clary.contract.errors import AgentError, EngineError, Fault
+from clary.agent.host.mounts.own_disk import OwnDisk
+from clary.base.errors import AgentError, EngineError, Fault
+from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Resources
-from clary.contract.processes import ProcessId
 from clary.control.engines.local import attempt_record, disk_faults
 from clary.testing.launch_plans import make_hosts, make_plan
 
@@ -30,7 +30,7 @@ HOLDER = f"""
 import json, os, sys
 sys.path.insert(0, {SOURCE!r})
 from pathlib import Path
-from clary.agent.host import own_disk
+from clary.agent.host.mounts import own_disk
 host, with_disk = Path(sys.argv[1]), sys.argv[2] == "disk"
 own_disk.enter_own_mounts()
 ml = host / "ml"

@@ -26,8 +26,8 @@ from host_worlds import EVERY_MODE, world_of
 
 import clary
 from clary.agent.host.sandbox import Bind
-from clary.contract.errors import AgentError
-from clary.contract.processes import read_entry, read_process_list
+from clary.base.errors import AgentError
+from clary.base.processes import read_entry, read_process_list
 
 COUNT_TERMS = """
 import os, signal, sys, time

@@ -12,10 +12,10 @@ from host_world import PACKAGE_FOLDER, PATH, HostWorld, shell
 
 from clary.agent.host import ssh_access
 from clary.agent.host.ssh_access import SSHD, prepare_ssh, why_no_ssh
-from clary.contract.errors import AgentError
-from clary.contract.mapped_users import MappedUsers
-from clary.control.engines.local.network_building import build
-from clary.control.engines.local.network_spec import HostSpec, NetworkSpec
+from clary.base.errors import AgentError
+from clary.base.mapped_users import MappedUsers
+from clary.control.engines.local.network.network_building import build
+from clary.control.engines.local.network.network_spec import HostSpec, NetworkSpec
 
 TRAIN_PYTHON = Path(__file__).resolve().parents[2] / ".venvs/train/bin/python"
 # The environment lies where its links lead to, and its interpreter elsewhere.

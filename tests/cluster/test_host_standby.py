@@ -33,8 +33,8 @@ from clary.agent.host.program_record import ProgramRecord
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.standby import StandbyHost
 from clary.agent.zygote.interpreter_start import RANK_SHIM
-from clary.contract.errors import AgentError
-from clary.contract.processes import read_entry
+from clary.base.errors import AgentError
+from clary.base.processes import read_entry
 
 PRELOADED = "wave"  # which no program of these tests imports by itself
 IS_FORKED = f"import sys; print('forked' if {PRELOADED!r} in sys.modules else 'executed')\n"

@@ -11,7 +11,7 @@ from host_world import DEADLINE_S, PATH, eventually
 from clary.agent.host import zygote_process
 from clary.agent.host.confinement import UNCONFINED
 from clary.agent.host.zygote_process import LOOK_INTERVAL_S, MAX_IDLE_LOOKS, Zygote
-from clary.contract.processes import read_entry
+from clary.base.processes import read_entry
 
 BEGIN = """
 import array, json, os, socket, sys, time

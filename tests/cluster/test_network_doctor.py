@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
+from clary.agent.fact_board import FactBoard
 from clary.agent.health.link_verdicts import network_findings, port_findings
 from clary.agent.health.network_doctor import NetworkDoctor, network_order
 from clary.agent.health.readings import NetworkOrder, Peer, PortReading
 from clary.agent.host import kernel
-from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.host_health import HostHealth
-from clary.contract.clock import SystemClock
+from clary.base.clock import SystemClock
 from clary.contract.health import Check, FindingState, HealthAction
 from clary.contract.launch_plan import Link, NetworkPlan, Resources
 from clary.control.engines.local.engine import LocalEngine

@@ -14,7 +14,7 @@ from torch import nn
 from clary.agent.health.gpu_checks import check_gpus
 from clary.agent.metrics.gpu_source import GpuSource
 from clary.agent.metrics.xid_log import XidLog
-from clary.contract.clock import SystemClock
+from clary.base.clock import SystemClock
 from clary.contract.health import FindingState
 from clary.train.checkpoint.plans import agree_on_plan
 from clary.train.checkpoint.ranks import Ranks

@@ -20,14 +20,14 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from clary.base.clock import SystemClock
 from clary.contract import sigv4
-from clary.contract.clock import SystemClock
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.objects.front import S3Front
 from clary.control.objects.seaweed import EmbeddedStore
-from clary.control.server import tls
+from clary.control.server.edge import tls
 from clary.control.server.edge.host_names import HostNames
-from clary.control.server.listener import Listener
+from clary.control.server.edge.listener import Listener
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 ACCOUNT = "123456789012"

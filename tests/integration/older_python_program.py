@@ -36,7 +36,7 @@ def test_the_interpreter_has_what_python_3_10_has(rank, size):
     assert not hasattr(importlib.import_module("builtins"), "ExceptionGroup")
     assert not importable("tomllib")
     assert not importable("clary.agent"), "the folder of a job has it not"
-    from clary.contract.errors import Fault
+    from clary.base.errors import Fault
 
     assert (str(Fault.USER), f"{Fault.USER:>5}", json.dumps(Fault.USER)) == ("user", " user", '"user"')
 
@@ -73,8 +73,8 @@ def test_steps_are_recorded_and_tensors_saved(rank, size):
 
 
 def test_a_window_of_the_profiler_is_recorded(rank, size):
+    from clary.base.plain import to_plain
     from clary.contract.deep_profiles import ProfileRequest
-    from clary.contract.plain import to_plain
 
     step, state = training(), PROFILES / f"out/1/rank-{rank}.json"
     draft = PROFILES / ".draft"

@@ -19,9 +19,9 @@ from torch import nn
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
 
 from clary.train.parallel.fsdp import session as tsm
-from clary.train.parallel.fsdp.local_state import SMStateDictType, sm_state_dict_type
-from clary.train.parallel.fsdp.saving_interval import Interval as _Interval
-from clary.train.parallel.fsdp.saving_interval import compute_auto_checkpoint_interval
+from clary.train.parallel.fsdp.checkpoint.local_state import SMStateDictType, sm_state_dict_type
+from clary.train.parallel.fsdp.checkpoint.saving_interval import Interval as _Interval
+from clary.train.parallel.fsdp.checkpoint.saving_interval import compute_auto_checkpoint_interval
 from clary.train.parallel.fsdp.state import state as tsm_state
 
 LENGTH, VOCABULARY = 6, 20

@@ -272,7 +272,7 @@ def test_errors_are_of_one_tree(rank, size):
     from smdistributed.modelparallel.torch import exceptions as of_torch
 
     from clary.train.parallel import errors
-    from clary.train.parallel.fsdp import saving
+    from clary.train.parallel.fsdp.checkpoint import saving
 
     assert issubclass(CheckpointError, ParallelError)
     assert CheckpointError is saving.CheckpointError

@@ -25,8 +25,8 @@ from faulty_gateway import faulty_gateway
 from clary.agent.artifacts import upload_results
 from clary.agent.channels import fetch_channel
 from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.base.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.agent_protocol import UploadRole
-from clary.contract.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.launch_plan import Channel, Credentials, Endpoint, Output
 from clary.contract.ml_tree import MlTree
 from clary.control.objects.weed_process import remove_sockets

@@ -17,7 +17,7 @@ from running_service import start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
 from test_warm_pools import end_pool
 
-from clary.contract.processes import ProcessId
+from clary.base.processes import ProcessId
 
 pytest_plugins = ["console_fixtures"]
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]

@@ -9,7 +9,7 @@ from running_service import SDK2_PYTHON
 from test_clients_boto3 import Clients, log_of, unique, wait
 
 from clary.train.debugger.errors import NoMoreData
-from clary.train.debugger.trial_places import create_trial
+from clary.train.debugger.reading.trial_places import create_trial
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
 
@@ -18,7 +18,7 @@ SCRIPT = """
 import os, subprocess, sys, time
 import torch
 if os.environ.get("GO"):
-    from clary.train.debugger.s3_access import open_bucket
+    from clary.train.debugger.reading.s3_access import open_bucket
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))

@@ -20,7 +20,7 @@ from running_service import start_service
 from test_clients_boto3 import Clients, job_request, log_of, raw_request, unique, wait
 from test_hostile_input import signed_bytes, status_of
 
-from clary.control.engines.local import relay
+from clary.control.engines.local.network import relay
 from clary.control.server.edge import connections
 from clary.control.server.edge.connection_table import ConnectionTable
 from clary.control.server.edge.connections import HEAD_DEADLINE_S, GuardedServer

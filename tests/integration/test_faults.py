@@ -9,8 +9,8 @@ import pytest
 from postgres_server import PostgresServer
 from running_service import TRAIN_PYTHON
 
-from clary.testing.fault_plan import FaultKind
-from clary.testing.fault_runner import run_faults
+from clary.testing.faults.fault_plan import FaultKind
+from clary.testing.faults.fault_runner import run_faults
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.xdist_group("faults")]
 

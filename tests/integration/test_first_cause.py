@@ -20,7 +20,7 @@ from running_service import SETTINGS, start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
 
 from clary.contract.failure_reasons import MAX_FAILURE_REASON
-from clary.control.jobs.failure_hints import category
+from clary.control.analysis.failure_hints import category
 from clary.control.state_folder import StateFolder
 from clary.testing.gangs import INSTANCE_SETTINGS, INSTANCE_TYPE, has_namespaces
 

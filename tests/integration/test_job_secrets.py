@@ -18,8 +18,8 @@ from running_service import CLIENTS, ROOT, SETTINGS, start_service
 from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 
 from clary.agent.environments.variables import collective_secret
+from clary.base.plain import from_plain
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.plain import from_plain
 from clary.control.server.edge.guesses import MAX_WRONG
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]

@@ -9,7 +9,7 @@ from program_jobs import start
 from test_clients_boto3 import Clients, job_request, unique, wait
 from test_log_shapes import events_of
 
-from clary.contract.processes import ProcessId
+from clary.base.processes import ProcessId
 from clary.control.state_folder import StateFolder
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("service")]

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from clary.base.clock import SystemClock
 from clary.contract import sigv4
-from clary.contract.clock import SystemClock
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.objects.front import S3Front
-from clary.control.server.listener import Listener
+from clary.control.server.edge.listener import Listener
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 USER = Credentials(access_key_id="USER", secret_access_key="secret")

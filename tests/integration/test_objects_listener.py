@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from clary.contract.errors import EngineError
-from clary.control.server import tls
+from clary.base.errors import EngineError
+from clary.control.server.edge import tls
 from clary.control.server.edge.body_budget import BodyBudget
 from clary.control.server.edge.gates import Admission, Refusal
-from clary.control.server.listener import Listener, new_event_loop
+from clary.control.server.edge.listener import Listener, new_event_loop
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 LIMIT = 10_000

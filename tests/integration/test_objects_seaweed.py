@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
+from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Credentials, Endpoint
-from clary.contract.processes import ProcessId
 from clary.control.objects import seaweed, weed_process
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.store_client import StoreClient

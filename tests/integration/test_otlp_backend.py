@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from running_service import SDK3_PYTHON
 
-from clary.control.jobs.job_trace import trace_request
+from clary.control.analysis.job_trace import trace_request
 from clary.control.reconcile.trace_exporter import TraceExporter
 from clary.testing.control_plane import ControlPlane
 

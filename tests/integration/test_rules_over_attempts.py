@@ -11,7 +11,7 @@ from test_clients_boto3 import Clients, log_of, unique
 
 from clary.train.debugger import create_trial
 from clary.train.debugger.files import STEPS, step_file
-from clary.train.debugger.s3_files import open_s3_files
+from clary.train.debugger.reading.s3_files import open_s3_files
 from clary.train.debugger.tensor_files import read_index, read_values
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
@@ -20,7 +20,7 @@ LIMIT_S = 120
 SCRIPT = """
 import os, signal, sys, time
 import torch
-from clary.train.debugger.s3_access import open_bucket
+from clary.train.debugger.reading.s3_access import open_bucket
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(True))
 torch.manual_seed(int(os.environ["CURRENT_HOST"][-1]))

@@ -25,8 +25,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from running_service import SETTINGS, start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
 
+from clary.base.plain import to_plain
 from clary.contract.metric_samples import SampleBatch
-from clary.contract.plain import to_plain
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.clients, pytest.mark.xdist_group("series")]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from running_service import SDK2_PYTHON, SDK3_PYTHON
 
-from clary.contract.plain import to_plain
+from clary.base.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import AttemptEnd, PastAttempt, StatusTransition, TrainingJob
 from clary.control.scheduling.prices import load_prices

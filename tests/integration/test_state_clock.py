@@ -6,7 +6,7 @@ import pytest
 from running_service import start_service
 from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 
-from clary.testing.fault_clock import FaultClock, find_compiler
+from clary.testing.faults.fault_clock import FaultClock, find_compiler
 
 pytestmark = [pytest.mark.timeout(240)]
 

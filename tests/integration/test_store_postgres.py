@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.errors import StoreError
+from clary.base.errors import StoreError
 
 # The contract lies beside the unit tests of the store, which run it against SQLite.
 _CONTRACT_FOLDER = Path(__file__).parents[1] / "unit" / "control" / "store"

@@ -11,8 +11,8 @@ from botocore.exceptions import ClientError
 from objects_service import BUCKET, MIB, USER, Service, ServiceThread
 
 from clary.contract.launch_plan import Credentials
-from clary.train.parallel.fsdp import s3, s3_errors
-from clary.train.parallel.fsdp.s3 import S3FileSystem
+from clary.train.parallel.fsdp.checkpoint import s3, s3_errors
+from clary.train.parallel.fsdp.checkpoint.s3 import S3FileSystem
 
 _ENTER_S = 0.2  # that a second thread has to come where one is
 

@@ -13,7 +13,7 @@ import pytest
 from running_service import SETTINGS, start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
 
-from clary.contract.processes import ProcessId
+from clary.base.processes import ProcessId
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900), pytest.mark.xdist_group("service")]
 

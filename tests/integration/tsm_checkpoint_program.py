@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 
-from clary.train.parallel.fsdp import asynchronous
-from clary.train.parallel.fsdp.asynchronous import AsyncCallsQueue, async_save, maybe_finalize_async_calls
-from clary.train.parallel.fsdp.loading import load
-from clary.train.parallel.fsdp.saving import CheckpointError, save
-from clary.train.parallel.fsdp.storage import DistributedFileSystemWriter
+from clary.train.parallel.fsdp.checkpoint import asynchronous
+from clary.train.parallel.fsdp.checkpoint.asynchronous import AsyncCallsQueue, async_save, maybe_finalize_async_calls
+from clary.train.parallel.fsdp.checkpoint.loading import load
+from clary.train.parallel.fsdp.checkpoint.saving import CheckpointError, save
+from clary.train.parallel.fsdp.checkpoint.storage import DistributedFileSystemWriter
 
 
 def folder(name):

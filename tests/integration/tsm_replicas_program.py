@@ -18,7 +18,7 @@ from tsm_sharded_program import (
 from tsm_tensor_models import families
 from tsm_tensor_program import begun, train_cut
 
-from clary.train.parallel.fsdp.saving import save
+from clary.train.parallel.fsdp.checkpoint.saving import save
 from clary.train.parallel.fsdp.state import state
 
 

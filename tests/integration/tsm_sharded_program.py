@@ -18,13 +18,13 @@ from torch.distributed.fsdp.api import ShardedOptimStateDictConfig
 from tsm_tensor_models import families
 from tsm_tensor_program import begun, full_state, optimizer_of, train_cut, wrapped
 
-from clary.train.parallel.fsdp import export
-from clary.train.parallel.fsdp.asynchronous import AsyncCallsQueue, async_save
-from clary.train.parallel.fsdp.loading import load
-from clary.train.parallel.fsdp.saving import save
+from clary.train.parallel.fsdp.checkpoint import export
+from clary.train.parallel.fsdp.checkpoint.asynchronous import AsyncCallsQueue, async_save
+from clary.train.parallel.fsdp.checkpoint.loading import load
+from clary.train.parallel.fsdp.checkpoint.saving import save
+from clary.train.parallel.fsdp.checkpoint.storage import DistributedFileSystemReader
 from clary.train.parallel.fsdp.session import init
 from clary.train.parallel.fsdp.state import state
-from clary.train.parallel.fsdp.storage import DistributedFileSystemReader
 from clary.train.parallel.fsdp.training import transform
 
 SHARDED = StateDictType.SHARDED_STATE_DICT

@@ -11,10 +11,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from clary.train.parallel.fsdp.asynchronous import async_save, maybe_finalize_async_calls
-from clary.train.parallel.fsdp.loading import load
-from clary.train.parallel.fsdp.local_state import SMStateDictType, init_optim_state, sm_state_dict_type
-from clary.train.parallel.fsdp.saving import save
+from clary.train.parallel.fsdp.checkpoint.asynchronous import async_save, maybe_finalize_async_calls
+from clary.train.parallel.fsdp.checkpoint.loading import load
+from clary.train.parallel.fsdp.checkpoint.local_state import SMStateDictType, init_optim_state, sm_state_dict_type
+from clary.train.parallel.fsdp.checkpoint.saving import save
 from clary.train.parallel.fsdp.session import init
 from clary.train.parallel.fsdp.state import state
 

@@ -20,12 +20,12 @@ from tsm_tensor_program import (
     wrapped,
 )
 
-from clary.train.parallel.fsdp.asynchronous import async_save, maybe_finalize_async_calls
+from clary.train.parallel.fsdp.checkpoint.asynchronous import async_save, maybe_finalize_async_calls
+from clary.train.parallel.fsdp.checkpoint.loading import load
+from clary.train.parallel.fsdp.checkpoint.local_state import SMStateDictType, init_optim_state, sm_state_dict_type
+from clary.train.parallel.fsdp.checkpoint.saving import save
 from clary.train.parallel.fsdp.cuts import cuts_by_name
 from clary.train.parallel.fsdp.delayed import DelayedParamIniter
-from clary.train.parallel.fsdp.loading import load
-from clary.train.parallel.fsdp.local_state import SMStateDictType, init_optim_state, sm_state_dict_type
-from clary.train.parallel.fsdp.saving import save
 from clary.train.parallel.fsdp.state import state
 from clary.train.parallel.fsdp.training import transform
 

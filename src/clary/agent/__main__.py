@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     if (options.pool is None) == (options.job is None) or (options.job is None) != (options.attempt is None):
         parser.error("name either a job and its attempt (--job, --attempt) or a pool (--pool)")
     if options.own_mounts:
-        from clary.agent.host.own_disk import enter_own_mounts
+        from clary.agent.host.mounts.own_disk import enter_own_mounts
 
         enter_own_mounts()  # before there is a second thread, which would stay behind
     life = (

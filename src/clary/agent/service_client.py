@@ -20,6 +20,8 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+from clary.base.errors import AgentError, ContractError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import (
     AGENT_PATH,
     POOL_PATH,
@@ -31,10 +33,8 @@ from clary.contract.agent_protocol import (
     ReportReceipt,
 )
 from clary.contract.deep_profiles import HostProfile
-from clary.contract.errors import AgentError, ContractError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
-from clary.contract.plain import from_plain, to_plain
 from clary.contract.stack_dumps import HostDump
 from clary.contract.training_values import TrainingBatch, TrainingReceipt
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import connect, find_running
 from clary.cli.contexts import require_local
 from clary.cli.tables import table
-from clary.contract.errors import ClaryError, Fault
 from clary.control.server.ownership import sole_owner
 from clary.control.settings import Settings, load_settings
 from clary.control.state_folder import StateFolder

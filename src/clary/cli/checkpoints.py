@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from clary.base.errors import ClaryError, Fault
 from clary.cli.checkpoint_words import (
     SET_HEADER,
     count,
@@ -23,7 +24,6 @@ from clary.cli.checkpoint_words import (
 from clary.cli.connection import Connection, connect
 from clary.cli.tables import table
 from clary.cli.terminal_text import draw_over
-from clary.contract.errors import ClaryError, Fault
 
 VERIFY = "verify"
 

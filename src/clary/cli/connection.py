@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from clary.base.errors import ClaryError, Fault, WireError
 from clary.cli.contexts import RemoteService, chosen_service, service_settings
-from clary.contract.errors import ClaryError, Fault, WireError
 from clary.contract.sigv4 import payload_hash, sign
 from clary.control.settings import Settings, load_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import connect
 from clary.cli.contexts import (
     CONTEXT_VARIABLE,
@@ -23,7 +24,6 @@ from clary.cli.contexts import (
     write_contexts,
 )
 from clary.cli.tables import table
-from clary.contract.errors import ClaryError, Fault
 from clary.control.settings import load_settings
 
 

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from clary.base.errors import ClaryError, ContractError, Fault, WireError
+from clary.base.plain import from_plain
 from clary.cli.parsers import did_you_mean
-from clary.contract.errors import ClaryError, ContractError, Fault, WireError
-from clary.contract.plain import from_plain
 from clary.control.settings import Settings
 
 LOCAL = "local"  # this machine's service; no context is called so

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.object_store import ObjectStore
+from clary.base.errors import ClaryError, Fault
 from clary.cli.checkpoint_words import size
 from clary.cli.connection import Connection, connect
 from clary.cli.copying import CODE, LOGS, MODEL, OUTPUT, THINGS, Copied, fetch, fetch_logs, place_of
 from clary.cli.parsers import did_you_mean
-from clary.contract.errors import ClaryError, Fault
 from clary.contract.launch_plan import Endpoint
 
 

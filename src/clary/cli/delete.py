@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
+from clary.base.errors import WireError
 from clary.cli.connection import Connection, connect
-from clary.contract.errors import WireError
 
 POLL_S = 0.5
 STOP_TIMEOUT_S = 600.0

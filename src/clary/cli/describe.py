@@ -17,7 +17,7 @@ from clary.cli.queue_words import queue_words, state_words
 from clary.cli.stragglers import verdict_lines
 from clary.cli.tables import clock_time, duration, json_text, screen_width, table, visible
 from clary.cli.training_words import progress_text
-from clary.control.jobs.failure_hints import category
+from clary.control.analysis.failure_hints import category
 
 INDENT = "  "
 

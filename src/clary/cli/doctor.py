@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from clary.base.errors import ClaryError
 from clary.cli.connection import connect, find_running
 from clary.cli.contexts import require_local
 from clary.cli.health_words import has_colours, health_text, is_bad
-from clary.contract.errors import ClaryError
 from clary.control.egress.entries import Reachable, parse_entry
 from clary.control.egress.package_indexes import index_entries
 from clary.control.engines.images import default_python, why_default_fails

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from clary.base.rank_lists import rank_text
 from clary.cli.checkpoint_words import printable
 from clary.cli.tables import clock_time, table
-from clary.contract.rank_lists import rank_text
 
 _MOST_FRAMES = 12  # of a group; --threads shows all
 _WIDEST = 48  # characters of a function's name

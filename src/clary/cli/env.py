@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, connect
-from clary.contract.errors import ClaryError, Fault
 from clary.contract.launch_plan import Credentials
 from clary.control.client_files import (
     CA_FILE,

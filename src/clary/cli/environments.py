@@ -13,9 +13,9 @@ from typing import Any
 
 from clary.agent.environments.installation import find_uv
 from clary.agent.environments.package_index import uv_index_variables
+from clary.base.errors import EngineError
 from clary.cli.contexts import require_local
 from clary.cli.tables import table
-from clary.contract.errors import EngineError
 from clary.control.engines.added_environments import add_environment, added_environments, parse_wish, remove_environment
 from clary.control.engines.image_tags import PYTHON
 from clary.control.engines.images import DEFAULT_ENVIRONMENT, default_python, no_torch

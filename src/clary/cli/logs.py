@@ -14,12 +14,12 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, connect
 from clary.cli.health_words import has_colours
 from clary.cli.moments import moment_ms
 from clary.cli.terminal_text import ended_colours
 from clary.cli.training_words import progress_text
-from clary.contract.errors import ClaryError, Fault
 
 POLL_S = 0.3
 PROGRESS_S = 5.0  # from one word on progress to the next

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from clary import __version__
+from clary.base.errors import ClaryError, Fault, WireError
 from clary.cli import (
     backup,
     checkpoints,
@@ -46,7 +47,6 @@ from clary.cli.contexts import LOCAL, chosen_context
 from clary.cli.examples import EXAMPLES
 from clary.cli.parsers import Commands, Parser, examples_text, parsers_below
 from clary.cli.terminal_text import guarded_terminals
-from clary.contract.errors import ClaryError, Fault, WireError
 
 COMMANDS = (
     up,

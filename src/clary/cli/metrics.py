@@ -9,11 +9,11 @@ import sys
 import time
 from typing import Any, TextIO
 
+from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import connect
 from clary.cli.metric_words import metrics_text
 from clary.cli.moments import moment_ms
 from clary.cli.training_words import training_text
-from clary.contract.errors import ClaryError, Fault
 
 # What a table shows of its own accord; JSON has everything.
 SHOWN = (

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, connect
 from clary.cli.profile_words import profile_text, states_text
 from clary.cli.terminal_text import draw_over
 from clary.contract.deep_profiles import MAX_STEPS, MAX_WINDOW_S
-from clary.contract.errors import ClaryError, Fault
 
 WAIT_S = 420.0  # for a step to begin, for the longest window, and for traces to be read
 _POLL_S = 0.4

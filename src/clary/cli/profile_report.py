@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import connect
-from clary.contract.errors import ClaryError, Fault
 
 
 def add_parser(commands: Any) -> None:

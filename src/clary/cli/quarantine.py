@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from clary.base.errors import WireError
 from clary.cli.connection import connect
 from clary.cli.tables import table
-from clary.contract.errors import WireError
 
 
 def add_parser(commands: Any) -> None:

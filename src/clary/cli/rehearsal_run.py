@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from clary.base.errors import ClaryError, Fault, WireError
 from clary.cli.connection import Connection
 from clary.cli.queue_words import state_words
-from clary.contract.errors import ClaryError, Fault, WireError
 from clary.control.rehearsal.certificate import Run, Strike
 from clary.control.rehearsal.faults import FaultKind, PlannedFault, without_cuts
 from clary.control.rehearsal.history import Attempt

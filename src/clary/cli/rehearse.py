@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from clary.base.errors import ClaryError, ContractError, Fault
+from clary.base.plain import to_plain
 from clary.cli.certificate_words import certificate_text
 from clary.cli.connection import Connection, connect
 from clary.cli.rehearsal_run import JobWatch, follow
 from clary.cli.tables import json_text
-from clary.contract.errors import ClaryError, ContractError, Fault
-from clary.contract.plain import to_plain
 from clary.contract.rehearsals import disks_value
 from clary.control.rehearsal import disks
 from clary.control.rehearsal.certificate import COMPLETED, Run, Verdict, certify

@@ -7,8 +7,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import connect
-from clary.contract.errors import ClaryError, Fault
 from clary.control.jobs.job_names import next_name
 from clary.control.jobs.repeated_requests import Changes, repeated
 

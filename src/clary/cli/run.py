@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.environments.train_library import library_folder, write_train_library
-from clary.contract.errors import ClaryError, Fault
-from clary.contract.hyperparameters import CUDA_ON_CPU_VARIABLE
+from clary.base.errors import ClaryError, Fault
 from clary.contract.ml_tree import MlTree
+from clary.contract.settings.hyperparameters import CUDA_ON_CPU_VARIABLE
 
 SIGNAL_EXIT = 128  # what shells add to the number of a signal
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from clary.contract.errors import ClaryError, Fault
+from clary.base.errors import ClaryError, Fault
 from clary.control.objects.start_patience import LONGEST_START_S, StartPatience, signs_of
 
 SILENCE_S = 60.0  # longer than the store may be silent, and than its end takes: the service has the first word

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from clary.base.errors import ClaryError, WireError
 from clary.cli.connection import Connection, connect
 from clary.cli.tables import json_text, table, visible
 from clary.cli.top_words import HEADER, SERIES, JobRow, count_words, job_row, moved, rows_with_hosts, screen
-from clary.contract.errors import ClaryError, WireError
 
 REFRESH_S = 2.0
 KEY_WAIT_MS = 100

@@ -10,10 +10,10 @@ import sys
 import time
 from typing import Any
 
+from clary.base.errors import ClaryError
 from clary.cli.connection import Connection, find_running
 from clary.cli.contexts import require_local
 from clary.cli.service_start import wait_until_ready
-from clary.contract.errors import ClaryError
 from clary.control.egress.entries import parse_entry
 from clary.control.engines.images import why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe

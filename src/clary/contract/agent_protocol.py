@@ -27,10 +27,10 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from clary.base.string_enum import StrEnum
 from clary.contract.deep_profiles import ProfileRequest
 from clary.contract.health import HealthFinding
 from clary.contract.job_rules import RuleFacts
-from clary.contract.string_enum import StrEnum
 
 MAX_BATCH_LINES = 65_536  # of a LogBatch: lines that are all line end would take a hundred times their size to store
 AGENT_PATH = "/clary/v1/agents/{job}/{attempt}/{host}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from clary.contract.string_enum import StrEnum
+from clary.base.string_enum import StrEnum
 
 
 class Evidence(StrEnum):

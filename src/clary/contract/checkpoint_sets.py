@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.checkpoint_evidence import Evidence, count_evidence
-from clary.contract.errors import ContractError
-from clary.contract.plain import from_plain, to_plain
 from clary.contract.step_counts import StepCounts
 
 OWN_FOLDER = ".clary-checkpoints"

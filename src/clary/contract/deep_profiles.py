@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clary.contract.string_enum import StrEnum
+from clary.base.string_enum import StrEnum
 
 FOLDER_VARIABLE = "CLARY_PROFILES_FOLDER"
 OUT_FOLDER = "out"  # below it

@@ -7,7 +7,7 @@ Source: FailureReason of DescribeTrainingJob; prefixes as the service prints the
 
 from __future__ import annotations
 
-from clary.contract.errors import Fault
+from clary.base.errors import Fault
 
 # How messages of agents begin that tell what they know for certain, whatever the program has said.
 OUT_OF_MEMORY = "OutOfMemory"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clary.contract.string_enum import StrEnum
+from clary.base.string_enum import StrEnum
 
 WARN_CLOCK_S = 2.0  # by which clocks may differ; times of lines and checkpoints of several hosts are compared
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from clary.base.mapped_users import MappedUsers
+from clary.base.string_enum import StrEnum
 from clary.contract.health import HealthAction
 from clary.contract.job_rules import MirrorPlan, RulePlan
-from clary.contract.mapped_users import MappedUsers
-from clary.contract.string_enum import StrEnum
 
 
 class Isolation(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clary.contract.string_enum import StrEnum
+from clary.base.string_enum import StrEnum
 
 
 class MemoryKeeper(StrEnum):

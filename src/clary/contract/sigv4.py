@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from threading import Lock
 from urllib.parse import quote, unquote, urlsplit
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 from clary.contract.launch_plan import Credentials
 
 ALGORITHM = "AWS4-HMAC-SHA256"

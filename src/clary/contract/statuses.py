@@ -5,7 +5,7 @@ Source: DescribeTrainingJob, TrainingJobStatus and SecondaryStatus (AWS API refe
 
 from __future__ import annotations
 
-from clary.contract.string_enum import StrEnum
+from clary.base.string_enum import StrEnum
 
 
 class TrainingJobStatus(StrEnum):

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
-from clary.contract.string_enum import StrEnum
+from clary.base.string_enum import StrEnum
 
 MAX_FINDINGS = 2_000  # of a batch
 MAX_NAME_CHARACTERS = 255  # of a metric or a tag, as MetricDefinition.Name

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clary.contract.beneath import Folder, parts_of
-from clary.contract.errors import ContractError, Fault, WireError
+from clary.base.beneath import Folder, parts_of
+from clary.base.errors import ContractError, Fault, WireError
+from clary.base.mounted_places import shown_at
 from clary.contract.launch_plan import Channel
-from clary.contract.mounted_places import shown_at
 
 READ_ONLY = "ro"
 READ_WRITE = "rw"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 
 EXCLUSIVE = ("InstanceType", "InstanceGroups", "InstancePlacementConfig")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 from clary.control.egress.entries import parse_entry
 from clary.control.file_systems import check_entry
 from clary.control.permissions.grants import FULL, OWN

@@ -22,10 +22,10 @@ from base64 import b32encode
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
+from clary.base.plain import from_plain
+from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Credentials
-from clary.contract.plain import from_plain
-from clary.contract.processes import ProcessId
 from clary.control import full_disks
 from clary.control.permissions.temporary_keys import TemporaryKeys
 

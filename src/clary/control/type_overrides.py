@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 
 MAX_COUNT = 1024  # of GPUs, CPUs, processes: what is larger is a mistake
 

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from clary.contract.processes import ProcessEntry, ProcessId, read_process_list, read_variables
+from clary.base.processes import ProcessEntry, ProcessId, read_process_list, read_variables
 from clary.control.engines.local.cleaning import mount_entries
 from clary.control.engines.local.leftover_things import Kind, Thing
 from clary.control.engines.local.machine_census import listening_sockets, names_in, socket_inodes, user_name

@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clary.base.errors import ObjectStoreError, WireError
 from clary.contract.agent_protocol import HostFacts, HostPhase, LogBatch, LogReceipt, ProcessExit, Report, ReportReceipt
-from clary.contract.errors import ObjectStoreError, WireError
 from clary.contract.launch_plan import Credentials, Endpoint, Environment, Isolation
 from clary.control.jobs import deadlines
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.admission import Admission
-from clary.control.reconcile.agent_gateway import AgentGateway
-from clary.control.reconcile.dump_desk import DumpDesk
+from clary.control.reconcile.desks.dump_desk import DumpDesk
+from clary.control.reconcile.desks.profile_desk import ProfileDesk
+from clary.control.reconcile.gateways.agent_gateway import AgentGateway
+from clary.control.reconcile.gateways.pool_gateway import PoolGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.past_durations import PastDurations
 from clary.control.reconcile.planning import Site
-from clary.control.reconcile.pool_gateway import PoolGateway
 from clary.control.reconcile.pool_keeping import PoolKeeper
-from clary.control.reconcile.profile_desk import ProfileDesk
 from clary.control.reconcile.queue_outlook import QueueOutlook
 from clary.control.reconcile.reconciler import Reconciler
 from clary.control.reconcile.spot_market import SpotMarket
@@ -31,7 +31,7 @@ from clary.control.services.dispatch import dispatch
 from clary.control.services.query_desk import QueryDesk
 from clary.control.settings import Settings
 from clary.control.state_folder import RootSecrets, StateFolder
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 from clary.control.store.store import Store
 from clary.testing.fake_clock import FakeClock
 from clary.testing.fake_engine import FakeEngine

@@ -11,7 +11,7 @@ from typing import BinaryIO, Self
 
 from clary.agent.archives import Readable
 from clary.agent.object_store import ObjectInfo, whole_file
-from clary.contract.errors import Fault, ObjectStoreError
+from clary.base.errors import Fault, ObjectStoreError
 
 
 class FakeObjectStore:

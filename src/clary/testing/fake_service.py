@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
+from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import (
     AGENT_PATH,
     HostFacts,
@@ -34,7 +35,6 @@ from clary.contract.agent_protocol import (
 )
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
-from clary.contract.plain import from_plain, to_plain
 from clary.contract.training_values import Finding, TrainingBatch, TrainingProgress, TrainingReceipt
 
 WAIT_S = 10.0  # default patience of the `wait_for_...` methods

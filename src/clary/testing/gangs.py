@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clary.contract.processes import ProcessId, read_arguments, read_entry
+from clary.base.processes import ProcessId, read_arguments, read_entry
 from clary.control.engines.local import cleaning, killing
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import hosts_folder

@@ -25,11 +25,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from clary.contract.processes import ProcessId, read_process_list
-from clary.control.engines.local import namespaces, network_building
-from clary.control.engines.local.netlink import Netlink
-from clary.control.engines.local.network_spec import HostSpec, NetworkSpec
-from clary.control.engines.local.tap_switch import Port
+from clary.base.processes import ProcessId, read_process_list
+from clary.control.engines.local.network import namespaces, network_building
+from clary.control.engines.local.network.netlink import Netlink
+from clary.control.engines.local.network.network_spec import HostSpec, NetworkSpec
+from clary.control.engines.local.network.tap_switch import Port
 
 DEFAULT_SWITCH = Path(__file__).resolve().parents[3] / "build/native/clary_switch"
 MAX_HOSTS = 250  # 10.77.0.1 and following

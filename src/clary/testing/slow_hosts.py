@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from clary.agent.host.cgroups import CgroupTree, find_place
+from clary.agent.host.limits.cgroups import CgroupTree, find_place
 
 _PERIOD_US = 100_000
 _BLKIO = Path("/sys/fs/cgroup/blkio")

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from clary.agent.disk_space import disk_errors_named, free_bytes, require_space
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 
 
 def test_free_space_is_known_for_paths_that_do_not_exist_yet(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from clary.agent.archives import TreeSource, has_members
 from clary.agent.artifacts.folder_mirror import FolderMirror
 from clary.agent.autopsy.call_records import read_records
+from clary.agent.autopsy.clues import read_records as read_clues
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.scanning import scan
 from clary.agent.environments.config_files import write_tree
@@ -18,10 +19,9 @@ from clary.agent.environments.stop_notice import write_stop_notice
 from clary.agent.environments.train_library import write_train_library
 from clary.agent.host.leftovers import remove_tree
 from clary.agent.metrics.step_source import StepSource
-from clary.agent.supervisor.clues import read_records as read_clues
-from clary.agent.supervisor.small_files import names_in, open_regular, read_start, remove, write_whole
+from clary.agent.small_files import names_in, open_regular, read_start, remove, write_whole
 from clary.agent.training.growing_files import read_piece, walk
-from clary.contract.errors import AgentError
+from clary.base.errors import AgentError
 from clary.contract.ml_tree import MlTree
 from clary.testing.fake_clock import FakeClock
 from clary.testing.launch_plans import make_plan

@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from clary.base.plain import to_plain
 from clary.cli import checkpoints
 from clary.cli.checkpoint_words import mirror_lines, printable, set_row, size, verdict_line
 from clary.cli.connection import Connection
 from clary.cli.describe import describe
 from clary.cli.main import main
 from clary.contract.agent_protocol import CheckpointFacts
-from clary.contract.plain import to_plain
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

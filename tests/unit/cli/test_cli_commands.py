@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from clary.base.errors import ClaryError, Fault, WireError
+from clary.base.processes import ProcessId
 from clary.cli import connection, logs
 from clary.cli.connection import Connection
 from clary.cli.describe import describe
 from clary.cli.main import main
 from clary.cli.moments import moment_ms
 from clary.cli.tables import clock_time, duration, table
-from clary.contract.errors import ClaryError, Fault, WireError
-from clary.contract.processes import ProcessId
 from clary.control.settings import Settings
 from clary.control.state_folder import ServiceRecord, StateFolder
 

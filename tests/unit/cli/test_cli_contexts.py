@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from clary.base.errors import ClaryError
 from clary.cli import contexts
 from clary.cli.connection import connect
 from clary.cli.main import main
-from clary.contract.errors import ClaryError
 from clary.control.settings import load_settings, unknown_variables
 
 SERVICE = {

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from clary.base.processes import ProcessId
 from clary.cli.main import main
-from clary.contract.processes import ProcessId
 from clary.control.engines.local import attempt_leftovers, attempt_record, machine_census
-from clary.control.engines.local.network_spec import RELEASED_FILE
+from clary.control.engines.local.network.network_spec import RELEASED_FILE
 from clary.control.objects import weed_process
 from clary.control.objects.weed_process import PORT_NAMES, StoreRecord
 from clary.control.state_folder import ServiceRecord, StateFolder

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clary.base.errors import ClaryError
 from clary.cli import top
 from clary.cli.top_words import HEADER, JobRow, job_row, moved, screen
-from clary.contract.errors import ClaryError
 
 
 def facts(name="job", **changes):

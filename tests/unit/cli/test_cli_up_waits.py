@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from clary.base.errors import ClaryError
 from clary.cli import service_start, up
-from clary.contract.errors import ClaryError
 from clary.control.objects.start_patience import LONGEST_START_S
 
 # What a service does whose object store takes its time: it logs, and writes its address down when it is ready.

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from clary.agent.object_store import ObjectInfo
+from clary.base.errors import ClaryError, WireError
 from clary.cli import copying
 from clary.cli.main import main
-from clary.contract.errors import ClaryError, WireError
 
 
 class FakeService:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import clary
-from clary.contract.hyperparameters import CUDA_ON_CPU_VARIABLE
+from clary.contract.settings.hyperparameters import CUDA_ON_CPU_VARIABLE
 from clary.train.collective import errors
 
 COMPAT = Path(clary.__file__).parent / "compat"

@@ -1,6 +1,6 @@
 """The name by which agent and engine find the same cgroup."""
 
-from clary.agent.host.cgroups import CgroupTree, HostCgroup
+from clary.agent.host.limits.cgroups import CgroupTree, HostCgroup
 from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.launch_plan import Resources
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from clary.base.plain import from_plain, to_plain
 from clary.contract.deep_profiles import DEFAULT_START_STEP, MAX_STEPS, MAX_WINDOW_S, ProfileRequest, Window, window_of
-from clary.contract.plain import from_plain, to_plain
 
 
 def config(text):

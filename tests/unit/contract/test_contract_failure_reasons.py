@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.errors import Fault
+from clary.base.errors import Fault
 from clary.contract.failure_reasons import MAX_FAILURE_REASON, PREFIXES, failure_reason
 
 

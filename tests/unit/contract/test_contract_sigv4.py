@@ -14,8 +14,8 @@ from botocore.credentials import Credentials as BotocoreCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clary.base.errors import ContractError
 from clary.contract import sigv4
-from clary.contract.errors import ContractError
 from clary.contract.launch_plan import Credentials
 
 NOW = datetime(2026, 1, 31, 23, 59, 58, tzinfo=UTC)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.errors import ContractError, WireError
+from clary.base.errors import ContractError, WireError
 from clary.contract.launch_plan import Channel
 from clary.control.file_systems import check_entry, folder_below, located, require_folder
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clary.contract.errors import NOTHING_CHANGED, ContractError, Fault, ObjectStoreError, StoreError, WireError
+from clary.base.errors import NOTHING_CHANGED, ContractError, Fault, ObjectStoreError, StoreError, WireError
 from clary.contract.launch_plan import Credentials
 from clary.contract.sigv4 import payload_hash, sign
 from clary.control import full_disks

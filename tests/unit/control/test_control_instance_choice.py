@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control import instance_choice
 from clary.control.jobs.job_request import JobRequest
 from clary.testing.control_plane import request_of

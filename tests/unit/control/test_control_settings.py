@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 from clary.control.settings import FIELDS, Settings, load_settings, type_of, variable_of
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
-from clary.contract.errors import ContractError
-from clary.contract.processes import ProcessId
+from clary.base.errors import ContractError
+from clary.base.processes import ProcessId
 from clary.control.state_folder import ServiceRecord, StateFolder
 
 

@@ -24,8 +24,8 @@ from clary.agent.archives.members import (
     refused,
 )
 from clary.agent.disk_space import disk_errors_named
-from clary.contract.beneath import Folder
-from clary.contract.errors import AgentError
+from clary.base.beneath import Folder
+from clary.base.errors import AgentError
 
 _COPY_BYTES = 1 << 20
 _MAX_LINKS_FOLLOWED = 40  # as Linux; a longer chain cannot be opened anyway

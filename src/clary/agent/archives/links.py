@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
-from clary.contract.beneath import Folder
+from clary.base.beneath import Folder
 from clary.contract.ml_tree import OPT_ML
 
 _MAX_LINKS_FOLLOWED = 40  # as Linux

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 
 BLOCK_BYTES = 512
 _GIB = 1 << 30

@@ -10,7 +10,7 @@ import tarfile
 
 from clary.agent.archives.gzip_writer import ByteSink
 from clary.agent.archives.members import BLOCK_BYTES, Member, MemberKind
-from clary.contract.errors import AgentError
+from clary.base.errors import AgentError
 
 _COPY_BYTES = 1 << 20
 _RECORD_BYTES = 20 * BLOCK_BYTES  # tar pads an archive to whole records

@@ -32,8 +32,8 @@ from clary.agent.archives.links import NO_MOUNTS, Mounts, Parts, link_at, on_dis
 from clary.agent.archives.members import Member, MemberKind
 from clary.agent.archives.tar_writer import TarWriter
 from clary.agent.notes import NoteBook
-from clary.contract.beneath import Folder, open_regular
-from clary.contract.errors import AgentError, Fault
+from clary.base.beneath import Folder, open_regular
+from clary.base.errors import AgentError, Fault
 from clary.contract.ml_tree import OPT_ML
 
 _MAX_DEPTH = 200  # folders in one another

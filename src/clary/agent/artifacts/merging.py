@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from clary.agent.archives import Member, MemberKind, Readable
 from clary.agent.artifacts.sinks import Sink
 from clary.agent.notes import NoteBook
-from clary.contract.errors import AgentError
+from clary.base.errors import AgentError
 
 _READ_BYTES = 1 << 20
 

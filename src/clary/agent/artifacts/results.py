@@ -39,8 +39,8 @@ from clary.agent.artifacts.staging import (
 )
 from clary.agent.notes import NoteBook
 from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.base.errors import AgentError
 from clary.contract.agent_protocol import StagedPart, UploadRole
-from clary.contract.errors import AgentError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
 

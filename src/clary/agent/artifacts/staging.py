@@ -30,9 +30,9 @@ from clary.agent.archives import (
 )
 from clary.agent.notes import NoteBook
 from clary.agent.object_store import ObjectStore, S3Uri, parse_s3_uri
+from clary.base.beneath import Folder
+from clary.base.errors import AgentError
 from clary.contract.agent_protocol import StagedPart
-from clary.contract.beneath import Folder
-from clary.contract.errors import AgentError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from clary.agent.autopsy import process_state
-from clary.contract.beneath import Folder
+from clary.base.beneath import Folder
+from clary.base.rank_lists import rank_text
 from clary.contract.collective_records import (
     DTYPES,
     ENDING,
@@ -25,7 +26,6 @@ from clary.contract.collective_records import (
     is_memory_path,
     read_record,
 )
-from clary.contract.rank_lists import rank_text
 from clary.contract.stack_dumps import CollectiveCall, CollectiveGroup, LeftCalls
 
 MAX_FILES = 1024  # read: the folder is the program's

@@ -17,8 +17,8 @@ from clary.agent.autopsy import process_state
 from clary.agent.autopsy.call_records import groups_of, left_calls, match, own_number, read_records
 from clary.agent.autopsy.connections import addresses_in, read_connections, sockets_of
 from clary.agent.autopsy.stacks import find_py_spy, read_stacks
+from clary.base.processes import ProcessEntry, live_descendants
 from clary.contract.collective_records import CallRecord
-from clary.contract.processes import ProcessEntry, live_descendants
 from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, SocketState
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 

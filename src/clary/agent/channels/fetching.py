@@ -24,8 +24,8 @@ from clary.agent.channels.selection import ChannelObject, Selection, select_obje
 from clary.agent.channels.unpacking import is_packed, with_unpacked_names, write_unpacked
 from clary.agent.disk_space import disk_errors_named, require_space
 from clary.agent.object_store import ObjectStore, whole_file
-from clary.contract.beneath import Folder
-from clary.contract.errors import AgentError, Fault
+from clary.base.beneath import Folder
+from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree
 

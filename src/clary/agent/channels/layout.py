@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 
 _MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above

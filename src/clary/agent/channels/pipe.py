@@ -31,8 +31,8 @@ from clary.agent.channels.recordio import MAX_PAYLOAD_BYTES, record_header, reco
 from clary.agent.channels.selection import ChannelObject, Selection, select_objects
 from clary.agent.channels.unpacking import unpacked
 from clary.agent.object_store import ObjectStore
-from clary.contract.beneath import Folder
-from clary.contract.errors import AgentError, ClaryError, Fault
+from clary.base.beneath import Folder
+from clary.base.errors import AgentError, ClaryError, Fault
 from clary.contract.launch_plan import Channel
 from clary.contract.ml_tree import MlTree
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from clary.agent.channels.layout import require_distinct
 from clary.agent.channels.selection import ChannelObject, Selection
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Channel
 
 _COPY_BYTES = 1 << 20

@@ -22,10 +22,10 @@ from clary.agent.checkpoints.publishing import Publisher
 from clary.agent.checkpoints.scanning import scan
 from clary.agent.checkpoints.sights import Pace
 from clary.agent.checkpoints.storing import SetWriter, missing_paths
+from clary.base.clock import Clock
+from clary.base.errors import ClaryError
 from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.checkpoint_evidence import Evidence
-from clary.contract.clock import Clock
-from clary.contract.errors import ClaryError
 
 SETTLE_S = 0.5  # a write that follows has another time then, whatever the kernel's clock tick is
 _SETTLE_MARGIN_S = 0.01

@@ -13,9 +13,9 @@ from datetime import datetime
 
 from clary.agent.checkpoints.grouping import NOTHING, GroupContent
 from clary.agent.checkpoints.sights import Sight
+from clary.base.clock import Clock
 from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.checkpoint_sets import CheckpointSet
-from clary.contract.clock import Clock
 
 _STALL_INTERVALS = 3
 MAX_MISSED = 20

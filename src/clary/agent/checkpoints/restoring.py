@@ -37,8 +37,9 @@ from clary.agent.checkpoints.scanning import STAGING, Snapshot, scan
 from clary.agent.checkpoints.step_counts import restored_counts
 from clary.agent.disk_space import disk_errors_named, require_space
 from clary.agent.object_store import ObjectStore
-from clary.contract.beneath import Folder
-from clary.contract.beneath_trees import remove_tree
+from clary.base.beneath import Folder
+from clary.base.beneath_trees import remove_tree
+from clary.base.errors import AgentError, ContractError, Fault, ObjectStoreError
 from clary.contract.checkpoint_evidence import Evidence
 from clary.contract.checkpoint_sets import (
     OWN_FOLDER,
@@ -50,7 +51,6 @@ from clary.contract.checkpoint_sets import (
     read_announcement,
     read_manifest,
 )
-from clary.contract.errors import AgentError, ContractError, Fault, ObjectStoreError
 from clary.contract.step_counts import RestoredCounts
 
 _NUM_PARALLEL = 8  # as channels

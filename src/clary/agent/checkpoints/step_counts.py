@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.log_names import is_log
-from clary.contract.beneath import Folder
+from clary.base.beneath import Folder
+from clary.base.plain import to_plain
 from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet
-from clary.contract.plain import to_plain
 from clary.contract.step_counts import (
     ENDING,
     FILE_BYTES,

@@ -32,6 +32,8 @@ from clary.agent.checkpoints.scanning import FileFacts, Snapshot, scan
 from clary.agent.checkpoints.step_counts import StepCountSource
 from clary.agent.checkpoints.uploading import Upload, Uploader
 from clary.agent.object_store import ObjectStore
+from clary.base.clock import Clock
+from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.checkpoint_sets import (
     Announcement,
     CheckpointFile,
@@ -42,8 +44,6 @@ from clary.contract.checkpoint_sets import (
     write_announcement,
     write_manifest,
 )
-from clary.contract.clock import Clock
-from clary.contract.errors import AgentError, ObjectStoreError
 
 _NUM_MANIFESTS = 3  # that stay
 _NUM_SETS = 2  # whose content stays

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clary.agent.environments.interpreter import InterpreterFacts
-from clary.contract.errors import AgentError
+from clary.base.errors import AgentError
 
 _VENV_TIMEOUT_S = 120.0
 _MAX_SHEBANG_BYTES = 4096  # how far into a script the interpreter's path is looked for

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clary.contract.beneath import Folder
+from clary.base.beneath import Folder
 from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
 from clary.contract.step_counts import FOLDER as STEP_COUNTS_FOLDER

@@ -35,7 +35,7 @@ from clary.agent.environments.package_index import (
 from clary.agent.environments.requirement_files import RequirementFiles
 from clary.agent.host.host_command import CommandResult, WatchMemory, run_in_host
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
-from clary.contract.errors import AgentError
+from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML, MlTree
 

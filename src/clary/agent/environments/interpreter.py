@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from clary.contract.errors import AgentError
+from clary.base.errors import AgentError
 
 _PROBE_TIMEOUT_S = 120.0  # a cold disk under load; warm it takes 0.1 s
 

@@ -15,9 +15,9 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from clary.contract.beneath import Folder
-from clary.contract.beneath_trees import empty, remove_tree
-from clary.contract.errors import AgentError, Fault
+from clary.base.beneath import Folder
+from clary.base.beneath_trees import empty, remove_tree
+from clary.base.errors import AgentError, Fault
 
 MAX_DEPTH = 64  # of folders in one another; packages have ten
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")

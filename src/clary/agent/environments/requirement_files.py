@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clary.agent.environments.interpreter import InterpreterFacts
-from clary.contract.beneath import Folder
-from clary.contract.beneath_trees import Entry, entries
-from clary.contract.errors import AgentError, Fault
+from clary.base.beneath import Folder
+from clary.base.beneath_trees import Entry, entries
+from clary.base.errors import AgentError, Fault
 from clary.contract.ml_tree import OPT_ML, MlTree
 
 MAX_FILE_BYTES = 1024 * 1024

@@ -45,9 +45,9 @@ from clary.agent.environments.requirement_files import (
 from clary.agent.host import kernel
 from clary.agent.host.host_command import CommandResult
 from clary.agent.host.overlay_support import why_no_overlay
-from clary.contract.beneath import Folder
-from clary.contract.beneath_trees import remove_tree
-from clary.contract.errors import AgentError, Fault
+from clary.base.beneath import Folder
+from clary.base.beneath_trees import remove_tree
+from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment
 
 INSTALL_TIMEOUT_S = 1800.0  # requirements that compile for half an hour belong into an environment of their own

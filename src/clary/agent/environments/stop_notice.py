@@ -11,8 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from clary.agent.environments.config_files import run_folder
-from clary.contract.beneath import Folder
-from clary.contract.clock import Clock
+from clary.base.beneath import Folder
+from clary.base.clock import Clock
 from clary.contract.ml_tree import MlTree
 
 _NAME = "stop-notice.json"

@@ -3,7 +3,7 @@
 Where: the supervisor builds it with `/opt/ml`; launchers put it last on PYTHONPATH. Nothing is installed anywhere.
 
     /opt/ml/.clary/python/
-        clary/train, clary/contract     links to this installation; a namespace package, see below
+        clary/train, clary/contract, clary/base  links to this installation; a namespace package, see below
         smdistributed, smdebug          links to `clary.compat`
         clary_autoload.py               link; what torch calls when it is imported
         clary_cuda_on_cpu               link; torch calls it too, and it does something only if it is asked to
@@ -25,11 +25,11 @@ from pathlib import Path
 
 import clary
 from clary.agent.environments.config_files import run_folder
-from clary.contract.beneath import Folder
+from clary.base.beneath import Folder
 from clary.contract.ml_tree import MlTree
 
 PACKAGE_FOLDER = Path(clary.__file__).parent  # of this installation; hosts see it at the same path
-_WINGS = ("train", "contract")  # what programs may import
+_WINGS = ("train", "contract", "base")  # what programs may import
 _COMPAT = ("smdistributed", "smdebug", "clary_autoload.py", "clary_cuda_on_cpu", "clary_rehearsal.py")
 _METADATA = f"""\
 Metadata-Version: 2.1

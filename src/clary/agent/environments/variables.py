@@ -31,10 +31,10 @@ from clary.agent.environments.config_files import (
 )
 from clary.agent.environments.stop_notice import stop_notice_path
 from clary.contract import deep_profiles, step_counts
-from clary.contract import hyperparameters as hps
-from clary.contract.distribution import INSTANCE_GROUPS, DistributionKind, read_distribution
 from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import MlTree
+from clary.contract.settings import hyperparameters as hps
+from clary.contract.settings.distribution import INSTANCE_GROUPS, DistributionKind, read_distribution
 from clary.contract.step_records import FOLDER_VARIABLE
 from clary.contract.training_values import STATUS_PATH
 

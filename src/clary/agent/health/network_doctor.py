@@ -18,10 +18,10 @@ from typing import TypeVar
 import clary
 from clary.agent.health.network_program import NETWORK_GONE_EXIT_CODE
 from clary.agent.health.readings import NetworkOrder, NetworkReading, Peer, PortReading
-from clary.contract.errors import AgentError, ContractError
+from clary.base.errors import AgentError, ContractError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.health import HealthAction
 from clary.contract.launch_plan import HostPlan, LaunchPlan
-from clary.contract.plain import from_plain, to_plain
 
 _MEASURING_S = 25.0  # once the peers are met: several times what the slowest link takes, on a machine that is busy
 _PAUSE_S = 1.0  # for the interpreters of a program that starts meanwhile: most of what follows is imports of our own

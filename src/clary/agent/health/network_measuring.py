@@ -19,7 +19,7 @@ from clary.agent.health.link_probe import LinkProbe
 from clary.agent.health.listener import NO_SUM, Listener, datagram
 from clary.agent.health.name_check import NameCheck
 from clary.agent.health.readings import DOCTOR_PORT, Answer, NetworkOrder, NetworkReading, PortReading
-from clary.contract.plain import to_plain
+from clary.base.plain import to_plain
 
 _SUM_S = 10.0  # for the collective: a peer may be finding out about a third host that is silent, or lossy
 _RATES_S = 0.25  # for all bursts of a host together, once for each half of them

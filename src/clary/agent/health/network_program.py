@@ -53,7 +53,7 @@ def _measure(order: dict[str, object], taken: list[int], unanswered: dict[str, l
     # Imported only now: asyncio alone takes longer than all that has been done before.
     from clary.agent.health import network_measuring
     from clary.agent.health.readings import NetworkOrder
-    from clary.contract.plain import from_plain
+    from clary.base.plain import from_plain
 
     network_measuring.run(from_plain(NetworkOrder, order), taken, unanswered)
 

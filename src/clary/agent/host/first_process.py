@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import clary
-from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.keeper import MAX_MESSAGE_BYTES
 from clary.agent.host.leftovers import remove_tree
-from clary.agent.host.machine_view import LAYERS_FOLDER, UPPER_FOLDER
+from clary.agent.host.limits.cgroups import HostCgroup
+from clary.agent.host.mounts.machine_view import LAYERS_FOLDER, UPPER_FOLDER
 from clary.agent.host.program_order import host_order, process_orders
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
-from clary.contract.errors import AgentError
+from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation
 
 KILL_LIMIT_S = 5.0  # for processes to vanish after SIGKILL; what hangs in the kernel takes longer

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
-from clary.contract.errors import AgentError
+from clary.base.errors import AgentError
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 
 KEPT_BYTES = 256 * 1024  # of the output's end; a build may print for ever

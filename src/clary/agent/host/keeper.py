@@ -20,10 +20,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clary.agent.host.census import Census
 from clary.agent.host.confinement import Confinement
 from clary.agent.host.spawning import announce_to, spawn
-from clary.agent.host.stop_signals import StopSignals
+from clary.agent.host.stopping.census import Census
+from clary.agent.host.stopping.stop_signals import StopSignals
 from clary.agent.host.zygote_process import Zygote
 
 MAX_MESSAGE_BYTES = 65536

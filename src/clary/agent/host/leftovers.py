@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Sequence
 
-from clary.contract import beneath_trees
-from clary.contract.beneath import Folder
+from clary.base import beneath_trees
+from clary.base.beneath import Folder
 
 _CGROUP_LIMIT_S = 10.0  # each; nobody waits for it where the agent has died, and nobody else would remove them
 _CGROUP_PAUSE_S = 0.005

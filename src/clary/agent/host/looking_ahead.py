@@ -18,7 +18,7 @@ import clary
 _LIMIT_S = 60.0
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from clary.agent.host.shown_folders import look_at_system_folders; look_at_system_folders()"
+    "from clary.agent.host.mounts.shown_folders import look_at_system_folders; look_at_system_folders()"
 )
 
 

@@ -42,7 +42,7 @@ def probe() -> None:
     """Lay an overlay as a host would; raises what the kernel refuses. Runs in a process of its own."""
     from clary.agent.host import kernel
     from clary.agent.host.init import enter_own_user_namespace
-    from clary.agent.host.machine_view import MachineView
+    from clary.agent.host.mounts.machine_view import MachineView
 
     in_user_namespace = os.geteuid() != 0
     if in_user_namespace:

@@ -26,9 +26,9 @@ from clary.agent.host.keeper import MAX_MESSAGE_BYTES
 from clary.agent.host.output_pipes import LONGEST_REST_S, rest_s_of
 from clary.agent.host.program_record import ProgramRecord
 from clary.agent.host.sandbox import Bind, ProcessSpec, ProgramResult, Sandbox
+from clary.base.clock import Clock, SystemClock
+from clary.base.errors import AgentError, Fault
 from clary.contract.agent_protocol import ProcessExit
-from clary.contract.clock import Clock, SystemClock
-from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Isolation
 
 START_LIMIT_S = 60.0  # from the first process's start to every process's exec; much of it is for a slow disk

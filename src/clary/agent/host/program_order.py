@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clary.agent.host.cgroups import HostCgroup
+from clary.agent.host.limits.cgroups import HostCgroup
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
 from clary.contract.launch_plan import Isolation
 

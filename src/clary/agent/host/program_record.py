@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from clary.agent.host.sandbox import ProcessSpec
+from clary.base.clock import Clock
 from clary.contract.agent_protocol import ProcessExit
-from clary.contract.clock import Clock
 
 
 class ProgramRecord:

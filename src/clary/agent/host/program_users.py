@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.agent.host import kernel
-from clary.contract.mapped_users import NUM_IDS, MappedUsers, first_id_of, make_mapped_namespaces
+from clary.base.mapped_users import NUM_IDS, MappedUsers, first_id_of, make_mapped_namespaces
 
 _OPEN_FOLDER = 0o005
 

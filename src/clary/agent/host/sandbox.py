@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clary.base.mapped_users import MappedUsers
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.launch_plan import Isolation, Resources
-from clary.contract.mapped_users import MappedUsers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clary.agent.host.sandbox import Bind
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 
 SSHD = "/usr/sbin/sshd"  # where both of AWS's launchers look for it
 _PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"

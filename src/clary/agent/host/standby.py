@@ -16,8 +16,8 @@ from clary.agent.host.first_process import FirstProcess
 from clary.agent.host.program import NothingHasRunError, Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.zygote.interpreter_start import RANK_SHIM, ZYGOTE, start_variables, why_not_fork
-from clary.contract.clock import Clock
-from clary.contract.errors import AgentError
+from clary.base.clock import Clock
+from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from clary.agent.host.mount_table import is_within
+from clary.agent.host.mounts.mount_table import is_within
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.zygote_process import MAX_PROCESSES
 from clary.agent.zygote.interpreter_start import RANK_SHIM, start_variables

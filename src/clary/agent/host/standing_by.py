@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clary.agent.host import late_binds
 from clary.agent.host.confinement import Confinement
 from clary.agent.host.keeper import IGNORED_SIGNALS, MAX_MESSAGE_BYTES
+from clary.agent.host.mounts import late_binds
 from clary.agent.host.program_users import ProgramUsers
 from clary.agent.host.zygote_process import MAX_DESCRIPTORS, Zygote
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.open_mpi import Ask, OpenMpi, find_open_mpi
 from clary.agent.launchers.shim_files import RANK_SHIM, SHIMS_FOLDER
-from clary.contract.distribution import Distribution, DistributionKind, read_distribution
-from clary.contract.entry_points import EntryKind, EntryPoint
-from clary.contract.errors import AgentError, Fault
-from clary.contract.hyperparameters import cli_arguments
+from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import MlTree
+from clary.contract.settings.distribution import Distribution, DistributionKind, read_distribution
+from clary.contract.settings.entry_points import EntryKind, EntryPoint
+from clary.contract.settings.hyperparameters import cli_arguments
 
 
 @dataclass(frozen=True, kw_only=True)

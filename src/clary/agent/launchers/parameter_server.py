@@ -17,7 +17,7 @@ from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers import plain
 from clary.agent.launchers.context import LaunchContext
 from clary.agent.launchers.shim_files import PARAMETER_SERVER_SHIM
-from clary.contract.distribution import ServerStyle, server_style
+from clary.contract.settings.distribution import ServerStyle, server_style
 
 _WORKER_PORT = 2222
 _SERVER_PORT = 2223

@@ -21,8 +21,8 @@ from clary.agent.launchers import (
     torch_distributed,
 )
 from clary.agent.launchers.context import LaunchContext
-from clary.contract.distribution import XLA_REFUSAL, DistributionKind
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
+from clary.contract.settings.distribution import XLA_REFUSAL, DistributionKind
 
 
 def _no_notes(_: LaunchContext) -> tuple[str, ...]:

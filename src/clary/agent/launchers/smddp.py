@@ -14,7 +14,7 @@ from dataclasses import replace
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.context import LaunchContext
 from clary.agent.launchers.ranks import mpi_ranks, option_variables
-from clary.contract.hyperparameters import platform_text
+from clary.contract.settings.hyperparameters import platform_text
 
 _SERVER_PORT = "7592"
 _DEFAULTS: Mapping[str, str] = {"RDMAV_FORK_SAFE": "1", "NCCL_DEBUG": "INFO"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.context import LaunchContext
 from clary.agent.launchers.ranks import first_rank, torch_variables
-from clary.contract.entry_points import EntryKind
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
+from clary.contract.settings.entry_points import EntryKind
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:

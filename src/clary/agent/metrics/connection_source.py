@@ -19,7 +19,7 @@ import struct
 from typing import NamedTuple
 
 from clary.agent.metrics.sources import PERCENT, Slowly, Values
-from clary.contract.processes import live_descendants
+from clary.base.processes import live_descendants
 
 INTERVAL_S = 5.0
 MAX_CONNECTIONS = 256  # asked in one look

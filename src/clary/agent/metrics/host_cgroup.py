@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from clary.agent.host.cgroups import CgroupPlace, CgroupTree, find_place
+from clary.agent.host.limits.cgroups import CgroupPlace, CgroupTree, find_place
 from clary.agent.metrics import cgroup_texts
 from clary.agent.metrics.cgroup_texts import Throttling
 from clary.agent.metrics.kept_files import KeptFile, OpenFiles, read_list

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from clary.agent.metrics.row_store import RowStore
 from clary.agent.metrics.sources import Source, Values
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 
 MAX_LOAD = 0.04  # of one processor; what costs more is measured less often
 _JUMP_MS = 1000  # by which the time of day may be ahead before it is taken over

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clary.agent.metrics.program_source import MAX_RANKS
 from clary.agent.metrics.sources import Slowly, Values
-from clary.contract.beneath import Folder
+from clary.base.beneath import Folder
 from clary.contract.step_records import (
     ENDING,
     HEADER_BYTES,

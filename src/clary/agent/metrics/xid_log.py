@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 
 from clary.agent.metrics.gpu_texts import bus_of, parse_xid
+from clary.base.clock import Clock
 from clary.contract.agent_protocol import GpuError
-from clary.contract.clock import Clock
 
 _READ_BYTES = 64 * 1024
 _MAX_RECORDS = 500  # of the kernel's log, taken in one look

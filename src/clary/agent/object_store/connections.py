@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
 
 _MAX_IDLE = 32  # more are closed when they come back
 _SEND_BLOCK_BYTES = 1 << 18

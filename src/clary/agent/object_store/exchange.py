@@ -25,8 +25,8 @@ from urllib.parse import quote
 
 from clary.agent.object_store.connections import ConnectionPool, PooledConnection
 from clary.agent.object_store.store_time import StoreTime
-from clary.contract.clock import Clock
-from clary.contract.errors import Fault, ObjectStoreError
+from clary.base.clock import Clock
+from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Endpoint
 from clary.contract.sigv4 import EMPTY_HASH, PATH_SAFE, UNRESERVED, sign
 

@@ -17,8 +17,8 @@ from urllib.parse import quote, unquote_plus
 
 from clary.agent.object_store import reading, writing
 from clary.agent.object_store.exchange import Exchange, S3Request, S3Response, Trouble, error_facts
-from clary.contract.clock import Clock, SystemClock
-from clary.contract.errors import Fault, ObjectStoreError
+from clary.base.clock import Clock, SystemClock
+from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Endpoint
 
 _READ_BUFFER_BYTES = 1 << 20

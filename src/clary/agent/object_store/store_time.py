@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 
 # Of an HTTP date, which has whole seconds, to a signature that had a long way: less is no reason to be refused.
 _LEAST = timedelta(minutes=1)

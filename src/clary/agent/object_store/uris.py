@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clary.contract.errors import AgentError, Fault
-from clary.contract.named_places import S3_SCHEME, bucket_problem
+from clary.base.errors import AgentError, Fault
+from clary.contract.settings.named_places import S3_SCHEME, bucket_problem
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Self
 from xml.sax.saxutils import escape
 
 from clary.agent.object_store.exchange import Exchange, S3Request, Trouble, error_facts
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
 
 PART_BYTES = 16 << 20  # S3 takes 5 MiB to 5 GiB
 _PARTS_A_SIZE = 1000  # after so many parts their size doubles: 10,000 parts then hold more than S3's 5 TiB

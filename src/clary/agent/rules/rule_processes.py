@@ -24,8 +24,8 @@ from typing import Protocol
 
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.base.errors import AgentError, ClaryError
 from clary.contract.agent_protocol import ProcessExit
-from clary.contract.errors import AgentError, ClaryError
 from clary.contract.job_rules import MAX_DETAILS_CHARACTERS, RuleFacts, RulePlan
 from clary.contract.statuses import RuleStatus
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from clary.base.errors import ClaryError, Fault
 from clary.contract.agent_protocol import Failure
-from clary.contract.errors import ClaryError, Fault
 
 _FAILURE_CHARACTERS = 1024  # FailureReason of DescribeTrainingJob holds no more
 

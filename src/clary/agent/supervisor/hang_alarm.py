@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from clary.agent.supervisor.fact_board import FactBoard
-from clary.agent.supervisor.host_log import HostLog
-from clary.agent.supervisor.progress_watch import ProgressWatch
+from clary.agent.autopsy.progress_watch import ProgressWatch
+from clary.agent.fact_board import FactBoard
+from clary.agent.log.host_log import HostLog
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import Failure
-from clary.contract.errors import Fault
 from clary.contract.launch_plan import LaunchPlan
 
 _DUMP_S = 60.0  # for this host's dump to reach the service; more than it takes

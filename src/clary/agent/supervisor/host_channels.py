@@ -19,8 +19,8 @@ from clary.agent.environments.code import ObjectSource, code_channel
 from clary.agent.host.overlay_support import why_no_overlay
 from clary.agent.host.sandbox import Bind
 from clary.agent.object_store import ObjectStore
-from clary.agent.supervisor.small_files import names_in
-from clary.contract.errors import AgentError
+from clary.agent.small_files import names_in
+from clary.base.errors import AgentError
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
 

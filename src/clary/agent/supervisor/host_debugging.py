@@ -10,8 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from clary.agent.fact_board import FactBoard
 from clary.agent.rules.rule_processes import RuleProcesses
-from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.steps import Mirror, Steps
 from clary.contract.job_rules import MirrorPlan, RuleFacts, host_end
 from clary.contract.launch_plan import LaunchPlan

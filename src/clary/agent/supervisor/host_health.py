@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from clary.agent.fact_board import FactBoard
+from clary.agent.health.health_record import Record, in_words, merged, settled
 from clary.agent.health.host_checks import UnderWay, check_host
 from clary.agent.health.link_verdicts import (
     UNDER_WAY,
@@ -27,10 +29,8 @@ from clary.agent.health.link_verdicts import (
     unmeasured_network,
 )
 from clary.agent.health.network_doctor import NetworkDoctor, network_order
-from clary.agent.supervisor.fact_board import FactBoard
-from clary.agent.supervisor.health_record import Record, in_words, merged, settled
-from clary.agent.supervisor.host_log import HostLog
-from clary.contract.errors import AgentError
+from clary.agent.log.host_log import HostLog
+from clary.base.errors import AgentError
 from clary.contract.health import Check, FindingState, HealthAction, HealthFinding
 from clary.contract.launch_plan import Isolation, LaunchPlan
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
+from clary.agent.metrics.host_metrics import LAST_ROWS_S, UPLOAD_ROWS_S
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.host_health import HostHealth
-from clary.agent.supervisor.host_metrics import LAST_ROWS_S, UPLOAD_ROWS_S
 from clary.agent.supervisor.last_flush import LastFlush
 from clary.agent.supervisor.preparation import Preparation
 from clary.agent.supervisor.program_companions import ProgramCompanions
@@ -27,6 +27,8 @@ from clary.agent.supervisor.program_end import end_of
 from clary.agent.supervisor.program_watch import ProgramWatch, exit_in_words
 from clary.agent.supervisor.steps import Uploaded
 from clary.agent.supervisor.surroundings import Surroundings
+from clary.base.errors import ClaryError, ContractError
+from clary.base.plain import from_plain
 from clary.contract.agent_protocol import (
     FAILURE_GRACE_S,
     OMITS_EMPTY_MODEL,
@@ -37,10 +39,8 @@ from clary.contract.agent_protocol import (
     StagedPart,
     UploadRole,
 )
-from clary.contract.errors import ClaryError, ContractError
 from clary.contract.gpu_errors import xid_in_words
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.plain import from_plain
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0

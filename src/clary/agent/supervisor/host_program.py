@@ -13,8 +13,8 @@ from clary.agent.disk_space import free_bytes
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Sandbox
 from clary.agent.metrics.memory_watch import watch_memory
+from clary.base.errors import AgentError, ClaryError, Fault
 from clary.contract.agent_protocol import ProcessExit
-from clary.contract.errors import AgentError, ClaryError, Fault
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
 
 _POLL_S = 0.1  # longest time until the exit of one process among several is noticed

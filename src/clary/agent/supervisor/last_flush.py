@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 from clary.agent.checkpoints.outcomes import Flushed, named
 from clary.agent.supervisor.steps import Checkpoints
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import FAILURE_REASON, Failure, ProcessExit
-from clary.contract.errors import Fault
 from clary.contract.launch_plan import LaunchPlan
 
 LEAST_FLUSH_S = 5.0  # whatever the program has left of the grace

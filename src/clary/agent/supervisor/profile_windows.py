@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
-from clary.agent.supervisor.small_files import names_in, open_regular, read_start, remove, write_whole
+from clary.agent.small_files import names_in, open_regular, read_start, remove, write_whole
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.deep_profiles import (
     MAX_TRACE_BYTES,
     MAX_WAIT_S,
@@ -32,8 +34,6 @@ from clary.contract.deep_profiles import (
     RankState,
     Window,
 )
-from clary.contract.errors import ContractError
-from clary.contract.plain import from_plain, to_plain
 
 FOLDER = (".clary", "profiles")  # below the host's /opt/ml
 _POLL_S = 0.25

@@ -14,16 +14,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from clary.agent.autopsy.stack_dumps import StackDumps
+from clary.agent.metrics.host_metrics import HostMetrics
+from clary.agent.rendezvous.rendezvous_policy import meeting_place
+from clary.agent.rendezvous.rendezvous_watch import RendezvousWatch
 from clary.agent.supervisor.hang_alarm import HangAlarm
 from clary.agent.supervisor.host_debugging import HostDebugging
-from clary.agent.supervisor.host_metrics import HostMetrics
-from clary.agent.supervisor.host_training import HostTraining
 from clary.agent.supervisor.profile_windows import ProfileWindows
-from clary.agent.supervisor.rendezvous_policy import meeting_place
-from clary.agent.supervisor.rendezvous_watch import RendezvousWatch
-from clary.agent.supervisor.stack_dumps import StackDumps
 from clary.agent.supervisor.steps import RunningProgram
 from clary.agent.supervisor.surroundings import Surroundings
+from clary.agent.training.host_training import HostTraining
 from clary.contract.agent_protocol import Failure, GpuError
 from clary.contract.deep_profiles import window_of
 from clary.contract.launch_plan import LaunchPlan

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from clary.agent.supervisor.clues import bounded, merge
-from clary.agent.supervisor.host_log import HostLog
+from clary.agent.autopsy.clues import bounded, merge
+from clary.agent.log.host_log import HostLog
 from clary.agent.supervisor.program_watch import ProgramWatch, exit_in_words
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import Clue, Failure, ProcessExit
-from clary.contract.errors import Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 from clary.agent.supervisor.failures import failure_of
 from clary.agent.supervisor.steps import RunningProgram
+from clary.base.errors import ClaryError, Fault
+from clary.base.signal_names import signal_name
 from clary.contract.agent_protocol import Failure, ProcessExit
-from clary.contract.errors import ClaryError, Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
-from clary.contract.signal_names import signal_name
 
 KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
 _POLL_S = 1.0

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from clary.agent.fact_board import FactBoard
 from clary.agent.service_client import (
     REQUEST_TIMEOUT_S,
     AttemptOver,
@@ -20,7 +21,6 @@ from clary.agent.service_client import (
     ServiceRefused,
     ServiceUnreachable,
 )
-from clary.agent.supervisor.fact_board import FactBoard
 from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Order, Report, ReportReceipt
 from clary.contract.deep_profiles import ProfileRequest
 

@@ -23,8 +23,8 @@ from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.standby import StandbyHost
 from clary.agent.host.standby_policy import plan_standby
+from clary.base.errors import AgentError
 from clary.contract.cgroup_names import host_cgroup_name
-from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Isolation, LaunchPlan
 
 PLACES_FOLDER = "places"

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
 from clary.agent.rules.rule_processes import RuleWorld
+from clary.base.beneath import Folder
+from clary.base.errors import ClaryError
 from clary.contract.agent_protocol import CheckpointFacts, Clue, ProcessExit, StagedPart, UploadRole
-from clary.contract.beneath import Folder
-from clary.contract.errors import ClaryError
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import LaunchPlan
 

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from clary.agent.fact_board import FactBoard
+from clary.agent.log.host_log import HostLog
 from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
 from clary.agent.supervisor.agent_log import close_agent_log, open_agent_log
-from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of
 from clary.agent.supervisor.host_life import BEFORE_EXIT, HostLife
-from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.service_watch import ORPHAN_TIMEOUT_S, Heartbeat, OrderWatch
 from clary.agent.supervisor.steps import MakeSteps
 from clary.agent.supervisor.surroundings import Surroundings
+from clary.base.clock import Clock, SystemClock
 from clary.contract.agent_protocol import (
     HEARTBEAT_INTERVAL_S,
     HostPhase,
@@ -34,7 +35,6 @@ from clary.contract.agent_protocol import (
     Report,
     ReportReceipt,
 )
-from clary.contract.clock import Clock, SystemClock
 from clary.contract.deep_profiles import HostProfile, ProfileRequest
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch, SampleReceipt

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from clary.agent.fact_board import FactBoard
+from clary.agent.log.host_log import HostLog
 from clary.agent.metrics.shipper import SampleReceiver
-from clary.agent.supervisor.fact_board import FactBoard
-from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.profile_windows import ProfileReceiver
 from clary.agent.supervisor.steps import Steps
 from clary.agent.training.training_watch import TrainingReceiver
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 from clary.contract.stack_dumps import HostDump
 
 

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from clary.agent.artifacts import upload_results
+from clary.agent.artifacts.mirrored_places import mirrored_places
+from clary.agent.autopsy.clues import read_records
 from clary.agent.channels import PipeFeeder
 from clary.agent.checkpoints.host_checkpoints import HostCheckpoints
 from clary.agent.disk_space import disk_errors_named
@@ -29,9 +31,9 @@ from clary.agent.environments.train_library import PACKAGE_FOLDER, library_folde
 from clary.agent.environments.variables import POOL_CACHE_FOLDER, pool_cache, program_variables, service_variables
 from clary.agent.health.host_checks import available_memory
 from clary.agent.host.host_command import run_in_host
-from clary.agent.host.interpreter_folders import interpreter_binds, needs_overlay, why_not_visible
 from clary.agent.host.looking_ahead import look_ahead
-from clary.agent.host.own_disk import OwnDisk
+from clary.agent.host.mounts.interpreter_folders import interpreter_binds, needs_overlay, why_not_visible
+from clary.agent.host.mounts.own_disk import OwnDisk
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
@@ -39,23 +41,21 @@ from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context,
 from clary.agent.metrics.memory_watch import watch_memory
 from clary.agent.object_store import ObjectStore
 from clary.agent.rules.rule_processes import RuleWorld
-from clary.agent.supervisor.clues import read_records
+from clary.agent.rules.rule_world import make_rule_world
+from clary.agent.small_files import read_start
 from clary.agent.supervisor.host_channels import HostChannels
 from clary.agent.supervisor.host_program import HostProgram
-from clary.agent.supervisor.mirrored_places import mirrored_places
-from clary.agent.supervisor.rule_world import make_rule_world
-from clary.agent.supervisor.small_files import read_start
 from clary.agent.supervisor.standby_keeping import StandbyKeeper
 from clary.agent.supervisor.steps import Mirror, OutputLog, Uploaded
+from clary.base.clock import SystemClock
+from clary.base.errors import AgentError, Fault
 from clary.contract.agent_protocol import Clue, StagedPart, UploadRole
 from clary.contract.cgroup_names import host_cgroup_name
-from clary.contract.clock import SystemClock
-from clary.contract.distribution import DistributionKind
-from clary.contract.errors import AgentError, Fault
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
 from clary.contract.rehearsals import REHEARSAL_VARIABLE
+from clary.contract.settings.distribution import DistributionKind
 
 JOBS_FOLDER = "jobs"  # below the service's home
 _FAILURE_CHARACTERS = 1024

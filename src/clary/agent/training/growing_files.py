@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from clary.contract.beneath import Folder
-from clary.contract.beneath_trees import entries
+from clary.base.beneath import Folder
+from clary.base.beneath_trees import entries
 
 MAX_DEPTH = 12  # folders in one another
 MAX_ENTRIES = 20_000  # names looked at in one walk

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from clary.agent.training.progress_words import MOST, Sign, may_hold_progress, sign_in
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 from clary.contract.training_values import TrainingProgress
 
 MAX_LINES = 6  # of those that come together; the last ones say most

@@ -17,7 +17,7 @@ from clary.agent.service_client import AttemptOver, ServiceRefused, ServiceUnrea
 from clary.agent.training.file_reading import FileReading
 from clary.agent.training.finding_store import FindingStore
 from clary.agent.training.progress_watch import ProgressWatch
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 from clary.contract.training_values import TrainingBatch, TrainingProgress, TrainingReceipt
 
 LOOK_S = 1.0  # from one look at the files to the next

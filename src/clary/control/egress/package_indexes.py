@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from clary.contract.pip_options import pip_options
+from clary.contract.settings.pip_options import pip_options
 from clary.control.egress.entries import Reachable, parse_entry
 
 _PIP_OPTIONS = ("index-url", "extra-index-url", "find-links")

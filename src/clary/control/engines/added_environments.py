@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clary.contract.errors import EngineError, Fault
+from clary.base.errors import EngineError, Fault
 from clary.control.engines.image_tags import RULES, Rule, Wanted, rule_for, wanted_by
 
 FOLDER = "environments"

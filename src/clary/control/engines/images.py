@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clary.contract.errors import EngineError, WireError
+from clary.base.errors import EngineError, WireError
 from clary.contract.launch_plan import Environment
 from clary.control.engines.image_tags import choose_environment, differences, rule_for, wanted_by
 from clary.control.settings import Settings

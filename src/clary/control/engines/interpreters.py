@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from clary.contract.errors import EngineError, Fault
+from clary.base.errors import EngineError, Fault
 from clary.control.engines.added_environments import added_environments
 
 PROBE_TIMEOUT_S = 30.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clary.contract.errors import ClaryError, Fault
+from clary.base.errors import ClaryError, Fault
 
 
 class MalformedQuery(ClaryError):

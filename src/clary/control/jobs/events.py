@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import Report
-from clary.contract.errors import Fault
 from clary.control.jobs.training_job import EndCause, RuleEvaluation
 
 

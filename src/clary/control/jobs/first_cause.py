@@ -35,11 +35,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from clary.base.errors import Fault
+from clary.base.signal_names import signal_name
 from clary.contract.agent_protocol import Clue, Failure, GpuError, HostFacts, HostPhase, ProcessExit
-from clary.contract.errors import Fault
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
 from clary.contract.gpu_errors import is_of_hardware, xid_in_words
-from clary.contract.signal_names import signal_name
 from clary.control.jobs.failure_words import Weight, class_of, is_misuse, is_of_the_code, weigh
 from clary.control.jobs.training_job import HostRecord, JobFailure
 from clary.control.jobs.verdicts import Verdict, judge

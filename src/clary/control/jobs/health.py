@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.errors import Fault
 from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthAction, HealthFinding, seconds_in_words
 from clary.control.jobs.training_job import JobFailure, TrainingJob
 from clary.control.jobs.verdicts import Verdict

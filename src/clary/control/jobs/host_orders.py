@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from clary.base.plain import to_plain
 from clary.contract.agent_protocol import (
     FAILURE_GRACE_S,
     FAILURE_REASON,
@@ -22,7 +23,6 @@ from clary.contract.agent_protocol import (
     OrderKind,
     UploadRole,
 )
-from clary.contract.plain import to_plain
 from clary.control.jobs.training_job import EndCause, HostRecord, TrainingJob
 
 

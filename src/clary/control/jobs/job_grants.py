@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from clary.contract import hyperparameters as hps
+from clary.contract.settings import hyperparameters as hps
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.permissions.grants import Grants, Place

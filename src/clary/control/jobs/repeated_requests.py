@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clary.contract.hyperparameters import JOB_NAME
+from clary.contract.settings.hyperparameters import JOB_NAME
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import HostFacts, HostPhase
-from clary.contract.errors import Fault
 from clary.control.jobs.training_job import AttemptEnd, EndCause, TrainingJob
 
 FIRST_PAUSE_S = 1.0  # after the second attempt in a row; after the first none, since most hosts are lost alone

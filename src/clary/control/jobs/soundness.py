@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.plain import from_plain
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 

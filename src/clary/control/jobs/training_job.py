@@ -12,9 +12,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from clary.base.clock import Clock, ClockAnchor
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import HostFacts, Order
-from clary.contract.clock import Clock, ClockAnchor
-from clary.contract.errors import Fault
 from clary.contract.failure_reasons import failure_reason
 from clary.contract.statuses import RuleStatus, SecondaryStatus, TrainingJobStatus, WarmPoolStatus
 

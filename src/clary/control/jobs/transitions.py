@@ -15,13 +15,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
-from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import attempts, events, health, host_orders, warm_pools
 from clary.control.jobs.first_cause import find_first_cause
-from clary.control.jobs.rule_actions import reason_to_stop
-from clary.control.jobs.rule_evaluations import with_evaluation, with_facts
+from clary.control.jobs.rules.rule_actions import reason_to_stop
+from clary.control.jobs.rules.rule_evaluations import with_evaluation, with_facts
 from clary.control.jobs.status_rows import MESSAGES, PREPARING_HOSTS_MESSAGE, enter, since
 from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, TrainingJob
 from clary.control.jobs.verdicts import judge

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from clary.contract.distribution import refusals
-from clary.contract.distribution import warnings as distribution_warnings
-from clary.contract.errors import WireError
-from clary.contract.named_places import local_folder_problem, s3_uri_problem
-from clary.contract.platform_keys import warnings as key_warnings
+from clary.base.errors import WireError
+from clary.contract.settings.distribution import refusals
+from clary.contract.settings.distribution import warnings as distribution_warnings
+from clary.contract.settings.named_places import local_folder_problem, s3_uri_problem
+from clary.contract.settings.platform_keys import warnings as key_warnings
 from clary.control import instance_choice
 from clary.control.instance_choice import settled
-from clary.control.jobs import debug_request
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.members.judging import judge
 from clary.control.jobs.members.member import Site
+from clary.control.jobs.rules import debug_request
 
 
 def check(request: Mapping[str, Any], site: Site) -> None:

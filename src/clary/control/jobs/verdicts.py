@@ -14,7 +14,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from clary.contract.errors import Fault
+from clary.base.errors import Fault
 from clary.control.jobs.failure_words import Weight, is_misuse, is_of_the_code, weigh
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.errors import Fault
 from clary.contract.rehearsals import is_rehearsal
 from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs.job_request import JobRequest

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from urllib.parse import unquote
 
+from clary.base.errors import ContractError, WireError
 from clary.contract import sigv4
-from clary.contract.errors import ContractError, WireError
 from clary.control.permissions.temporary_keys import TemporaryKeys, TokenVerdict
 
 FORBIDDEN = 403

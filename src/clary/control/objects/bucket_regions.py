@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects.s3_request import S3Request
 
 UNNAMED = "us-east-1"

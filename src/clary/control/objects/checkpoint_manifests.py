@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from clary.base.errors import ContractError, ObjectStoreError
 from clary.contract.checkpoint_sets import (
     OWN_FOLDER,
     CheckpointFile,
@@ -24,7 +25,6 @@ from clary.contract.checkpoint_sets import (
     read_manifest,
     read_manifest_key,
 )
-from clary.contract.errors import ContractError, ObjectStoreError
 from clary.control.objects.listing import pages
 from clary.control.objects.store_client import StoreClient
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from clary.base.errors import ContractError, ObjectStoreError
 from clary.contract.checkpoint_evidence import is_whole
 from clary.contract.checkpoint_sets import CheckpointSet
-from clary.contract.errors import ContractError, ObjectStoreError
 from clary.control.objects.checkpoint_manifests import (
     MAX_FAULT_CHARACTERS,
     MAX_MANIFEST_BYTES,

@@ -19,9 +19,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from clary.base.errors import ContractError, ObjectStoreError
 from clary.contract.checkpoint_evidence import Evidence, is_whole
 from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet
-from clary.contract.errors import ContractError, ObjectStoreError
 from clary.control.objects.checkpoint_manifests import (
     MAX_FAULT_CHARACTERS,
     CheckpointPlace,

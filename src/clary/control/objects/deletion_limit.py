@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 
 MOST_OF_A_KEY = 8  # a list has up to 2 MiB
 MOST_IN_ALL = 64

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects.s3_request import S3Request
 
 PREFIX = "x-amz-server-side-encryption"

@@ -17,9 +17,9 @@ from dataclasses import replace
 import aiohttp
 from aiohttp import web
 
+from clary.base.clock import Clock
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.clock import Clock
-from clary.contract.errors import WireError
 from clary.contract.launch_plan import Endpoint
 from clary.control.objects import bucket_regions, completed_answers, copying, encryption, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate

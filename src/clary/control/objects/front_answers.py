@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects.authentication import REGION
 from clary.control.objects.encryption import MARK
 from clary.control.objects.forms.form_upload import (

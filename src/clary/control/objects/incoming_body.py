@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from aiohttp import web
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects import payloads
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import unquote_plus
 
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
 from clary.control.objects.store_client import StoreAnswer, StoreClient
 
 MAX_SIZE_DIGITS = 18  # of a number of bytes

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import http
 
-from clary.contract.clock import Clock
-from clary.contract.errors import ObjectStoreError
+from clary.base.clock import Clock
+from clary.base.errors import ObjectStoreError
 from clary.control.objects.store_client import StoreClient
 
 REMEMBER_S = 5.0  # only what was found is remembered: what is missing may be uploaded at any moment

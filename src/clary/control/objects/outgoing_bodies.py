@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from aiohttp import web
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.control.objects import payloads, s3_request
 from clary.control.objects.authentication import Caller
 from clary.control.objects.encryption import Encryption

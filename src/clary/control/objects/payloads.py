@@ -22,8 +22,8 @@ import hmac
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.control.objects.authentication import ChunkSeed
 
 IDLE_TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ from html import unescape
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects import s3_request
 from clary.control.objects.s3_request import S3Request
 from clary.control.permissions import s3_rules

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 from xml.parsers import expat
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects.store_client import encode_path
 
 MAX_KEY_BYTES = 1024  # S3 API reference, "Creating object key names"

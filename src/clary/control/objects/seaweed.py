@@ -25,9 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from clary.contract.errors import Fault, ObjectStoreError
+from clary.base.errors import Fault, ObjectStoreError
+from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Credentials, Endpoint
-from clary.contract.processes import ProcessId
 from clary.control.full_disks import why_full
 from clary.control.objects import weed_process, weed_security
 from clary.control.objects.start_patience import StartPatience, signs_of

@@ -21,8 +21,8 @@ import aiohttp
 from multidict import CIMultiDictProxy
 from yarl import URL
 
+from clary.base.errors import ObjectStoreError
 from clary.contract import sigv4
-from clary.contract.errors import ObjectStoreError
 from clary.contract.launch_plan import Endpoint
 
 TIMEOUT_S = 30.0

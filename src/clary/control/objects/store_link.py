@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import aiohttp
 
+from clary.base.clock import Clock
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.clock import Clock
-from clary.contract.errors import WireError
 from clary.contract.launch_plan import Endpoint
 from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.outgoing_bodies import Outgoing

@@ -14,9 +14,9 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from clary.contract.errors import ContractError, ObjectStoreError
-from clary.contract.plain import from_plain, to_plain
-from clary.contract.processes import ProcessId, exec_deadline, read_arguments
+from clary.base.errors import ContractError, ObjectStoreError
+from clary.base.plain import from_plain, to_plain
+from clary.base.processes import ProcessId, exec_deadline, read_arguments
 
 HOST = "127.0.0.1"
 # Every server of `weed mini` also listens on its port + 10000 (gRPC), and its worker dials the admin server there even

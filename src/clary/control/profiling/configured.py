@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
 from clary.control.profiling.rule import ProfilerRule, rule_with
 from clary.control.profiling.rules import RULES
 

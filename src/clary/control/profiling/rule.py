@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 from clary.control.profiling.measurements import Measurements
 
 SCAN_INTERVAL_US = 60_000_000

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from clary.contract.clock import Clock
-from clary.contract.errors import WireError
+from clary.base.clock import Clock
+from clary.base.errors import WireError
 from clary.contract.launch_plan import Environment
 from clary.contract.rehearsals import DISKS_VARIABLE, disk_bytes
 from clary.control.file_systems import located, require_folder

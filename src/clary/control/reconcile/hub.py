@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
-from clary.contract.clock import Clock, ClockAnchor
+from clary.base.clock import Clock, ClockAnchor
 from clary.control.jobs import events, transitions
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.store.damage import JobUnreadable

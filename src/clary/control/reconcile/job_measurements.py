@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from clary import __version__
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
+from clary.control.analysis.ledger import ledger
 from clary.control.jobs.job_request import JobRequest
-from clary.control.jobs.ledger import ledger
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.profiling.measurements import JUDGED_NAMES, MS_PER_S, NAMES, HostShape, Measurements, measurements_of
 from clary.control.profiling.report.facts import ReportFacts, ReportHost

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from clary.control.jobs.stragglers import PARTS, HostFacts, RankSteps, StepTimes, StragglerVerdict, judge
+from clary.control.analysis.stragglers import PARTS, HostFacts, RankSteps, StepTimes, StragglerVerdict, judge
 from clary.control.profiling.measurements import Measurements, Scope
 
 NUM_MOMENTS = 48  # that the time is cut into: a straggler was slow in most of them

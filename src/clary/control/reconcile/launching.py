@@ -11,17 +11,17 @@ import logging
 from datetime import datetime
 from typing import Protocol
 
-from clary.contract.clock import Clock
-from clary.contract.errors import ClaryError, EngineError, Fault, StoreError
+from clary.base.clock import Clock
+from clary.base.errors import ClaryError, EngineError, Fault, StoreError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.plain import from_plain, to_plain
 from clary.contract.statuses import SecondaryStatus
 from clary.control.engines.interface import Engine
 from clary.control.jobs import deadlines, events, health
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.admission import Admission
-from clary.control.reconcile.agent_gateway import AgentGateway
+from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.job_tasks import JobTasks
 from clary.control.reconcile.planning import Site, build_plan

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from clary.contract.errors import StoreError
+from clary.base.errors import StoreError
 from clary.control.reconcile.hub import JobHub
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 
 INTERVAL_S = 3600.0  # retention is counted in days
 

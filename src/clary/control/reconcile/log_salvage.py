@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from clary.base.beneath import Folder
+from clary.base.clock import Clock
+from clary.base.errors import ClaryError
 from clary.contract.agent_protocol import HostPhase, LogBlock
-from clary.contract.beneath import Folder
-from clary.contract.clock import Clock
-from clary.contract.errors import ClaryError
 from clary.contract.log_blocks import SEGMENT_SUFFIX, SPOOL_FOLDER, parse_blocks
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.errors import SequenceGap

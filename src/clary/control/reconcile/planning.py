@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clary.contract.distribution import read_distribution
 from clary.contract.health import HealthAction
 from clary.contract.launch_plan import (
     AnsiCodes,
@@ -22,9 +21,10 @@ from clary.contract.launch_plan import (
     Resources,
 )
 from clary.contract.rehearsals import disk_bytes
+from clary.contract.settings.distribution import read_distribution
 from clary.control.file_systems import located
-from clary.control.jobs import debug_request
 from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.rules import debug_request
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.scheduling.placement import HostMapping
 from clary.control.settings import Settings

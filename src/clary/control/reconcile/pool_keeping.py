@@ -9,17 +9,17 @@ import logging
 import secrets
 from datetime import datetime
 
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
+from clary.base.plain import from_plain
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.plain import from_plain
 from clary.contract.statuses import SecondaryStatus, WarmPoolStatus
 from clary.control.engines.interface import Engine
 from clary.control.jobs import events, health, warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import AttemptEnd, TrainingJob
 from clary.control.jobs.warm_pools import PoolDecision
+from clary.control.reconcile.gateways.pool_gateway import PoolGateway
 from clary.control.reconcile.hub import JobHub
-from clary.control.reconcile.pool_gateway import PoolGateway
 
 log = logging.getLogger(__name__)
 

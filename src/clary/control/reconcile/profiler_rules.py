@@ -14,12 +14,12 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Protocol
 
+from clary.base.clock import Clock
+from clary.base.errors import ClaryError, ObjectStoreError
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.clock import Clock
-from clary.contract.errors import ClaryError, ObjectStoreError
 from clary.control.jobs import events
 from clary.control.jobs.job_request import JobRequest
-from clary.control.jobs.rule_evaluations import (
+from clary.control.jobs.rules.rule_evaluations import (
     RuleEvaluation,
     RuleKind,
     RuleStatus,

@@ -11,17 +11,17 @@ import logging
 from datetime import timedelta
 from typing import Protocol
 
+from clary.base.clock import Clock
+from clary.base.errors import Fault
+from clary.base.plain import from_plain
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.clock import Clock
-from clary.contract.errors import Fault
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.plain import from_plain
 from clary.control.engines.interface import Engine
 from clary.control.jobs import deadlines, events, retries, warm_pools
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile import host_losses
 from clary.control.reconcile.admission import Admission
-from clary.control.reconcile.agent_gateway import AgentGateway
+from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.job_tasks import JobTasks
 from clary.control.reconcile.launching import Launcher, LogStarts

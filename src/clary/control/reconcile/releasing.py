@@ -10,15 +10,15 @@ import asyncio
 import logging
 from typing import Protocol
 
+from clary.base.clock import Clock
+from clary.base.errors import ClaryError
+from clary.base.plain import from_plain
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.clock import Clock
-from clary.contract.errors import ClaryError
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.plain import from_plain
 from clary.control.engines.interface import Engine
 from clary.control.jobs import events
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.reconcile.agent_gateway import AgentGateway
+from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.job_tasks import JobTasks
 from clary.control.reconcile.launching import Launcher

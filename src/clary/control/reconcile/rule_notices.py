@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from clary.control.jobs.rule_actions import newly_found, notice_of
+from clary.control.jobs.rules.rule_actions import newly_found, notice_of
 from clary.control.jobs.training_job import TrainingJob
 
 DEADLINE_S = 5.0  # of one try

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from clary.contract.clock import Clock
-from clary.contract.errors import StoreError
-from clary.control.reconcile.sample_gateway import SampleGateway
+from clary.base.clock import Clock
+from clary.base.errors import StoreError
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
 from clary.control.series.queries import FINE_MS, ROWS_MS
 from clary.control.settings import Settings
 from clary.control.store.series_blocks import SeriesBlocks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.status_rows import since

@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from clary.control.jobs.job_trace import trace_request
+from clary.control.analysis.job_trace import trace_request
 from clary.control.jobs.training_job import TrainingJob
 
 PATH = "/v1/traces"

@@ -12,7 +12,7 @@ import logging
 import re
 from typing import Protocol
 
-from clary.contract.errors import ClaryError
+from clary.base.errors import ClaryError
 from clary.control.engines.interface import HeldAttempt, Released
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from clary.contract.errors import Fault
+from clary.base.errors import Fault
 from clary.contract.failure_reasons import FULL_DISK, PREFIXES
 from clary.control.rehearsal.comparing import LossCheck, SampleCheck, check_losses, check_samples
 from clary.control.rehearsal.faults import FaultKind

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 from clary.control.rehearsal.faults import FaultKind, PlannedFault
 
 DEFAULT_BYTES = 2 * 1024**3

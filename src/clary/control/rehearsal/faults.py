@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 
 FIRST_SHARE, LAST_SHARE = 0.2, 0.9  # of the twin's steps: drawn faults find something to lose, and time to recover
 DRAWN_LENGTH_S = (2.0, 8.0)

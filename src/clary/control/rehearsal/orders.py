@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 from clary.control.rehearsal.disks import DEFAULT_BYTES, check_disks, disk_hosts, parse_size
 from clary.control.rehearsal.faults import FaultKind, PlannedFault, check_hosts, draw_faults, parse_fault
 from clary.control.rehearsal.readings import make_reader

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)"
 # Blanks stand before a sign or behind the last one, so that a run of them can be read in one way only.

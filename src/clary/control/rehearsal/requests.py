@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clary.contract.hyperparameters import JOB_NAME, SUBMIT_DIRECTORY
 from clary.contract.rehearsals import DISKS_VARIABLE, REHEARSAL_VARIABLE
+from clary.contract.settings.hyperparameters import JOB_NAME, SUBMIT_DIRECTORY
 from clary.control.instance_choice import settled
 
 MAX_NAME = 63  # CreateTrainingJob, TrainingJobName

@@ -15,8 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from clary.contract.errors import ContractError, Fault
-from clary.control.jobs.billing import JobPrice
+from clary.base.errors import ContractError, Fault
+from clary.control.analysis.billing import JobPrice
 from clary.control.jobs.job_request import JobRequest
 
 BUNDLED = "prices.json"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 
 MAX_FILE_BYTES = 16 * 1024 * 1024  # a year in steps of a minute has 0.5 million lines
 MAX_HOSTS = 1_000_000

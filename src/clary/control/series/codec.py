@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from clary.contract.errors import Fault, StoreError
+from clary.base.errors import Fault, StoreError
 from clary.control.series.tables import ROLL_UP_PARTS, ROW_PARTS, SeriesTable
 
 CHUNK_BYTES = 16 * 1024

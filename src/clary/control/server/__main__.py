@@ -7,8 +7,8 @@ import logging
 import signal
 import sys
 
-from clary.contract.errors import ClaryError
-from clary.control.server.listener import new_event_loop
+from clary.base.errors import ClaryError
+from clary.control.server.edge.listener import new_event_loop
 from clary.control.server.service import run_service
 from clary.control.settings import Settings, load_settings
 

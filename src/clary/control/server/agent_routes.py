@@ -11,19 +11,19 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
+from clary.base.errors import ContractError, WireError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import LogBatch, Report
 from clary.contract.deep_profiles import HostProfile
-from clary.contract.errors import ContractError, WireError
 from clary.contract.metric_samples import SampleBatch
-from clary.contract.plain import from_plain, to_plain
 from clary.contract.stack_dumps import HostDump
 from clary.contract.training_values import TrainingBatch
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.reconcile.agent_gateway import AgentGateway
-from clary.control.reconcile.sample_gateway import SampleGateway
-from clary.control.reconcile.training_gateway import TrainingGateway
+from clary.control.reconcile.gateways.agent_gateway import AgentGateway
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
+from clary.control.reconcile.gateways.training_gateway import TrainingGateway
+from clary.control.server.edge.internal_http import MAX_VALUES, bearer_token, json_answer, query_of, read_json
 from clary.control.server.edge.large_bodies import LargeBodies
-from clary.control.server.internal_http import MAX_VALUES, bearer_token, json_answer, query_of, read_json
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/agents/"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
+from clary.base.errors import NOTHING_CHANGED, WireError
 from clary.contract import sigv4
-from clary.contract.errors import NOTHING_CHANGED, WireError
 from clary.control.permissions import api_rules
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.tracking_rules import MADE_BY
@@ -21,7 +21,7 @@ from clary.control.server.edge.gates import Admission, Refusal
 from clary.control.server.edge.large_bodies import LargeBodies, Run
 from clary.control.services.call import Call, Services
 from clary.control.services.dispatch import dispatch
-from clary.control.store.experiment_rows import Kind
+from clary.control.store.tracking.experiment_rows import Kind
 from clary.control.turns import Turns
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Operation, Protocol

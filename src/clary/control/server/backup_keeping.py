@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from clary.contract.clock import Clock
-from clary.contract.errors import ClaryError
+from clary.base.clock import Clock
+from clary.base.errors import ClaryError
 from clary.control.store.backups import Backup, Backups
 from clary.control.store.database_life import DatabaseLife
 from clary.control.store.store import Store

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from clary.contract.errors import ContractError, ObjectStoreError, WireError
-from clary.contract.plain import to_plain
+from clary.base.errors import ContractError, ObjectStoreError, WireError
+from clary.base.plain import to_plain
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.objects.checkpoint_manifests import CheckpointPlace, ManifestObject, host_order
 from clary.control.objects.checkpoint_sets import find_in_time, list_sets

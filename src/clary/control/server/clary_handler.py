@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from clary.contract.errors import WireError
-from clary.control.reconcile.training_gateway import MAX_STATUS_BYTES
-from clary.control.server import (
-    agent_routes,
-    people_routes,
-    pool_routes,
-    rehearsal_actions,
-    spot_actions,
-    state_routes,
-    status_routes,
-)
-from clary.control.server.access import Access, require_csrf
+from clary.base.errors import WireError
+from clary.control.reconcile.gateways.training_gateway import MAX_STATUS_BYTES
+from clary.control.server import agent_routes, people_routes, pool_routes, state_routes, status_routes
+from clary.control.server.actions import rehearsal_actions, spot_actions
 from clary.control.server.console_routes import ConsoleRoutes
+from clary.control.server.edge.access import Access, require_csrf
 from clary.control.server.edge.gates import STRANGER_BODY_BYTES, Admission, Refusal, admit_strangers
 from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
-from clary.control.server.internal_http import error_answer, finite_answer
-from clary.control.server.sign_in import CODE_PATH, SignIn
-from clary.control.server.sign_in import PATH as SESSION_PATH
+from clary.control.server.edge.internal_http import error_answer, finite_answer
+from clary.control.server.edge.sign_in import CODE_PATH, SignIn
+from clary.control.server.edge.sign_in import PATH as SESSION_PATH
 from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hmac
 
-from clary.contract.errors import WireError
-from clary.control.reconcile.sample_gateway import SampleGateway
-from clary.control.server.compare_page import compare_page
-from clary.control.server.hosts_page import hosts_page
-from clary.control.server.internal_http import bearer_token, json_answer, query_of
-from clary.control.server.jobs_page import jobs_page
-from clary.control.server.machine_page import MachinePage
+from clary.base.errors import WireError
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
+from clary.control.server.edge.internal_http import bearer_token, json_answer, query_of
+from clary.control.server.pages.compare_page import compare_page
+from clary.control.server.pages.hosts_page import hosts_page
+from clary.control.server.pages.jobs_page import jobs_page
+from clary.control.server.pages.machine_page import MachinePage
 from clary.control.services.call import Services
 from clary.control.wire.messages import HttpRequest, HttpResponse
 

@@ -6,7 +6,7 @@ attempt dies with the attempt: another try has another one, a pool that waits fo
 
 from __future__ import annotations
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.jobs.job_grants import grants_of
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.jobs.warm_pools import is_parked

@@ -13,7 +13,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 
-from clary.contract.errors import EngineError, Fault, StoreError
+from clary.base.errors import EngineError, Fault, StoreError
 from clary.control.state_folder import StateFolder
 from clary.control.store.errors import StaleLease
 from clary.control.store.leases import Lease

@@ -10,44 +10,44 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
+from clary.base.plain import to_plain
 from clary.contract.launch_plan import without_secrets
-from clary.contract.plain import to_plain
-from clary.control.jobs.billing import bill
-from clary.control.jobs.failure_hints import category, hint
+from clary.control.analysis.billing import bill
+from clary.control.analysis.failure_hints import category, hint
+from clary.control.analysis.ledger import ledger
+from clary.control.analysis.time_parts import cut_time
+from clary.control.analysis.timeline import timeline
 from clary.control.jobs.health import clock_words
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.job_state import job_state, job_times
-from clary.control.jobs.ledger import ledger
-from clary.control.jobs.rule_evaluations import RuleKind, evaluations_of
-from clary.control.jobs.time_parts import cut_time
-from clary.control.jobs.timeline import timeline
+from clary.control.jobs.rules.rule_evaluations import RuleKind, evaluations_of
 from clary.control.jobs.training_job import PastAttempt, TrainingJob
 from clary.control.jobs.training_status import progress_facts
+from clary.control.server.actions.rehearsal_actions import RehearsalActions
+from clary.control.server.actions.rerun_action import rerun
+from clary.control.server.actions.spot_actions import reclaim
+from clary.control.server.actions.stop_action import stop_job
 from clary.control.server.checkpoint_routes import CheckpointRoutes, checkpoint_facts
-from clary.control.server.downloads_page import DownloadsPage
-from clary.control.server.dump_page import ask_for_dump, dump_page
-from clary.control.server.health_page import health_page
-from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
-from clary.control.server.log_lines_page import log_lines_page
-from clary.control.server.metric_values_page import metric_values_page
-from clary.control.server.profile_page import ask_for_profile, profile_page
-from clary.control.server.profiler_report_page import profiler_report_page
-from clary.control.server.rehearsal_actions import RehearsalActions
-from clary.control.server.rehearsals_page import RehearsalPages
-from clary.control.server.rerun_action import rerun
-from clary.control.server.secret_names import hide_secrets
-from clary.control.server.series_page import series_page
-from clary.control.server.spot_actions import reclaim
-from clary.control.server.stop_action import stop_job
-from clary.control.server.stragglers_page import StragglerPages
-from clary.control.server.training_page import tensorboard_page, training_page
-from clary.control.server.why_page import why_page
+from clary.control.server.edge.internal_http import bearer_token, json_answer, query_of, read_json
+from clary.control.server.pages.downloads_page import DownloadsPage
+from clary.control.server.pages.dump_page import ask_for_dump, dump_page
+from clary.control.server.pages.health_page import health_page
+from clary.control.server.pages.log_lines_page import log_lines_page
+from clary.control.server.pages.metric_values_page import metric_values_page
+from clary.control.server.pages.profile_page import ask_for_profile, profile_page
+from clary.control.server.pages.profiler_report_page import profiler_report_page
+from clary.control.server.pages.rehearsals_page import RehearsalPages
+from clary.control.server.pages.secret_names import hide_secrets
+from clary.control.server.pages.series_page import series_page
+from clary.control.server.pages.stragglers_page import StragglerPages
+from clary.control.server.pages.training_page import tensorboard_page, training_page
+from clary.control.server.pages.why_page import why_page
 from clary.control.services.call import Services
 from clary.control.services.job_descriptions import readable, unreadable_members
 from clary.control.services.training_progress import job_progress
 from clary.control.store.errors import BadToken, StreamNotFound
-from clary.control.store.log_pages import EventPage
+from clary.control.store.log_files.log_pages import EventPage
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/jobs/"

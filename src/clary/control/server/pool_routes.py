@@ -9,10 +9,10 @@ import math
 import re
 from urllib.parse import unquote
 
-from clary.contract.errors import WireError
-from clary.contract.plain import to_plain
-from clary.control.reconcile.pool_gateway import PoolGateway
-from clary.control.server.internal_http import bearer_token, json_answer, query_of
+from clary.base.errors import WireError
+from clary.base.plain import to_plain
+from clary.control.reconcile.gateways.pool_gateway import PoolGateway
+from clary.control.server.edge.internal_http import bearer_token, json_answer, query_of
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/pools/"

@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from clary.contract.errors import EngineError, Fault
+from clary.base.errors import EngineError, Fault
 from clary.control.settings import Settings
 from clary.control.state_folder import ServiceRecord
 

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from clary import __version__
-from clary.contract.clock import SystemClock
-from clary.contract.errors import ContractError, Fault, StoreError
+from clary.base.clock import SystemClock
+from clary.base.errors import ContractError, Fault, StoreError
+from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Credentials, Endpoint
-from clary.contract.processes import ProcessId
 from clary.control.client_files import SAGEMAKER_CONFIG, sagemaker_config
 from clary.control.egress.policy import EgressPolicy
 from clary.control.engines.images import resolve
@@ -34,70 +34,70 @@ from clary.control.objects.lookup import ObjectLookup
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.store_client import StoreClient
 from clary.control.reconcile.admission import Admission
-from clary.control.reconcile.agent_gateway import AgentGateway
-from clary.control.reconcile.dump_desk import DumpDesk
+from clary.control.reconcile.desks.dump_desk import DumpDesk
+from clary.control.reconcile.desks.profile_desk import ProfileDesk
+from clary.control.reconcile.desks.profile_keeping import keep_profiles
+from clary.control.reconcile.desks.rehearsal_desk import RehearsalDesk
+from clary.control.reconcile.desks.rehearsal_shelf import RehearsalShelf
+from clary.control.reconcile.gateways.agent_gateway import AgentGateway
+from clary.control.reconcile.gateways.pool_gateway import PoolGateway
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
+from clary.control.reconcile.gateways.training_gateway import TrainingGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.log_cleaning import keep_removing
 from clary.control.reconcile.past_durations import LAST_COMPLETED, PastDurations
 from clary.control.reconcile.planning import Site
-from clary.control.reconcile.pool_gateway import PoolGateway
 from clary.control.reconcile.pool_keeping import PoolKeeper
-from clary.control.reconcile.profile_desk import ProfileDesk
-from clary.control.reconcile.profile_keeping import keep_profiles
 from clary.control.reconcile.profiler_rules import ProfilerRules
 from clary.control.reconcile.queue_outlook import QueueOutlook
 from clary.control.reconcile.reconciler import Reconciler
-from clary.control.reconcile.rehearsal_desk import RehearsalDesk
-from clary.control.reconcile.rehearsal_shelf import RehearsalShelf
 from clary.control.reconcile.rule_notices import RuleNotices
-from clary.control.reconcile.sample_gateway import SampleGateway
 from clary.control.reconcile.series_keeping import keep_series
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.reconcile.trace_exporter import TraceExporter
-from clary.control.reconcile.training_gateway import TrainingGateway
 from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.scheduling.prices import load_prices
 from clary.control.scheduling.spot import SpotSchedule, load_schedule
-from clary.control.server.access import Access
+from clary.control.server.actions.rehearsal_actions import RehearsalActions
+from clary.control.server.actions.spot_actions import SpotRoutes
 from clary.control.server.agent_routes import AgentRoutes
 from clary.control.server.aws_handler import AwsHandler
 from clary.control.server.backup_keeping import BackupKeeper
 from clary.control.server.checkpoint_routes import CheckpointRoutes
 from clary.control.server.clary_handler import ClaryHandler
-from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.console_files import ConsoleFiles
 from clary.control.server.console_routes import ConsoleRoutes
-from clary.control.server.downloads_page import DownloadsPage
+from clary.control.server.edge.access import Access
 from clary.control.server.edge.body_budget import BodyBudget
+from clary.control.server.edge.connect_proxy import ConnectProxy
 from clary.control.server.edge.connections import allowed_connections
 from clary.control.server.edge.guesses import GuessLimiter
 from clary.control.server.edge.host_names import HostNames
+from clary.control.server.edge.listener import Listener, settle
+from clary.control.server.edge.sessions import Sessions
+from clary.control.server.edge.sign_in import SignIn
+from clary.control.server.edge.tls import ensure_certificates, server_context, service_names
 from clary.control.server.egress_site import egress_policy
 from clary.control.server.job_keys import JobKeys
-from clary.control.server.listener import Listener, settle
-from clary.control.server.machine_page import MachinePage
 from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
+from clary.control.server.pages.downloads_page import DownloadsPage
+from clary.control.server.pages.machine_page import MachinePage
+from clary.control.server.pages.rehearsals_page import RehearsalPages
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.pool_routes import PoolRoutes
 from clary.control.server.ports import Ports, choose_ports
-from clary.control.server.rehearsal_actions import RehearsalActions
-from clary.control.server.rehearsals_page import RehearsalPages
-from clary.control.server.sessions import Sessions
-from clary.control.server.sign_in import SignIn
-from clary.control.server.spot_actions import SpotRoutes
 from clary.control.server.start_notes import noted
 from clary.control.server.state_files import keep_files
 from clary.control.server.state_routes import StateRoutes
 from clary.control.server.status_routes import StatusRoutes
-from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
 from clary.control.services.query_desk import QueryDesk
 from clary.control.settings import OWN_REGION, Settings
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
 from clary.control.store.database_life import DatabaseLife
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 from clary.control.store.store import Store
 from clary.control.wire.replay_journal import ReplayJournal, read_boot_id
 from clary.control.wire.routing import default_router

@@ -12,7 +12,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from clary.contract.errors import ClaryError
+from clary.base.errors import ClaryError
 
 NOTE_INTERVAL_S = 10.0
 

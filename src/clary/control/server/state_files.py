@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from clary.contract.errors import ClaryError
+from clary.base.errors import ClaryError
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder, read_record_file
 
 LOOK_INTERVAL_S = 2.0

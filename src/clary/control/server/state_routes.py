@@ -14,10 +14,10 @@ from __future__ import annotations
 import hmac
 from typing import Any
 
-from clary.contract.errors import ClaryError, WireError
-from clary.contract.plain import to_plain
+from clary.base.errors import ClaryError, WireError
+from clary.base.plain import to_plain
 from clary.control.server.backup_keeping import BackupKeeper
-from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
+from clary.control.server.edge.internal_http import bearer_token, json_answer, query_of, read_json
 from clary.control.services.call import Services
 from clary.control.store.quarantine import NoSuchEntry
 from clary.control.wire.messages import HttpRequest, HttpResponse

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.reconcile.training_gateway import MAX_STATUS_BYTES, TrainingGateway
-from clary.control.server.internal_http import bearer_token, json_answer, read_json
+from clary.control.reconcile.gateways.training_gateway import MAX_STATUS_BYTES, TrainingGateway
+from clary.control.server.edge.internal_http import bearer_token, json_answer, read_json
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/status/"

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects.checkpoint_verification import VerificationReport
 
 ANSWER_AFTER_S = 5.0  # of work, if it is not done before; a client waits 30 s

@@ -6,20 +6,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.temporary_keys import TemporaryKeys
 from clary.control.reconcile.admission import Admitted
-from clary.control.reconcile.dump_desk import DumpDesk
+from clary.control.reconcile.desks.dump_desk import DumpDesk
+from clary.control.reconcile.desks.profile_desk import ProfileDesk
+from clary.control.reconcile.desks.rehearsal_desk import RehearsalDesk
 from clary.control.reconcile.hub import JobHub
-from clary.control.reconcile.profile_desk import ProfileDesk
 from clary.control.reconcile.queue_outlook import QueueOutlook
-from clary.control.reconcile.rehearsal_desk import RehearsalDesk
 from clary.control.scheduling.prices import PriceList, load_prices
 from clary.control.services.query_desk import QueryDesk
 from clary.control.settings import Settings
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 from clary.control.store.store import Store
 
 

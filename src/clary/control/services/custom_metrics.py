@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.services.call import Call
 from clary.control.store.errors import JobNotFound

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from clary.contract.errors import Fault, ObjectStoreError, StoreError, WireError
+from clary.base.errors import Fault, ObjectStoreError, StoreError, WireError
 from clary.control.services import (
     custom_metrics,
     ecr,

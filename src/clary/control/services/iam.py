@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.call import Call
 
 ROOT = "/"

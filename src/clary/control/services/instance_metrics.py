@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from clary.contract.errors import ContractError, WireError
+from clary.base.errors import ContractError, WireError
 from clary.control.series.queries import Point, Series, SeriesQuery
 from clary.control.services.call import Call
 

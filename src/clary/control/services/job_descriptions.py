@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from clary.contract.statuses import SecondaryStatus
-from clary.control.jobs.billing import bill
+from clary.control.analysis.billing import bill
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.members.told_defaults import with_defaults
-from clary.control.jobs.rule_evaluations import RuleKind, rows_of
+from clary.control.jobs.rules.rule_evaluations import RuleKind, rows_of
 from clary.control.jobs.training_job import TrainingJob, WarmPool
 from clary.control.reconcile.planning import metrics_interval_s
 from clary.control.scheduling.prices import PriceList

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.insights.errors import MalformedQuery
 from clary.control.insights.planning import plan_of
 from clary.control.insights.reading import MAX_ROWS
@@ -21,7 +21,7 @@ from clary.control.services.logs import LOG_GROUP, is_log_group
 from clary.control.services.query_desk import Asked, LogQuery, QueryNotFound, QueryStatus, TooManyQueries
 from clary.control.store import tokens
 from clary.control.store.errors import BadToken
-from clary.control.store.log_records import MAX_TIME_MS
+from clary.control.store.log_files.log_records import MAX_TIME_MS
 from clary.control.wire.serializing import MEMBERS
 
 LANGUAGE = "CWLI"

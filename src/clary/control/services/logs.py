@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.store.errors import BadLogQuery, BadToken, StreamNotFound
-from clary.control.store.logs import StreamOrder
+from clary.control.store.log_files.logs import StreamOrder
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.metrics import statistics_by_period
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.jobs import host_metrics
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services import instance_metrics

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.jobs import host_metrics
 from clary.control.services import custom_metrics, instance_metrics
 from clary.control.services.call import Call

@@ -15,13 +15,13 @@ from enum import StrEnum
 from functools import partial
 from uuid import uuid4
 
-from clary.contract.clock import Clock
-from clary.contract.errors import ClaryError, Fault
+from clary.base.clock import Clock
+from clary.base.errors import ClaryError, Fault
 from clary.control.insights.evaluation import Evaluation, Row
 from clary.control.insights.lines import LogLine
 from clary.control.insights.planning import Plan
-from clary.control.store.log_records import LogRecord
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.log_records import LogRecord
+from clary.control.store.log_files.logs import LogStore
 
 MAX_RUNNING = 4
 MAX_UNFINISHED = 100  # of all clients, as AWS has it

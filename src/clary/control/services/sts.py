@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.permissions.temporary_keys import PREFIX
 from clary.control.services.call import Call
 from clary.control.state_folder import JOB_KEY_PREFIX

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.call import Call
-from clary.control.store.experiment_rows import Kind
+from clary.control.store.tracking.experiment_rows import Kind
 
 MAX_TAGS = 50
 PAGE_SIZE = 50

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from clary.contract.errors import Fault, StoreError
+from clary.base.errors import Fault, StoreError
 
 SIDE_FILES = ("-wal", "-shm")
 CHECK_TIMEOUT_S = 20.0  # for reading a database through; a larger one is started unread, and that is said

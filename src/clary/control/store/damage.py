@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Table
 
-from clary.contract.errors import ContractError, Fault, StoreError
+from clary.base.errors import ContractError, Fault, StoreError
 
 T = TypeVar("T")
 

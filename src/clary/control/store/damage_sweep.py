@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from sqlalchemy import Column, Connection, Double, Integer, LargeBinary, Table, text
 
+from clary.base.string_enum import StrEnum
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
-from clary.contract.string_enum import StrEnum
 from clary.control.jobs.job_state import JobState
 from clary.control.jobs.soundness import LATEST
 from clary.control.store.damage import DamagedRow, storable

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from clary.contract.errors import NOTHING_CHANGED, Fault, StoreError
+from clary.base.errors import NOTHING_CHANGED, Fault, StoreError
 
 BUSY_TIMEOUT_S = 10.0  # how long a statement waits for a lock that another process holds
 CONNECT_TIMEOUT_S = 10.0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from clary.contract.errors import Fault, StoreError
+from clary.base.errors import Fault, StoreError
 from clary.control.store import backups
 from clary.control.store.backups import Backups
 from clary.control.store.migrations import read_version

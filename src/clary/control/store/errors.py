@@ -12,7 +12,7 @@ StoreError
 
 from __future__ import annotations
 
-from clary.contract.errors import Fault, StoreError
+from clary.base.errors import Fault, StoreError
 
 
 class JobExists(StoreError):

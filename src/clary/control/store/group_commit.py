@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from clary.contract.errors import Fault, StoreError
+from clary.base.errors import Fault, StoreError
 from clary.control.store.database import describe_failure, has_no_room, may_repeat
 
 T = TypeVar("T")

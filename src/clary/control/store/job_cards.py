@@ -19,8 +19,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, literal, or_, select, text
 
-from clary.contract.errors import Fault, StoreError
-from clary.contract.plain import to_plain
+from clary.base.errors import Fault, StoreError
+from clary.base.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.job_state import JobState, job_state

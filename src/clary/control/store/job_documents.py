@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, text
 
-from clary.contract.plain import from_plain, to_plain
+from clary.base.plain import from_plain, to_plain
 from clary.control.jobs.soundness import complaint
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.damage import JobUnreadable

@@ -14,8 +14,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select
 
-from clary.contract.errors import Fault, StoreError
-from clary.contract.plain import from_plain
+from clary.base.errors import Fault, StoreError
+from clary.base.plain import from_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus, WarmPoolStatus
 from clary.control.jobs.training_job import WarmPool
 from clary.control.store.tables import from_microseconds, jobs, to_microseconds

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, func, insert, inspect, select, text, update
 
-from clary.contract.errors import StoreError
-from clary.contract.plain import from_plain
+from clary.base.errors import StoreError
+from clary.base.plain import from_plain
 from clary.control.jobs.job_state import state_of
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store import job_cards, tables

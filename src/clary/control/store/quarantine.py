@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
 
-from clary.contract.errors import Fault, StoreError
+from clary.base.errors import Fault, StoreError
 from clary.control.jobs.soundness import complaint
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store import job_cards, job_documents

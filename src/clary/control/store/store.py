@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, delete, insert, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from clary.contract.errors import Fault, StoreError
+from clary.base.errors import Fault, StoreError
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.store import job_cards, job_documents, job_queries, job_rows, leases, tokens
 from clary.control.store.damage import DAMAGE, DamagedRow, RowsUnreadable, readable, reason_of
@@ -26,7 +26,6 @@ from clary.control.store.damage_sweep import sweep_all, sweep_jobs
 from clary.control.store.database import describe_failure, open_engines, parse_url
 from clary.control.store.database_life import DatabaseLife
 from clary.control.store.errors import JobExists, JobNotFound
-from clary.control.store.experiments import ExperimentStore
 from clary.control.store.file_guard import FileGuard
 from clary.control.store.group_commit import GroupCommitWriter
 from clary.control.store.job_cards import JobCards
@@ -37,6 +36,7 @@ from clary.control.store.migrations import migrate
 from clary.control.store.quarantine import Quarantine, hold_all, mend_from_memory
 from clary.control.store.series_blocks import SeriesBlocks
 from clary.control.store.tables import jobs, metrics, properties, tags, to_microseconds
+from clary.control.store.tracking.experiments import ExperimentStore
 from clary.control.store.training_records import TrainingRecords, values_of
 
 T = TypeVar("T")

@@ -140,7 +140,7 @@ series_blocks = Table(
     Column("data", LargeBinary, nullable=False),  # control/series/codec.py
 )
 
-# Experiments, trials, trial components and artifacts; control/store/experiment_rows.py.
+# Experiments, trials, trial components and artifacts; control/store/tracking/experiment_rows.py.
 tracked = Table(
     "tracked",
     metadata,

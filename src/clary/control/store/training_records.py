@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, text
 
-from clary.contract.plain import from_plain, to_plain
+from clary.base.plain import from_plain, to_plain
 from clary.contract.training_values import TrainingProgress
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.jobs.training_status import standing

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain
 from clary.contract.deep_profiles import HostProfile, RankProfile, RankState
-from clary.contract.errors import ContractError
-from clary.contract.plain import from_plain
 from clary.control.traces.across_ranks import Clocks, Marks, marks_of, set_clocks, skews
 from clary.control.traces.merging import Source, write_merged
 from clary.control.traces.rank_summary import US_PER_MS, summarize

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.wire.json_parsing import json_reader, load_document
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol

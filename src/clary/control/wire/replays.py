@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from threading import Lock
 
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 from clary.control.wire.replay_journal import KEPT_BYTES, ReplayJournal
 
 BUCKET_S = 5

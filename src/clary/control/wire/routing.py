@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from urllib.parse import unquote, unquote_plus
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol, Service, all_services
 from clary.control.wire.uri_templates import UriTemplate

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from clary.contract.errors import ContractError, WireError
+from clary.base.errors import ContractError, WireError
 from clary.control.wire.json_serializing import json_writer
 from clary.control.wire.messages import HttpResponse
 from clary.control.wire.models import ExceptionModel, Operation, Protocol, Service

@@ -22,9 +22,9 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
+from clary.base.clock import Clock
+from clary.base.errors import ContractError, WireError
 from clary.contract import sigv4
-from clary.contract.clock import Clock
-from clary.contract.errors import ContractError, WireError
 from clary.control.permissions.temporary_keys import TemporaryKeys, TokenVerdict
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol

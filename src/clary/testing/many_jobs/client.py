@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from clary.contract.plain import from_plain, to_plain
+from clary.base.plain import from_plain, to_plain
 from clary.testing.many_jobs.caller import UNANSWERED, Caller
 from clary.testing.many_jobs.records import ClientReport, ClientTask, JobRecord, Life
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from clary.contract.plain import from_plain, to_plain
+from clary.base.plain import from_plain, to_plain
 from clary.testing.many_jobs.queue_order import longest_pause_s, overtakings
 from clary.testing.many_jobs.records import ClientReport, ClientTask, JobRecord
 from clary.testing.many_jobs.service_watch import Sample, ServiceWatch

@@ -14,7 +14,7 @@ or TypeError, and leaves the group as it was. All are RuntimeError too, as torch
 
 from __future__ import annotations
 
-from clary.contract.errors import ClaryError, Fault
+from clary.base.errors import ClaryError, Fault
 from clary.train._native.interface import Code
 
 

@@ -37,9 +37,9 @@ from clary.train.debugger.save_config import SaveConfig, SaveConfigMode
 if TYPE_CHECKING:
     from clary.train.debugger.automatic import install_from_config
     from clary.train.debugger.hook import Hook, get_hook
+    from clary.train.debugger.reading.trial import Trial
+    from clary.train.debugger.reading.trial_places import create_trial
     from clary.train.debugger.rule import Finding, Rule, invoke_rule
-    from clary.train.debugger.trial import Trial
-    from clary.train.debugger.trial_places import create_trial
 
 __all__ = [
     "Collection",

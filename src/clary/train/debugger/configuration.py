@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clary.contract.debug_parameters import OF_COLLECTIONS, OF_HOOKS
+from clary.contract.settings.debug_parameters import OF_COLLECTIONS, OF_HOOKS
 from clary.train.debugger.collection import Collection
 from clary.train.debugger.errors import ConfigurationError
 from clary.train.debugger.reduction_config import ReductionConfig, as_bool

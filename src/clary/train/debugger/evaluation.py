@@ -31,13 +31,13 @@ from typing import Any
 from clary.contract.job_rules import MAX_DETAILS_CHARACTERS
 from clary.train.debugger.errors import NoMoreData, RuleEvaluationConditionMet
 from clary.train.debugger.files import LocalFiles
-from clary.train.debugger.host_files import HostsFiles
+from clary.train.debugger.reading.host_files import HostsFiles
+from clary.train.debugger.reading.s3_files import open_s3_files
+from clary.train.debugger.reading.trial import Trial
+from clary.train.debugger.reading.trial_places import create_trial
 from clary.train.debugger.rule import Finding, Rule, invoke_rule
 from clary.train.debugger.rules import make_rule
-from clary.train.debugger.s3_files import open_s3_files
 from clary.train.debugger.tensor_files import write_whole
-from clary.train.debugger.trial import Trial
-from clary.train.debugger.trial_places import create_trial
 
 IN_PROGRESS, NO_ISSUES, ISSUES, ERROR = "InProgress", "NoIssuesFound", "IssuesFound", "Error"  # RuleEvaluationStatus
 MODULE_NAME = "clary_custom_rule"  # under which a user's file is imported

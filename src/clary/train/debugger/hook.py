@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 
+from clary.train.debugger.capture.hook_options import HookOptions
+from clary.train.debugger.capture.step_capture import StepCapture
+from clary.train.debugger.capture.worker_output import WorkerOutput
 from clary.train.debugger.collection import CollectionKeys
 from clary.train.debugger.configuration import HookConfiguration, configuration_path, read_configuration
 from clary.train.debugger.errors import ConfigurationError, DebuggerError, UnsupportedError
-from clary.train.debugger.hook_options import HookOptions
 from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
-from clary.train.debugger.step_capture import StepCapture
-from clary.train.debugger.worker_output import WorkerOutput
 
 LIMIT_S = 30.0  # a step waits so long for memory, the end so long for the disk
 _log = logging.getLogger("clary.debugger")

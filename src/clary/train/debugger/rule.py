@@ -26,8 +26,8 @@ from clary.train.debugger.errors import (
     TensorUnavailable,
     TensorUnavailableForStep,
 )
-from clary.train.debugger.refreshing import no_refresh
-from clary.train.debugger.trial import Trial
+from clary.train.debugger.reading.refreshing import no_refresh
+from clary.train.debugger.reading.trial import Trial
 
 _log = logging.getLogger("clary.debugger")
 

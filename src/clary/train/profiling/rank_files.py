@@ -11,9 +11,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.deep_profiles import OUT_FOLDER, ProfileRequest, RankProfile
-from clary.contract.errors import ContractError
-from clary.contract.plain import from_plain, to_plain
 
 _REQUEST = re.compile(r"request-([0-9]{1,18})\.json")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"

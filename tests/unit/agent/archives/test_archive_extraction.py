@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clary.agent.archives import ArchiveLimits, extract_tar
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 
 
 class ArchiveBuilder:

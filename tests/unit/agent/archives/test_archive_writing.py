@@ -29,7 +29,7 @@ from clary.agent.archives import (
 )
 from clary.agent.archives.links import resolve_link
 from clary.agent.notes import NoteBook
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 
 MIB = 1 << 20
 

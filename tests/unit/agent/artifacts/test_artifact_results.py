@@ -11,8 +11,8 @@ import pytest
 from clary.agent.archives import trees
 from clary.agent.artifacts import upload_results
 from clary.agent.artifacts.staging import ResultKind, result_sources
+from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.agent_protocol import StagedPart, UploadRole
-from clary.contract.errors import AgentError, ObjectStoreError
 from clary.contract.launch_plan import Output
 from clary.contract.ml_tree import MlTree
 from clary.testing.fake_object_store import FakeObjectStore

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from clary.agent.artifacts.folder_mirror import FolderMirror
-from clary.contract.beneath import Folder
+from clary.base.beneath import Folder
 from clary.testing.fake_object_store import FakeObjectStore
 
 LIMIT_S = 60.0

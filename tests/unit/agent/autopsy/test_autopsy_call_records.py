@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from clary.agent.autopsy.call_records import groups_of, left_calls, match, own_number, read_records
 from clary.agent.autopsy.host_dump import dump_host
+from clary.base.plain import from_plain, to_plain
 from clary.contract.collective_records import (
     FILE_BYTES,
     FINISHED,
@@ -24,7 +25,6 @@ from clary.contract.collective_records import (
     pack_row,
     slot_offset,
 )
-from clary.contract.plain import from_plain, to_plain
 from clary.contract.stack_dumps import HostDump
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clary.agent import disk_space
 from clary.agent.channels import ChannelObject, Selection, fetch_channel, select_objects
-from clary.contract.errors import AgentError, ClaryError, Fault, ObjectStoreError
+from clary.base.errors import AgentError, ClaryError, Fault, ObjectStoreError
 from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree
 from clary.testing.fake_object_store import FakeObjectStore

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clary.agent.channels import PipeFeeder
-from clary.contract.errors import AgentError, Fault, ObjectStoreError
+from clary.base.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree
 from clary.testing.fake_object_store import FakeObjectStore

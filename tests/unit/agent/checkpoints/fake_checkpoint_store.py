@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from clary.agent.object_store import ObjectInfo
-from clary.contract.errors import Fault, ObjectStoreError
+from clary.base.errors import Fault, ObjectStoreError
 
 
 class HostDied(BaseException):

@@ -12,8 +12,8 @@ from clary.agent.checkpoints.evidence.witness import Witness
 from clary.agent.checkpoints.mirror import Mirror
 from clary.agent.checkpoints.outcomes import Listeners
 from clary.agent.checkpoints.progress import Progress
+from clary.base.clock import SystemClock
 from clary.contract.agent_protocol import CheckpointFacts
-from clary.contract.clock import SystemClock
 
 INTERVAL_S = 0.1
 PATIENCE_S = 20.0

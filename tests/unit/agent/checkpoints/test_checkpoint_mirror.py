@@ -11,7 +11,7 @@ from fake_checkpoint_store import FakeCheckpointStore
 from mirror_under_test import INTERVAL_S, PATIENCE_S, MirrorUnderTest
 from mirrored_folder import MirroredFolder
 
-from clary.contract.errors import Fault, ObjectStoreError
+from clary.base.errors import Fault, ObjectStoreError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from fake_checkpoint_store import FakeCheckpointStore
 
 from clary.agent.checkpoints.host_checkpoints import HostCheckpoints
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import MlTree
 from clary.testing.launch_plans import make_hosts, make_plan

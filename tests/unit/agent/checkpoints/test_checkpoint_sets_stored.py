@@ -9,8 +9,8 @@ import pytest
 from fake_checkpoint_store import FakeCheckpointStore
 from mirrored_folder import HOSTS, MirroredFolder
 
+from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.checkpoint_sets import announcement_key, manifest_key, read_manifest
-from clary.contract.errors import AgentError, ObjectStoreError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mirrored_folder import HOSTS, MirroredFolder, content_of
 
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
 
 NUM_KILLS = 200
 GROUPS = ("", "step-1", "step-2", "deep")

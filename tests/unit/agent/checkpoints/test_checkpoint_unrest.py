@@ -13,7 +13,7 @@ from fake_checkpoint_store import FakeCheckpointStore, HostDied
 from mirror_under_test import PATIENCE_S, MirrorUnderTest
 from mirrored_folder import PACE, MirroredFolder, content_of
 
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
 
 NUM_KILLS = 120
 

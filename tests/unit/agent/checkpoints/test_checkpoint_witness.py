@@ -20,8 +20,8 @@ from clary.agent.checkpoints.evidence.observations import Decision, ProgramEnd
 from clary.agent.checkpoints.evidence.witness import Witness, _Trail
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.scanning import FileFacts, scan
+from clary.base.clock import SystemClock
 from clary.contract.checkpoint_evidence import Evidence
-from clary.contract.clock import SystemClock
 
 PATIENCE_S = 20.0
 REST_S = 0.3

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from clary.agent.environments.code import code_channel, prepare_code
-from clary.contract.entry_points import EntryKind
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Channel
 from clary.contract.ml_tree import MlTree
+from clary.contract.settings.entry_points import EntryKind
 from clary.testing.launch_plans import make_plan
 
 

@@ -15,7 +15,7 @@ from clary.agent.environments.requirement_files import (
     read_requirements,
     source_digest,
 )
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 
 FACTS = InterpreterFacts(
     python="/env/bin/python",

@@ -25,7 +25,7 @@ from clary.agent.environments.requirements import PreparedEnvironment, prepare_e
 from clary.agent.host import kernel
 from clary.agent.host.sandbox import Sandbox
 from clary.agent.metrics.memory_watch import watch_memory
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment, Isolation, Resources
 
 

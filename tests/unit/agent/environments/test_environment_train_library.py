@@ -53,7 +53,7 @@ def test_the_folder_holds_the_train_side_the_foreign_names_and_nothing_else(libr
         "smdebug",
         "smdistributed",
     ]
-    assert sorted(path.name for path in (library / "clary").iterdir()) == ["contract", "train"]
+    assert sorted(path.name for path in (library / "clary").iterdir()) == ["base", "contract", "train"]
     assert (library / "clary" / "train").resolve() == (PACKAGE_FOLDER / "train").resolve()
     assert not (library / "smdistributed" / "__init__.py").exists()
 
@@ -62,10 +62,10 @@ def test_programs_import_the_train_side_and_neither_agent_nor_service(library: P
     wings = run(
         "import importlib.util, json, clary.train.collective.errors\n"
         "print(json.dumps([importlib.util.find_spec(f'clary.{n}') is not None for n in "
-        "('train', 'contract', 'agent', 'control')]))",
+        "('train', 'contract', 'base', 'agent', 'control')]))",
         path=[library],
     )
-    assert json.loads(wings) == [True, True, False, False]
+    assert json.loads(wings) == [True, True, True, False, False]
 
 
 def test_the_distribution_is_found_with_its_entry_point(library: Path) -> None:
@@ -123,6 +123,7 @@ def test_parts_of_smdistributed_that_others_bring_stand_beside_ours(library: Pat
 FAKE_CLARY = {
     "train/__init__.py": "",
     "contract/__init__.py": "",
+    "base/__init__.py": "",
     "train/collective/__init__.py": "",
     "train/collective/adapters/__init__.py": "",
     "train/collective/adapters/torch/__init__.py": "",

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from clary.agent.environments.variables import program_variables, service_variables, sm_variables
-from clary.contract.hyperparameters import cli_arguments
+from clary.base.plain import to_plain
 from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan, NetworkPlan, Resources
 from clary.contract.ml_tree import OPT_ML, MlTree
-from clary.contract.plain import to_plain
+from clary.contract.settings.hyperparameters import cli_arguments
 from clary.testing.launch_plans import make_hosts, make_plan
 
 GOLDENS = Path(__file__).parents[3] / "assets" / "sm_variables"

@@ -10,8 +10,8 @@ import pytest
 from clary.agent.health import network_program
 from clary.agent.health.network_doctor import NetworkDoctor
 from clary.agent.health.readings import NetworkOrder, Peer
-from clary.contract.errors import AgentError
-from clary.contract.plain import to_plain
+from clary.base.errors import AgentError
+from clary.base.plain import to_plain
 
 DEADLINE_S = 30.0
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from clary.agent.host.cgroups import CgroupTree, HostCgroup
+from clary.agent.host.limits.cgroups import CgroupTree, HostCgroup
 from clary.agent.host.program_order import host_order
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.contract.launch_plan import Isolation, Resources

@@ -7,8 +7,8 @@ import pytest
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.standby_policy import StandbyPlan, late_binds, plan_standby, why_not_run
 from clary.agent.zygote.interpreter_start import RANK_SHIM
+from clary.base.mapped_users import MappedUsers
 from clary.contract.launch_plan import Isolation, Resources
-from clary.contract.mapped_users import MappedUsers
 
 ENVIRONMENT = Bind(source="/envs/torch", target="/envs/torch", overlay=True)
 CHANNEL = Bind(source="/cache/snapshots/7", target="/opt/ml/input/data/training", overlay=True)

@@ -11,10 +11,10 @@ from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers import SHIMS_FOLDER, LaunchContext, make_context, select
 from clary.agent.launchers.open_mpi import OpenMpi, find_open_mpi
 from clary.agent.launchers.shim_files import MPI_SHIM, PARAMETER_SERVER_SHIM, RANK_SHIM
-from clary.contract.entry_points import EntryKind, EntryPoint
-from clary.contract.errors import AgentError, Fault
+from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment, HostPlan, Isolation, NetworkPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.settings.entry_points import EntryKind, EntryPoint
 from clary.testing.launch_plans import make_hosts, make_plan
 
 SCRIPT = EntryPoint(name="train.py", kind=EntryKind.SCRIPT)

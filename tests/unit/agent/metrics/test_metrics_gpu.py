@@ -12,7 +12,7 @@ import pytest
 from clary.agent.metrics.gpu_source import GpuSource
 from clary.agent.metrics.gpu_texts import QUERY, bus_of, parse_gpu_line, parse_xid
 from clary.agent.metrics.xid_log import XidLog
-from clary.contract.clock import SystemClock
+from clary.base.clock import SystemClock
 
 DEADLINE_S = 30.0
 LINE = "0, 00000000:65:00.0, 97, 61, 71234, 81559, 688.42, 67, 1755, 0x0000000000000004, 0"

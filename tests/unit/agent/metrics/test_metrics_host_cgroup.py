@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.agent.host.cgroups import CgroupTree
+from clary.agent.host.limits.cgroups import CgroupTree
 from clary.agent.metrics.cgroup_texts import Throttling
 from clary.agent.metrics.host_cgroup import CgroupReading, find_host_cgroup
 

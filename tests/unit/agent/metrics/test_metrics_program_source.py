@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from clary.agent.host.cgroups import HostCgroup
+from clary.agent.host.limits.cgroups import HostCgroup
 from clary.agent.metrics.cgroup_texts import Throttling
 from clary.agent.metrics.kept_files import KeptFile, OpenFiles, read_list
 from clary.agent.metrics.process_table import ProcessTable
 from clary.agent.metrics.program_source import ProgramSource, throttled_values
 from clary.agent.metrics.sources import AgentSource, DiskSource, MachineSource
+from clary.base.processes import live_descendants
 from clary.contract.launch_plan import Resources
-from clary.contract.processes import live_descendants
 
 DEADLINE_S = 40.0
 SPIN = "while True: pass"

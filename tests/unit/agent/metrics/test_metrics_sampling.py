@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clary.agent.metrics.row_store import RowStore
 from clary.agent.metrics.sampling import Sampling, next_beat_s
-from clary.contract.clock import SystemClock
+from clary.base.clock import SystemClock
 
 DEADLINE_S = 20.0
 

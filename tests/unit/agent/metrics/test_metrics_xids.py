@@ -8,7 +8,7 @@ import pytest
 
 from clary.agent.metrics.gpu_texts import parse_xid
 from clary.agent.metrics.xid_log import XidLog
-from clary.contract.clock import SystemClock
+from clary.base.clock import SystemClock
 from clary.contract.gpu_errors import is_of_hardware, xid_in_words
 
 DEADLINE_S = 30.0

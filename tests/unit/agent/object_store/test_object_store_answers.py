@@ -9,7 +9,7 @@ import pytest
 
 from clary.agent.object_store import ObjectStore
 from clary.agent.object_store.store_time import StoreTime
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.testing.fake_clock import FakeClock
 

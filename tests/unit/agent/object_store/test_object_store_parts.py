@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from clary.agent.object_store import ObjectStore, S3Uri, parse_s3_uri
 from clary.agent.object_store.connections import ConnectionPool
 from clary.agent.object_store.exchange import Exchange, S3Request, Trouble, error_facts
-from clary.contract.clock import SystemClock
-from clary.contract.errors import AgentError, ContractError, Fault, ObjectStoreError
+from clary.base.clock import SystemClock
+from clary.base.errors import AgentError, ContractError, Fault, ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
 
 ENDPOINT = Endpoint(

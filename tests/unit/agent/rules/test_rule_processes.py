@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 import pytest
 
 from clary.agent.rules.rule_processes import MODULE, RuleProcesses, RuleWorld, fetch_source, fetch_trial
+from clary.base.errors import AgentError, ClaryError
 from clary.contract.agent_protocol import ProcessExit
-from clary.contract.errors import AgentError, ClaryError
 from clary.contract.job_rules import RulePlan
 from clary.testing.fake_object_store import FakeObjectStore
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from clary.agent.supervisor.steps import OutputLog, Uploaded
+from clary.base.errors import ClaryError
 from clary.contract.agent_protocol import Clue, ProcessExit, StagedPart, UploadRole
-from clary.contract.errors import ClaryError
 
 
 class FakeProgram:

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from clary.agent.supervisor import rule_world
-from clary.agent.supervisor.fact_board import FactBoard
+from clary.agent.fact_board import FactBoard
+from clary.agent.rules import rule_world
 from clary.agent.supervisor.host_debugging import END_OF_JOB, HostDebugging
-from clary.contract.beneath import Folder
-from clary.contract.clock import SystemClock
+from clary.base.beneath import Folder
+from clary.base.clock import SystemClock
 from clary.contract.job_rules import MirrorPlan, RulePlan
 from clary.testing.launch_plans import make_hosts, make_plan
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fake_steps import FakeSteps
 
+from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.agent_protocol import Clue, HostPhase, OrderKind
-from clary.contract.errors import Fault, ObjectStoreError
 from clary.testing.fake_service import FakeService
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fake_steps import FakeSteps
 
+from clary.agent.metrics import host_metrics
 from clary.agent.metrics.xid_log import XidLog
-from clary.agent.supervisor import host_metrics
 from clary.contract.agent_protocol import HostPhase
 from clary.testing.fake_service import FakeService
 

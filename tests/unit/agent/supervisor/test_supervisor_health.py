@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from fake_steps import FakeSteps
 
+from clary.agent.fact_board import FactBoard
 from clary.agent.health.host_checks import check_host
 from clary.agent.health.host_verdicts import GIB, DiskReading
 from clary.agent.health.readings import Answer, LinkReading, NetworkReading, PortReading
 from clary.agent.supervisor import host_health
-from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.host_health import HostHealth
+from clary.base.clock import SystemClock
+from clary.base.errors import AgentError
 from clary.contract.agent_protocol import HostPhase, OrderKind
-from clary.contract.clock import SystemClock
-from clary.contract.errors import AgentError
 from clary.contract.health import Check, FindingState, HealthAction
 from clary.contract.launch_plan import Isolation, NetworkPlan
 from clary.testing.fake_service import FakeService

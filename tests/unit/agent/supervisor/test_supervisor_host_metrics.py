@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from fake_steps import FakeProgram, FakeSteps
 
+from clary.agent.fact_board import FactBoard
+from clary.agent.metrics import host_metrics
+from clary.agent.metrics.host_metrics import LAST_ROWS_S, HostMetrics
 from clary.agent.metrics.sampling import Sampling
-from clary.agent.supervisor import host_metrics
-from clary.agent.supervisor.fact_board import FactBoard
-from clary.agent.supervisor.host_metrics import LAST_ROWS_S, HostMetrics
+from clary.base.clock import SystemClock
 from clary.contract.agent_protocol import HostPhase, OrderKind
-from clary.contract.clock import SystemClock
 from clary.contract.launch_plan import Isolation
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
 from clary.testing.fake_service import FakeService

@@ -11,12 +11,11 @@ from fake_steps import FakeSteps
 
 from clary.agent.environments.config_files import status_token_file
 from clary.agent.service_client import ServiceRefused, ServiceUnreachable
-from clary.agent.supervisor import host_training
-from clary.agent.supervisor.host_training import HostTraining
-from clary.agent.training import finding_store, training_watch
+from clary.agent.training import finding_store, host_training, training_watch
+from clary.agent.training.host_training import HostTraining
 from clary.agent.training.progress_watch import ProgressWatch
+from clary.base.clock import SystemClock
 from clary.contract.agent_protocol import HostPhase, OrderKind
-from clary.contract.clock import SystemClock
 from clary.contract.ml_tree import MlTree
 from clary.contract.training_values import TrainingBatch, TrainingReceipt, status_token
 from clary.testing.launch_plans import make_plan

@@ -12,8 +12,8 @@ import pytest
 from fake_steps import FakeSteps
 
 from clary.agent.supervisor import program_companions
+from clary.base.beneath import Folder
 from clary.contract.agent_protocol import HostPhase, OrderKind
-from clary.contract.beneath import Folder
 from clary.contract.job_rules import MirrorPlan
 from clary.testing.fake_service import FakeService
 

@@ -9,8 +9,8 @@ import pytest
 from fake_steps import FakeProgram, FakeSteps
 
 from clary.agent.supervisor.supervisor import EXIT_RELEASED
+from clary.base.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.agent_protocol import HostPhase, OrderKind, UploadRole
-from clary.contract.errors import AgentError, Fault, ObjectStoreError
 from clary.testing.fake_service import FakeService
 
 

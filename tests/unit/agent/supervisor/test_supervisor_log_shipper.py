@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from clary.agent.log.host_log import HostLog
+from clary.agent.log.log_spool import LogSpool
 from clary.agent.service_client import AgentAddress, ServiceClient
-from clary.agent.supervisor.host_log import HostLog
-from clary.agent.supervisor.log_spool import LogSpool
-from clary.contract.clock import SystemClock
+from clary.base.clock import SystemClock
 from clary.contract.launch_plan import MetricDefinition
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_plan

@@ -11,8 +11,8 @@ import pytest
 from clary.agent.service_client import AttemptOver, ServiceUnreachable
 from clary.agent.supervisor import profile_windows
 from clary.agent.supervisor.profile_windows import ProfileWindows
+from clary.base.plain import from_plain, to_plain
 from clary.contract.deep_profiles import ProfileRequest, RankProfile, RankState, Window
-from clary.contract.plain import from_plain, to_plain
 
 LIMIT_S = 30.0
 

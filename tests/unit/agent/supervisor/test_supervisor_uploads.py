@@ -7,9 +7,9 @@ from dataclasses import replace
 from fake_steps import FakeSteps
 
 from clary.agent.supervisor.supervisor import EXIT_RELEASED
+from clary.base.errors import Fault, ObjectStoreError
+from clary.base.plain import to_plain
 from clary.contract.agent_protocol import HostPhase, OrderKind, StagedPart, UploadRole
-from clary.contract.errors import Fault, ObjectStoreError
-from clary.contract.plain import to_plain
 from clary.testing.fake_service import FakeService
 
 

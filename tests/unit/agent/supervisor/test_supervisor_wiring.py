@@ -15,11 +15,11 @@ import pytest
 
 from clary.agent.environments.requirements import PreparedEnvironment
 from clary.agent.environments.variables import program_variables
+from clary.agent.small_files import read_start
 from clary.agent.supervisor import wiring
-from clary.agent.supervisor.small_files import read_start
 from clary.agent.supervisor.steps import Steps
 from clary.agent.supervisor.wiring import HostSteps, service_home
-from clary.contract.errors import ClaryError
+from clary.base.errors import ClaryError
 from clary.contract.launch_plan import Channel, Isolation, LaunchPlan
 from clary.testing.launch_plans import make_hosts, make_plan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
 from clary.control.engines.added_environments import (
     add_environment,
     added_environments,

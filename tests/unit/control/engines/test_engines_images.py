@@ -2,7 +2,7 @@ import tomllib
 
 import pytest
 
-from clary.contract.errors import EngineError, WireError
+from clary.base.errors import EngineError, WireError
 from clary.control.engines.images import parse_image, resolve, why_default_fails
 from clary.control.settings import Settings
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
 from clary.control.engines import interpreters
 from clary.control.engines.interpreters import InterpreterProbe
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from job_script import MODEL_URI, Script, at, exit_of
 
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import CheckpointFacts, Failure, HostPhase, OrderKind
-from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events
 from clary.control.jobs.attempts import MAX_DETAILED

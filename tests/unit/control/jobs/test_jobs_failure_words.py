@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.errors import Fault
+from clary.base.errors import Fault
 from clary.control.jobs.failure_words import Weight, class_of, weigh
 from clary.control.jobs.verdicts import Verdict, judge
 

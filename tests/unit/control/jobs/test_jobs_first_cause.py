@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import Clue, Failure, GpuError, HostFacts, HostPhase, ProcessExit
-from clary.contract.errors import Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.control.jobs.failure_words import Weight
 from clary.control.jobs.first_cause import find_first_cause, moments

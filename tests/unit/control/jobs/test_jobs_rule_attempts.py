@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from job_script import MODEL_URI, Script, exit_of
 
+from clary.base.errors import Fault
+from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import Failure, HostPhase, OrderKind
-from clary.contract.errors import Fault
 from clary.contract.job_rules import RuleFacts
-from clary.contract.plain import from_plain, to_plain
 from clary.contract.statuses import RuleStatus, SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events
-from clary.control.jobs.rule_evaluations import RuleKind, rows_of
+from clary.control.jobs.rules.rule_evaluations import RuleKind, rows_of
 from clary.control.jobs.training_job import AttemptEnd, EndCause, RestartRule, TrainingJob
 
 RECLAIM = events.Reclaimed(reason="The spot capacity of algo-1 was reclaimed", grace_s=30.0)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from clary.contract.plain import to_plain
+from clary.base.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.soundness import REQUIRED, complaint
 from clary.control.jobs.training_job import TrainingJob

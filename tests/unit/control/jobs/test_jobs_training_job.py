@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.errors import Fault
+from clary.base.errors import Fault
 from clary.contract.failure_reasons import MAX_FAILURE_REASON
 from clary.control.jobs.training_job import JobFailure
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_script import MODEL_URI, PLAN, START, Script, at, exit_of, new_job
 
+from clary.base.errors import Fault
 from clary.contract.agent_protocol import Failure, HostFacts, HostPhase, OrderKind, Report, StagedPart
-from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events, transitions
 from clary.control.jobs.training_job import AttemptEnd, EndCause, RestartRule

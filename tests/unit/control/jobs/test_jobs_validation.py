@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.jobs import validation
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.members.member import Site

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from urllib.parse import quote_plus
 
+from clary.base.errors import ObjectStoreError
 from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet, content_key, manifest_key, write_manifest
-from clary.contract.errors import ObjectStoreError
 from clary.control.objects.checkpoint_manifests import CheckpointPlace
 
 PLACE = CheckpointPlace("b", "ckpt/demo/")

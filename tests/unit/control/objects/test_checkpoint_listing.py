@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 from checkpoint_bucket import PLACE, TAKEN, FakeBucket, FakeStream, aside, commit, file, make_set
 
+from clary.base.errors import ObjectStoreError
 from clary.contract.checkpoint_sets import manifest_key
-from clary.contract.errors import ObjectStoreError
 from clary.control.objects import checkpoint_sets
 from clary.control.objects.checkpoint_sets import SetState, list_sets
 

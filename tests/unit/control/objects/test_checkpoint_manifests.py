@@ -7,8 +7,8 @@ import pytest
 from checkpoint_bucket import PLACE, FakeBucket, FakeStream, aside, commit, file, make_set
 
 from clary.agent.checkpoints.places import set_problem
+from clary.base.errors import ContractError, ObjectStoreError
 from clary.contract.checkpoint_sets import manifest_key, write_manifest
-from clary.contract.errors import ContractError, ObjectStoreError
 from clary.control.objects import checkpoint_manifests
 from clary.control.objects.checkpoint_manifests import (
     MAX_OBJECT_BYTES,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from checkpoint_bucket import PLACE, FakeBucket, FakeStream, aside, commit, file, make_set
 
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
 from clary.control.objects import checkpoint_verification
 from clary.control.objects.checkpoint_verification import SetTarget, VerificationReport, verify_sets
 

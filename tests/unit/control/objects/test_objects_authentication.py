@@ -11,8 +11,8 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.contract.launch_plan import Credentials
 from clary.control.objects.authentication import Caller, authenticate
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects.bucket_regions import check_constraint, location_document
 
 

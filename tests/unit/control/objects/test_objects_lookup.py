@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
 from clary.control.objects import lookup
 from clary.control.objects.lookup import REMEMBER_S, ObjectLookup
 

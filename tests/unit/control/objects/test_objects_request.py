@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects import s3_request
 from clary.control.objects.s3_request import parse_request, split_target
 

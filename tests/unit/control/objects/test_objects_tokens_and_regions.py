@@ -9,8 +9,8 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.contract.launch_plan import Credentials
 from clary.control.objects.authentication import authenticate
 from clary.control.permissions.temporary_keys import TemporaryKey, TemporaryKeys

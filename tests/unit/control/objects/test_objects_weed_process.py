@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
+from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Credentials
-from clary.contract.processes import ProcessId
 from clary.control.objects import weed_process
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.weed_process import StoreRecord

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from clary.contract.errors import ObjectStoreError
+from clary.base.errors import ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.objects import store_client
 from clary.control.objects.listing import pages

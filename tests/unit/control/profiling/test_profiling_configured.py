@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
 from clary.control.profiling.configured import REPORT, configured_rules, default_report, object_prefix
 from clary.control.profiling.rule import rule_with
 from clary.control.profiling.rules import RULES

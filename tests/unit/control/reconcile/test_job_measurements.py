@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
 from clary.control.profiling.measurements import JUDGED_NAMES, NAMES
 from clary.control.reconcile.job_measurements import look_at, read_measurements
 from clary.control.series.queries import MAX_PATTERN, MAX_WILDCARDS, SeriesAnswer

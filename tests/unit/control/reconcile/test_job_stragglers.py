@@ -1,7 +1,7 @@
 """Who held a job up over its whole time, from what a report reads."""
 
 from clary.contract.agent_protocol import HostPhase
-from clary.control.jobs.stragglers import StragglerKind
+from clary.control.analysis.stragglers import StragglerKind
 from clary.control.profiling.measurements import HostShape, measurements_of
 from clary.control.reconcile.job_stragglers import whole_verdict
 from clary.control.series.queries import Point, Series

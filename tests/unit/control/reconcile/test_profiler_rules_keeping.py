@@ -5,12 +5,12 @@ import time
 
 import pytest
 
+from clary.base.errors import ObjectStoreError
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.errors import ObjectStoreError
 from clary.contract.metric_samples import SampleBatch
 from clary.control.profiling.rules import RULES
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
 from clary.control.reconcile.profiler_rules import DISABLED, MOST_TRIES, NEVER_RAN, ProfilerRules
-from clary.control.reconcile.sample_gateway import SampleGateway
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START
 

@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
+from clary.base.errors import StoreError, WireError
 from clary.contract.agent_protocol import HostPhase, LogBatch, LogBlock, OrderKind
-from clary.contract.errors import StoreError, WireError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.spot import parse_schedule
-from clary.control.server.spot_actions import reclaim
+from clary.control.server.actions.spot_actions import reclaim
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import FakeClock
 from clary.testing.fake_engine import FakeEngine

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from clary.base.errors import WireError
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.errors import WireError
 from clary.control.engines.interface import HeldAttempt
 from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.store.damage import JobUnreadable

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from clary.contract.errors import StoreError, WireError
+from clary.base.errors import StoreError, WireError
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.store.errors import JobExists
 from clary.testing.control_plane import ControlPlane

@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import pytest
 
+from clary.base.clock import SystemClock
+from clary.base.errors import StoreError, WireError
 from clary.contract.agent_protocol import (
     HEARTBEAT_INTERVAL_S,
     MAX_BATCH_LINES,
@@ -20,8 +22,6 @@ from clary.contract.agent_protocol import (
     OrderKind,
     Report,
 )
-from clary.contract.clock import SystemClock
-from clary.contract.errors import StoreError, WireError
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.reconcile.hub import MAX_FINAL_METRICS
 from clary.control.store.errors import JobNotFound

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from clary.control.reconcile.profile_keeping import keep_profiles
+from clary.control.reconcile.desks.profile_keeping import keep_profiles
 from clary.control.reconcile.profiler_rules import ProfilerRules
 from clary.testing.control_plane import ControlPlane
 

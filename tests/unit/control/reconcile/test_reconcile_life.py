@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from clary.base.errors import EngineError, Fault, StoreError
 from clary.contract.agent_protocol import HostPhase, OrderKind
-from clary.contract.errors import EngineError, Fault, StoreError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.deadlines import KILL_ALLOWANCE_S
 from clary.control.reconcile.releasing import RELEASE_WAIT_S, RETRY_RELEASE_S

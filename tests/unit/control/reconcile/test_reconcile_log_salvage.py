@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.agent.supervisor.log_spool import LogSpool
+from clary.agent.log.log_spool import LogSpool
 from clary.contract.agent_protocol import HostPhase, LogBatch
 from clary.contract.log_blocks import SPOOL_FOLDER
 from clary.testing.control_plane import ControlPlane

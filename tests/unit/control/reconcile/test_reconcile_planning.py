@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from clary.base.plain import from_plain
 from clary.contract.launch_plan import AnsiCodes, LaunchPlan
-from clary.contract.plain import from_plain
 from clary.control.settings import load_settings
 from clary.testing.control_plane import ControlPlane
 

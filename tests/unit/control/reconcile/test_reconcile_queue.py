@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from clary.contract.errors import ContractError, WireError
+from clary.base.errors import ContractError, WireError
 from clary.contract.rehearsals import DISKS_VARIABLE, REHEARSAL_VARIABLE, disks_value
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.testing.control_plane import ControlPlane

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from clary.contract.statuses import RuleStatus, SecondaryStatus, TrainingJobStatus
-from clary.control.jobs.rule_evaluations import RuleEvaluation, RuleKind
+from clary.control.jobs.rules.rule_evaluations import RuleEvaluation, RuleKind
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile import rule_notices
 from clary.control.reconcile.rule_notices import RuleNotices

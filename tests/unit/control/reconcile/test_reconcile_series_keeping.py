@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from clary.contract.errors import StoreError
+from clary.base.errors import StoreError
 from clary.contract.metric_samples import SampleBatch
 from clary.control.reconcile import series_keeping
-from clary.control.reconcile.sample_gateway import FRESH_S, SampleGateway
+from clary.control.reconcile.gateways.sample_gateway import FRESH_S, SampleGateway
 from clary.control.reconcile.series_keeping import keep_series, keep_series_once
 from clary.control.series.queries import SeriesQuery
 from clary.control.series.tables import SeriesTable

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract import clock as clock_module
+from clary.base import clock as clock_module
+from clary.base.clock import ClockAnchor
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.clock import ClockAnchor
 from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs import warm_pools
 from clary.control.server.job_keys import JobKeys
-from clary.control.server.jobs_page import jobs_page
+from clary.control.server.pages.jobs_page import jobs_page
 from clary.control.state_folder import RootSecrets
 from clary.testing.control_plane import LIMITS, ControlPlane, FakeAgent
 from clary.testing.fake_clock import START, FakeClock

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from clary.base.errors import EngineError, WireError
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.errors import EngineError, WireError
 from clary.control.jobs import events
 from clary.control.jobs.job_request import JobRequest
 from clary.control.scheduling.catalogue import GIB

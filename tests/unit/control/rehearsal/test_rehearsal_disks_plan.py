@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
 from clary.control.rehearsal.disks import check_disks, disk_hosts, in_words, parse_size
 from clary.control.rehearsal.faults import FaultKind, parse_fault
 

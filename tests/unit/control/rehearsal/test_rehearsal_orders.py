@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
+from clary.base.errors import ContractError
 from clary.cli import rehearse
-from clary.contract.errors import ContractError
 from clary.control.rehearsal.orders import MAX_FAULTS, read_order
 
 REQUEST = {"TrainingJobName": "fit", "ResourceConfig": {"InstanceCount": 2, "InstanceType": "local"}}

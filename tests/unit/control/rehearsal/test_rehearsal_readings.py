@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
 from clary.control.rehearsal.readings import make_reader
 
 

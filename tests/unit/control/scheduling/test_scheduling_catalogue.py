@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
 from clary.control.scheduling.catalogue import GIB, known_types, lookup
 from clary.control.scheduling.machine import Machine
 

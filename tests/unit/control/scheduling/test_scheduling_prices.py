@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from clary.contract.errors import ContractError, Fault
+from clary.base.errors import ContractError, Fault
 from clary.control.jobs.job_request import JobRequest
 from clary.control.scheduling.catalogue import known_types
 from clary.control.scheduling.prices import load_prices, parse_prices

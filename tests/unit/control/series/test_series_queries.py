@@ -3,7 +3,7 @@
 import pytest
 from series_tables import START_MS, measured, rows
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
 from clary.control.series.queries import (
     COARSE_MS,
     FINE_MS,

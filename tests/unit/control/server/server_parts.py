@@ -5,8 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
+from clary.base.plain import to_plain
 from clary.contract.agent_protocol import HostFacts, HostPhase, ProcessExit
-from clary.contract.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import HostRecord, StatusTransition, TrainingJob
 from clary.control.scheduling.prices import load_prices

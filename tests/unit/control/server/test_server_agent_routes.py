@@ -6,6 +6,8 @@ import json
 import pytest
 from server_parts import START, document, request, running_job
 
+from clary.base.errors import WireError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import (
     HostFacts,
     HostPhase,
@@ -17,10 +19,8 @@ from clary.contract.agent_protocol import (
     Report,
     ReportReceipt,
 )
-from clary.contract.errors import WireError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch
-from clary.contract.plain import from_plain, to_plain
 from clary.control.server.agent_routes import MAX_ORDER_WAIT_S, AgentRoutes
 from clary.control.server.clary_handler import ClaryHandler
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clary.contract.clock import SystemClock
+from clary.base.clock import SystemClock
 from clary.contract.launch_plan import Credentials
 from clary.contract.sigv4 import payload_hash, sign
 from clary.control.permissions.grants import Grants

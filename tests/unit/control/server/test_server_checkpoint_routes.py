@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from server_parts import START, FakeServices, document, request, running_job
 
+from clary.base.errors import ObjectStoreError, WireError
 from clary.contract.agent_protocol import HostFacts, HostPhase
-from clary.contract.errors import ObjectStoreError, WireError
 from clary.control.jobs.training_job import AttemptEnd, HostRecord, PastAttempt
 from clary.control.objects.checkpoint_manifests import ManifestObject
 from clary.control.objects.checkpoint_verification import SetReport, SetTarget

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 from server_parts import START, START_MS, FakeServices, document, request, running_job
 
+from clary.base.errors import WireError
 from clary.contract.agent_protocol import LogBlock
-from clary.contract.errors import WireError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import EndCause, FinalMetric, JobFailure
-from clary.control.server.compare_page import differences
 from clary.control.server.console_routes import ConsoleRoutes
-from clary.control.server.internal_http import finite_answer, json_answer, query_of
+from clary.control.server.edge.internal_http import finite_answer, json_answer, query_of
+from clary.control.server.pages.compare_page import differences
 from clary.control.server.people_routes import PeopleRoutes
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 from clary.control.store.store import Store
 
 JOB = "/clary/v1/jobs/job-1"

@@ -14,7 +14,7 @@ from server_parts import START, request, running_job
 from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.metric_samples import SampleBatch
 from clary.control.jobs.training_job import AttemptEnd, JobFailure, PastAttempt
-from clary.control.reconcile.sample_gateway import FRESH_S, SampleGateway
+from clary.control.reconcile.gateways.sample_gateway import FRESH_S, SampleGateway
 from clary.control.server.metrics_page import MetricsPage
 from clary.testing.fake_clock import FakeClock
 

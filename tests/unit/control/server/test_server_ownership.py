@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from clary.contract.errors import EngineError, Fault, StoreError
+from clary.base.errors import EngineError, Fault, StoreError
 from clary.control.server import ownership
 from clary.control.server.ownership import LEASE_NAME, cancel, database_lease, sole_owner
 from clary.control.state_folder import StateFolder

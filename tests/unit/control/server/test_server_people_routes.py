@@ -7,14 +7,14 @@ from urllib.parse import quote
 import pytest
 from server_parts import START, START_MS, FakeServices, document, request, running_job
 
+from clary.base.errors import WireError
 from clary.contract.agent_protocol import LogBlock
-from clary.contract.errors import WireError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric, JobFailure
 from clary.control.server import people_routes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.people_routes import PeopleRoutes
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 
 JOB = "/clary/v1/jobs/job-1"
 

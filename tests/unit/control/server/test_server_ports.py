@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from clary.contract.errors import EngineError, Fault
+from clary.base.errors import EngineError, Fault
 from clary.control.server.ports import Ports, choose_ports
 from clary.control.settings import Settings
 from clary.control.state_folder import ServiceRecord

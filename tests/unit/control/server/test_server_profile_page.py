@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from server_parts import FakeServices, document, request, running_job
 
+from clary.base.errors import WireError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.deep_profiles import HostProfile, ProfileRequest, RankProfile, RankState
-from clary.contract.errors import WireError
-from clary.contract.plain import from_plain, to_plain
-from clary.control.reconcile.profile_desk import ProfileDesk
+from clary.control.reconcile.desks.profile_desk import ProfileDesk
 from clary.control.server.people_routes import PeopleRoutes
 from clary.testing.fake_clock import FakeClock
 

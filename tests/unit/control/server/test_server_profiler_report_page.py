@@ -6,7 +6,7 @@ from server_parts import document, request
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.metric_samples import SampleBatch
 from clary.control.profiling.rules import RULES
-from clary.control.reconcile.sample_gateway import SampleGateway
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
 from clary.control.server.people_routes import PeopleRoutes
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START

@@ -5,7 +5,7 @@ import json
 import pytest
 from server_parts import request
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.server.people_routes import PeopleRoutes
 from clary.testing.control_plane import ControlPlane
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from clary.contract.errors import ClaryError
+from clary.base.errors import ClaryError
 from clary.control.server.start_notes import noted
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from clary.contract.processes import ProcessId
+from clary.base.processes import ProcessId
 from clary.control.server.state_files import mend_files
 from clary.control.state_folder import ServiceRecord, StateFolder, read_record_file
 

@@ -8,7 +8,7 @@ from server_parts import START_MS, FakeServices, document, request, running_job
 from clary.contract.agent_protocol import LogBlock
 from clary.control.jobs.training_job import JobFailure
 from clary.control.server.people_routes import PeopleRoutes
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 
 WHY = "/clary/v1/jobs/job-1/why"
 SAID = [

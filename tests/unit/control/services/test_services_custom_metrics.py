@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.permissions.grants import Grants
 from clary.control.services import custom_metrics
 from clary.control.services.call import Call

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.testing.control_plane import ControlPlane
 from clary.testing.wire_checks import answers_in_shape
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.dispatch import dispatch
 from clary.testing.control_plane import ControlPlane

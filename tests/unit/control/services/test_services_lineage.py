@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.contract.errors import WireError
-from clary.control.store.component_metrics import summary
+from clary.base.errors import WireError
+from clary.control.store.tracking.component_metrics import summary
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START
 from clary.testing.wire_checks import answers_in_shape

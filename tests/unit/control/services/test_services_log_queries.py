@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
+from clary.base.errors import WireError
 from clary.contract.agent_protocol import LogBlock
-from clary.contract.errors import WireError
 from clary.control.permissions import api_rules
 from clary.control.permissions.grants import Grants
 from clary.control.services import query_desk
 from clary.control.services.call import Call
 from clary.control.services.dispatch import dispatch
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 from clary.testing.control_plane import ControlPlane
 
 GROUP = "/aws/sagemaker/TrainingJobs"

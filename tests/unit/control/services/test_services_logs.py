@@ -2,10 +2,10 @@
 
 import pytest
 
+from clary.base.errors import StoreError, WireError
 from clary.contract.agent_protocol import LogBatch, LogBlock
-from clary.contract.errors import StoreError, WireError
 from clary.control.reconcile.log_cleaning import remove_expired_streams
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 from clary.testing.control_plane import ControlPlane
 
 GROUP = "/aws/sagemaker/TrainingJobs"

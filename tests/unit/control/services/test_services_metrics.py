@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from clary.base.errors import WireError
 from clary.contract.agent_protocol import CheckpointFacts, HostPhase
-from clary.contract.errors import WireError
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.services import metric_lists
 from clary.control.store.errors import JobNotFound

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.sagemaker.profiler_requests import (
     INTERVALS_MS,
     check_profiler,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clary.contract.errors import ObjectStoreError, WireError
+from clary.base.errors import ObjectStoreError, WireError
 from clary.control.services.call import Call
 from clary.control.services.dispatch import dispatch
 from clary.control.store.job_documents import job_of, row_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.experiments.search_filters import check, matches, sort_value, values_at
 from clary.testing.control_plane import ControlPlane
 from clary.testing.wire_checks import answers_in_shape

@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
+from clary.base.plain import to_plain
 from clary.contract.metric_samples import SampleBatch
-from clary.contract.plain import to_plain
-from clary.control.reconcile.sample_gateway import SampleGateway
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
 from clary.control.reconcile.series_keeping import keep_series_once
 from clary.control.server.agent_routes import AgentRoutes
-from clary.control.server.series_page import default_step_ms, series_page
+from clary.control.server.pages.series_page import default_step_ms, series_page
 from clary.control.wire.messages import HttpRequest
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START

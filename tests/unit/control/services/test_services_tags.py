@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.testing.control_plane import ControlPlane
 
 ARN = "arn:aws:sagemaker:us-west-2:000000000000:training-job/job"

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_requests import create_operation, full_value, json_values, values
 
-from clary.contract.errors import WireError
-from clary.control.store.experiment_rows import Kind
+from clary.base.errors import WireError
 from clary.control.store.job_documents import row_of
 from clary.control.store.tables import jobs
+from clary.control.store.tracking.experiment_rows import Kind
 from clary.control.wire.models import Protocol, service
 from clary.control.wire.serializing import serialize
 from clary.control.wire.validation import validate

@@ -8,8 +8,8 @@ import botocore.session
 import pytest
 from botocore.parsers import create_parser
 
+from clary.base.errors import WireError
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.errors import WireError
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.services.dispatch import HANDLERS

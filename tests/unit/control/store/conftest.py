@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from log_lines import CREATED, STREAM, FakeClock
 
-from clary.control.store import log_index
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files import log_index
+from clary.control.store.log_files.logs import LogStore
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Self
 
 from clary.contract.agent_protocol import LogBlock
 from clary.control.store.database import open_engines, parse_url
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.logs import LogStore
 from clary.control.store.store import Store
 
 STREAM = "crash/algo-1-1"

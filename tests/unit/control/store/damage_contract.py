@@ -13,17 +13,17 @@ import pytest
 from sqlalchemy import create_engine, text
 from store_contract import completed, count_up, make_job
 
-from clary.contract.errors import StoreError
+from clary.base.errors import StoreError
 from clary.contract.training_values import TrainingProgress
 from clary.control.store.damage import DamagedRow, JobUnreadable
 from clary.control.store.database import parse_url
 from clary.control.store.errors import JobExists
-from clary.control.store.experiment_rows import Kind, Tracked
 from clary.control.store.job_cards import CardQuery
 from clary.control.store.job_documents import row_of
 from clary.control.store.job_queries import JobQuery
 from clary.control.store.quarantine import NoSuchEntry
 from clary.control.store.store import Store
+from clary.control.store.tracking.experiment_rows import Kind, Tracked
 
 DOCUMENT = json.loads(row_of(make_job("damaged"))["document"])
 DAMAGES = {

@@ -13,10 +13,11 @@ import pytest
 from store_contract import make_job
 
 from clary.control.jobs.training_job import FinalMetric
-from clary.control.store.associations import EdgeOrder, EdgeQuery
-from clary.control.store.component_metrics import Owner
 from clary.control.store.errors import BadToken
-from clary.control.store.experiment_rows import (
+from clary.control.store.store import Store
+from clary.control.store.tracking.associations import EdgeOrder, EdgeQuery
+from clary.control.store.tracking.component_metrics import Owner
+from clary.control.store.tracking.experiment_rows import (
     Association,
     Kind,
     Tracked,
@@ -24,8 +25,7 @@ from clary.control.store.experiment_rows import (
     TrackedInUse,
     TrackedNotFound,
 )
-from clary.control.store.experiments import TrackedQuery
-from clary.control.store.store import Store
+from clary.control.store.tracking.experiments import TrackedQuery
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

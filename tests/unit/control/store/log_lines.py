@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 
 from clary.contract.agent_protocol import LogBlock
-from clary.control.store.log_pages import LogEvent
-from clary.control.store.logs import LogStore
+from clary.control.store.log_files.log_pages import LogEvent
+from clary.control.store.log_files.logs import LogStore
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

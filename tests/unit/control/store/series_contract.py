@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, select, update
 from store_contract import make_job
 
-from clary.contract.errors import ContractError
+from clary.base.errors import ContractError
 from clary.control.series.queries import COARSE_MS, FINE_MS, ROWS_MS, SeriesQuery
 from clary.control.series.tables import SeriesTable, between
 from clary.control.store import series_blocks as series_blocks_module

@@ -20,9 +20,9 @@ import pytest
 from crash_nursery import CrashNursery
 from sqlalchemy import create_engine, insert, inspect, text
 
+from clary.base.errors import StoreError
+from clary.base.plain import to_plain
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
-from clary.contract.errors import StoreError
-from clary.contract.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.job_state import JobState
 from clary.control.jobs.training_job import FinalMetric, HostRecord, JobFailure, StatusTransition, TrainingJob

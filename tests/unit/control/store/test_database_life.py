@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from store_contract import make_job
 
-from clary.contract.errors import StoreError
+from clary.base.errors import StoreError
 from clary.control.store import backups
 from clary.control.store.backups import Backups
 from clary.control.store.database_life import MARK_FILE, DatabaseLife

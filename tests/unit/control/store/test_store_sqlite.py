@@ -13,7 +13,7 @@ import pytest
 from curve_contract import CurveContract
 from store_contract import StoreContract, count_up, make_job
 
-from clary.contract.errors import StoreError
+from clary.base.errors import StoreError
 from clary.control.store import database, group_commit
 from clary.control.store.store import Store
 

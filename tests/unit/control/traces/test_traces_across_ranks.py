@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from trace_events import event, packed, profile_of, trace_of
 
+from clary.base.plain import to_plain
 from clary.contract.deep_profiles import HostProfile, RankProfile, RankState
-from clary.contract.plain import to_plain
 from clary.control.traces.across_ranks import BY_ENDS, NOT_ALIGNED, ONE_CLOCK, marks_of, set_clocks, skews
 from clary.control.traces.analysis import analyse
 

@@ -3,7 +3,7 @@
 import pytest
 from wire_builders import read_by_botocore
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.dispatch import HANDLERS, LISTED_EMPTY, dispatch
 from clary.control.wire.models import Protocol, service
 from clary.control.wire.serializing import serialize

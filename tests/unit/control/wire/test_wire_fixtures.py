@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from wire_builders import json_request
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.wire.parsing import parse
 from clary.control.wire.routing import route
 from clary.control.wire.validation import validate

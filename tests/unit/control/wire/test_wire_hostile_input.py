@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_builders import REQUEST_ID, form_request, json_request
 
-from clary.contract.clock import SystemClock
-from clary.contract.errors import WireError
+from clary.base.clock import SystemClock
+from clary.base.errors import WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.parsing import parse
 from clary.control.wire.routing import protocol_of, route

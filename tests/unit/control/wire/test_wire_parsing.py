@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from wire_builders import form_request, json_request, sagemaker
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Protocol, service
 from clary.control.wire.parsing import MAX_DECOMPRESSED_BYTES, parse, unknown_members

@@ -22,7 +22,7 @@ from botocore.parsers import create_parser
 from botocore.utils import parse_timestamp
 from wire_builders import BOTOCORE_PROTOCOLS, REQUEST_ID
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Operation, Protocol, Service
 from clary.control.wire.parsing import parse

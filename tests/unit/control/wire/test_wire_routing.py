@@ -9,7 +9,7 @@ import pytest
 from botocore.parsers import create_parser
 from wire_builders import form_request, json_request
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Protocol
 from clary.control.wire.routing import REST_XML_SCOPES, credential_service, protocol_of, route

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 from wire_builders import REQUEST_ID, read_by_botocore, sagemaker
 
-from clary.contract.errors import ContractError, WireError
+from clary.base.errors import ContractError, WireError
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.wire.models import Protocol, service
 from clary.control.wire.serializing import MEMBERS, serialize, serialize_error

@@ -13,8 +13,8 @@ from botocore.exceptions import ClientError
 from botocore.session import Session
 from wire_builders import REQUEST_ID, sagemaker
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.contract.launch_plan import Credentials
 from clary.control.permissions.temporary_keys import TemporaryKeys
 from clary.control.wire.messages import HttpRequest

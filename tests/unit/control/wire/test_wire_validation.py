@@ -7,7 +7,7 @@ import pytest
 from botocore.model import ServiceModel
 from wire_builders import sagemaker
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.wire.models import Operation, Protocol, Service, service
 from clary.control.wire.validation import LENIENT_MAX_LENGTH, MAX_SHOWN_ERRORS, validate
 

@@ -9,9 +9,9 @@ from unittest import mock
 import torch
 
 from clary.train import debugger, graph_captures
-from clary.train.debugger import copying
-from clary.train.debugger.buffers import Pieces
-from clary.train.debugger.copying import StepCopy
+from clary.train.debugger.capture import copying
+from clary.train.debugger.capture.buffers import Pieces
+from clary.train.debugger.capture.copying import StepCopy
 from clary.train.debugger.errors import DebuggerError
 from clary.train.debugger.hook import Hook, del_hook
 

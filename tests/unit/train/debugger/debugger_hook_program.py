@@ -24,8 +24,8 @@ from clary.agent.checkpoints.step_counts import StepCountSource, leave_restored
 from clary.contract.checkpoint_sets import CheckpointFile
 from clary.contract.step_counts import FOLDER_VARIABLE, RestoredCounts, StepCounts
 from clary.train import debugger
-from clary.train.debugger import losses
-from clary.train.debugger import writing as writing_module
+from clary.train.debugger.capture import losses
+from clary.train.debugger.capture import writing as writing_module
 from clary.train.debugger.errors import (
     NoMoreData,
     StepUnavailable,

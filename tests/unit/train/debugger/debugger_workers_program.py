@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from clary.train import debugger
-from clary.train.debugger.ends import mark_ended
+from clary.train.debugger.capture.folder_claims import FolderClaim
 from clary.train.debugger.errors import FolderTaken, InvalidWorker, RuleEvaluationConditionMet
 from clary.train.debugger.files import COLLECTIONS, ENDED, step_file
-from clary.train.debugger.folder_claims import FolderClaim
 from clary.train.debugger.hook import Hook
 from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.reading.ends import mark_ended
 from clary.train.debugger.rule import invoke_rule
 from clary.train.debugger.rules import make_rule
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, write_step

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clary.train.debugger.automatic import install_from_config
-from clary.train.debugger.choosing import Chooser, Wanted, needs_modules
+from clary.train.debugger.capture.choosing import Chooser, Wanted, needs_modules
 from clary.train.debugger.collection import Collection, CollectionManager
 from clary.train.debugger.configuration import configuration_path, parse_configuration, read_configuration
 from clary.train.debugger.errors import ConfigurationError

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from clary.train.debugger import evaluation
-from clary.train.debugger.ends import mark_ended
 from clary.train.debugger.errors import NoMoreData, RuleEvaluationConditionMet
 from clary.train.debugger.files import LocalFiles, step_file
 from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.reading.ends import mark_ended
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding, Rule, invoke_rule
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, write_step
-from clary.train.debugger.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[4]
 RULES = """

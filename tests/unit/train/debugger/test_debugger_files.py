@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clary.train.debugger.ends import mark_ended
+from clary.train.debugger.capture.writing import Writer
 from clary.train.debugger.errors import (
     NoMoreData,
     StepNotYetAvailable,
@@ -23,12 +23,12 @@ from clary.train.debugger.errors import (
 )
 from clary.train.debugger.files import STEPS, LocalFiles, step_file
 from clary.train.debugger.modes import ModeKeys
-from clary.train.debugger.refreshing import no_refresh
-from clary.train.debugger.saved_steps import StepState
+from clary.train.debugger.reading.ends import mark_ended
+from clary.train.debugger.reading.refreshing import no_refresh
+from clary.train.debugger.reading.saved_steps import StepState
+from clary.train.debugger.reading.trial import Trial
+from clary.train.debugger.reading.trial_places import create_trial
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, read_index, read_values, write_step
-from clary.train.debugger.trial import Trial
-from clary.train.debugger.trial_places import create_trial
-from clary.train.debugger.writing import Writer
 
 LIMIT_S = 30.0
 

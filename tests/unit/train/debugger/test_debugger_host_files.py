@@ -9,10 +9,10 @@ from clary.contract.job_rules import host_end
 from clary.train.debugger import evaluation
 from clary.train.debugger.errors import StoreError
 from clary.train.debugger.files import HOST_FILE, LocalFiles, step_file
-from clary.train.debugger.host_files import AWAY_S, HostsFiles
 from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.reading.host_files import AWAY_S, HostsFiles
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, write_step
-from clary.train.debugger.trial import Trial
 
 OWN_END = "algo-1.try-2.of-2"
 RULE = """
@@ -252,7 +252,7 @@ def test_what_another_host_stored_in_an_earlier_try_is_not_seen(near: Path, far:
 
 
 def test_a_store_that_is_away_for_a_while_ends_no_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clary.train.debugger.host_files._PAUSE_S", 0.01)
+    monkeypatch.setattr("clary.train.debugger.reading.host_files._PAUSE_S", 0.01)
     far, clock = FakeFar(tmp_path / "far"), FakeTime()
     save(tmp_path / "far", "worker_1", 0)
     name = f"steps/{step_file(0, 'worker_1')}"

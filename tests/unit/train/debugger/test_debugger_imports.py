@@ -15,7 +15,7 @@ STORE = {"http.client", "ssl", "xml.etree.ElementTree", "pyexpat", "concurrent.f
 READING = {
     f"clary.train.debugger.{name}"
     for name in ("rule", "rules", "trial", "trial_places", "trial_reader", "refreshing", "saved_tensor", "s3_files")
-} | {"clary.train.debugger.s3_access", "clary.train.debugger.object_blocks"}
+} | {"clary.train.debugger.reading.s3_access", "clary.train.debugger.reading.object_blocks"}
 TOLD = "\nimport sys; print(*sorted(sys.modules))"
 
 
@@ -67,7 +67,7 @@ assert set(debugger.__all__) <= set(dir(debugger))
 for name in debugger.__all__ + smd.__all__:
     assert getattr(debugger if name in debugger.__all__ else smd, name) is not None
 """
-    assert "clary.train.debugger.trial" in loaded(TRAIN_PYTHON, program)
+    assert "clary.train.debugger.reading.trial" in loaded(TRAIN_PYTHON, program)
 
 
 def test_a_name_that_is_not_there_is_said_as_for_any_module() -> None:

@@ -3,12 +3,12 @@
 import struct
 from pathlib import Path
 
+from clary.train.debugger.capture.writing import Writer
 from clary.train.debugger.files import STEPS, LocalFiles, step_file
 from clary.train.debugger.modes import ModeKeys
-from clary.train.debugger.refreshing import no_refresh
+from clary.train.debugger.reading.refreshing import no_refresh
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, read_index, write_step
-from clary.train.debugger.trial import Trial
-from clary.train.debugger.writing import Writer
 
 LARGE = struct.pack("<2048f", *range(2048))
 

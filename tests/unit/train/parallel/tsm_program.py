@@ -20,17 +20,18 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.checkpoint import CheckpointException
 
 from clary.compat import clary_autoload
-from clary.train.parallel.fsdp import offloading, s3
+from clary.train.parallel.fsdp import offloading
+from clary.train.parallel.fsdp.checkpoint import s3
+from clary.train.parallel.fsdp.checkpoint.folders import limit_num_subdirs
+from clary.train.parallel.fsdp.checkpoint.loading import load
+from clary.train.parallel.fsdp.checkpoint.local_state import init_optim_state
+from clary.train.parallel.fsdp.checkpoint.s3_errors import retry_with_jitter
+from clary.train.parallel.fsdp.checkpoint.saving import save
+from clary.train.parallel.fsdp.checkpoint.storage import DistributedFileSystemReader, DistributedFileSystemWriter
 from clary.train.parallel.fsdp.delayed import DelayedParamIniter
-from clary.train.parallel.fsdp.folders import limit_num_subdirs
-from clary.train.parallel.fsdp.loading import load
-from clary.train.parallel.fsdp.local_state import init_optim_state
 from clary.train.parallel.fsdp.modules import empty_module_params, move_buffers_to_device
-from clary.train.parallel.fsdp.s3_errors import retry_with_jitter
-from clary.train.parallel.fsdp.saving import save
 from clary.train.parallel.fsdp.session import init
 from clary.train.parallel.fsdp.state import RandomStates, state
-from clary.train.parallel.fsdp.storage import DistributedFileSystemReader, DistributedFileSystemWriter
 from clary.train.parallel.fsdp.training import transform
 
 SUBMODULES = (
@@ -308,8 +309,8 @@ def test_paths_that_are_none_are_refused():
 def test_a_program_that_ends_lets_its_files_be_written():
     program = (
         "import sys, time, torch\n"
-        "from clary.train.parallel.fsdp.asynchronous import async_save\n"
-        "from clary.train.parallel.fsdp.storage import DistributedFileSystemWriter as Writer\n"
+        "from clary.train.parallel.fsdp.checkpoint.asynchronous import async_save\n"
+        "from clary.train.parallel.fsdp.checkpoint.storage import DistributedFileSystemWriter as Writer\n"
         "slow = Writer(sys.argv[1], pre_write_hooks=[lambda: time.sleep(0.5)])\n"
         "async_save({'weight': torch.ones(3)}, storage_writer=slow)\n"
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from clary.base.plain import to_plain
 from clary.contract.deep_profiles import ProfileRequest
-from clary.contract.plain import to_plain
 from clary.train.profiling import recorder as recorder_module
 from clary.train.profiling import recording, waiting_requests
 from clary.train.profiling.recorder import Recorder

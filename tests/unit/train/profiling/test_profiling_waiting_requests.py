@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from clary.base.plain import to_plain
 from clary.contract.deep_profiles import OUT_FOLDER, ProfileRequest, RankProfile, RankState
-from clary.contract.plain import to_plain
 from clary.train.profiling import waiting_requests
 from clary.train.profiling.rank_files import RankFiles
 from clary.train.profiling.step_counter import StepCounter

@@ -13,7 +13,7 @@ from clary.agent.autopsy.call_records import groups_of, left_calls, read_records
 from clary.contract.collective_records import DTYPES, OPERATIONS, STATES
 from clary.contract.stack_dumps import HostDump, ProcessDump
 from clary.contract.step_records import FOLDER_VARIABLE
-from clary.control.jobs.last_collectives import count_collectives
+from clary.control.analysis.last_collectives import count_collectives
 
 LIMIT_S = 90.0
 

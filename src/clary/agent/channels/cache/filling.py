@@ -25,7 +25,7 @@ from clary.agent.channels.cache.naming import Identity, identity_of, is_as_store
 from clary.agent.channels.selection import ChannelObject
 from clary.agent.channels.unpacking import is_packed, write_unpacked
 from clary.agent.object_store import ObjectStore, whole_file
-from clary.contract.errors import AgentError, ObjectStoreError
+from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.launch_plan import Channel
 
 LOCK_WAIT_S = 120.0  # for objects that other holders fetch; then they are fetched a second time

@@ -25,7 +25,7 @@ from clary.agent.checkpoints.evidence.inotify import Event, Inotify
 from clary.agent.checkpoints.evidence.observations import Close
 from clary.agent.checkpoints.folder import CheckpointFolder, open_below
 from clary.agent.checkpoints.scanning import FileFacts, facts_of
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 
 _MAX_DEPTH = 100
 _MAX_WATCHES = 10_000  # of one folder: each costs the kernel about a kilobyte

@@ -22,8 +22,8 @@ from math import inf
 from pathlib import Path
 
 from clary.agent.checkpoints.evidence.observations import Death
-from clary.contract.clock import Clock
-from clary.contract.processes import live_descendants, parse_stat, read_entry
+from clary.base.clock import Clock
+from clary.base.processes import live_descendants, parse_stat, read_entry
 
 _MAX_PIDFDS = 256
 _MAX_DEATHS = 1000  # that are remembered

@@ -34,7 +34,7 @@ from clary.agent.checkpoints.evidence.processes import ProgramProcesses
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.log_names import is_log
 from clary.agent.checkpoints.scanning import FileFacts, Snapshot, facts_of, scan
-from clary.contract.clock import Clock
+from clary.base.clock import Clock
 
 _TICK_S = 2.0  # from one look at who is alive to the next, when nothing happens
 _PAUSE_S = 0.02  # after news, so that a crowd of them costs one look

@@ -1,5 +1,5 @@
 """Trials that stay as they are for a while."""
 
-from clary.train.debugger.refreshing import no_refresh, refresh
+from clary.train.debugger.reading.refreshing import no_refresh, refresh
 
 __all__ = ["no_refresh", "refresh"]

@@ -1,6 +1,6 @@
 """What a training has saved."""
 
-from clary.train.debugger.trial import Trial
-from clary.train.debugger.trial_places import LocalTrial, S3Trial, create_trial
+from clary.train.debugger.reading.trial import Trial
+from clary.train.debugger.reading.trial_places import LocalTrial, S3Trial, create_trial
 
 __all__ = ["LocalTrial", "S3Trial", "Trial", "create_trial"]

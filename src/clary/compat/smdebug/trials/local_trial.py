@@ -1,5 +1,5 @@
 """What a training has saved in a folder."""
 
-from clary.train.debugger.trial_places import LocalTrial
+from clary.train.debugger.reading.trial_places import LocalTrial
 
 __all__ = ["LocalTrial"]

@@ -1,5 +1,5 @@
 """What a training has saved in S3."""
 
-from clary.train.debugger.trial_places import S3Trial
+from clary.train.debugger.reading.trial_places import S3Trial
 
 __all__ = ["S3Trial"]

@@ -1,5 +1,5 @@
 """Opens what a training has saved."""
 
-from clary.train.debugger.trial_places import create_trial
+from clary.train.debugger.reading.trial_places import create_trial
 
 __all__ = ["create_trial"]

@@ -1,5 +1,5 @@
 """Keys that mark what a checkpoint is."""
 
-from clary.train.parallel.fsdp.folders import SMP_IS_LOAD_INFO_KEY, SMP_IS_PARTIAL_KEY
+from clary.train.parallel.fsdp.checkpoint.folders import SMP_IS_LOAD_INFO_KEY, SMP_IS_PARTIAL_KEY
 
 __all__ = ["SMP_IS_LOAD_INFO_KEY", "SMP_IS_PARTIAL_KEY"]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import clary
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
 from clary.contract.launch_plan import LaunchPlan
 
 AGENT_LOG = "agent.log"

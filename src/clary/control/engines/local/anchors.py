@@ -17,16 +17,23 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
+from clary.base.mapped_users import MappedUsers
 from clary.contract.launch_plan import HostPlan, LaunchPlan, NetworkPlan
-from clary.contract.mapped_users import MappedUsers
 from clary.control.egress import own_addresses
 from clary.control.egress.outlets import Outlet
 from clary.control.engines.local import agent_processes
 from clary.control.engines.local.agent_processes import LastingProcess
 from clary.control.engines.local.attempt_record import NetworkReady, read_ready
-from clary.control.engines.local.fabric import EXIT_FAILED, EXIT_HELD
-from clary.control.engines.local.network_spec import SPEC_FILE, HostSpec, NetworkSpec, RelaySpec, read_spec, write_spec
+from clary.control.engines.local.network.fabric import EXIT_FAILED, EXIT_HELD
+from clary.control.engines.local.network.network_spec import (
+    SPEC_FILE,
+    HostSpec,
+    NetworkSpec,
+    RelaySpec,
+    read_spec,
+    write_spec,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +44,7 @@ NETWORK_BASE = ipaddress.IPv4Address("10.77.0.0")
 SMALL_PREFIX, SMALL_HOSTS, LARGE_PREFIX = 24, 250, 16
 FIRST_SOURCE, NUM_SOURCES = ipaddress.IPv4Address("127.64.0.1"), (1 << 22) - 2  # up to 127.127.255.254
 NETWORK = ipaddress.IPv4Network((NETWORK_BASE, LARGE_PREFIX))
-ANCHOR_COMMAND = (sys.executable, "-S", "-m", "clary.control.engines.local.fabric")
+ANCHOR_COMMAND = (sys.executable, "-S", "-m", "clary.control.engines.local.network.fabric")
 
 # Starts a command with its log and returns the child, which the engine reaps.
 Start = Callable[[Sequence[str], Path], LastingProcess]

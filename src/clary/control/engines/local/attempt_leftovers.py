@@ -12,14 +12,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from clary.base.errors import EngineError
+from clary.base.processes import ProcessId, exec_deadline, read_arguments
 from clary.contract.cgroup_names import host_cgroup_name, rules_cgroup_name
-from clary.contract.errors import EngineError
-from clary.contract.processes import ProcessId, exec_deadline, read_arguments
 from clary.control.engines.local import anchors, attempt_record, cleaning, killing, machine_census
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import AttemptRecord
 from clary.control.engines.local.leftover_things import Kind, Thing
-from clary.control.engines.local.network_spec import RELEASED_FILE
+from clary.control.engines.local.network.network_spec import RELEASED_FILE
 
 _REMOVAL_S = 60.0  # from an attempt's release on its folders are being removed, which takes long for large ones
 _SLACK_S = 2.0  # between a segment's time stamp and those of the attempt's files, which come from coarser clocks

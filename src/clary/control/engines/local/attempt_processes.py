@@ -10,8 +10,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from clary.contract.errors import EngineError
-from clary.contract.processes import ProcessId, exec_deadline, read_arguments
+from clary.base.errors import EngineError
+from clary.base.processes import ProcessId, exec_deadline, read_arguments
 from clary.control.engines.local import attempt_leftovers, attempt_record, killing
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import AttemptRecord, NetworkReady

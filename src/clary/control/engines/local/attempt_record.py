@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clary.contract import clock
-from clary.contract.errors import ContractError, EngineError
-from clary.contract.plain import from_plain, to_plain
-from clary.contract.processes import ProcessId
-from clary.control.engines.local.network_spec import READY_FILE, RELEASED_FILE, write_json
+from clary.base import clock
+from clary.base.errors import ContractError, EngineError
+from clary.base.plain import from_plain, to_plain
+from clary.base.processes import ProcessId
+from clary.control.engines.local.network.network_spec import READY_FILE, RELEASED_FILE, write_json
 
 RECORD_FILE = "engine.json"
 POOL_ATTEMPT = "1"  # folder below that of a warm pool, which has one life

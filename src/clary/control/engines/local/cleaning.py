@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from clary.contract.beneath import Folder
-from clary.contract.beneath_trees import remove_tree
+from clary.base.beneath import Folder
+from clary.base.beneath_trees import remove_tree
 
 MNT_DETACH = 2
 CGROUP_FAMILY = "clary"  # folder of all hosts' cgroups, below the agent's own cgroup

@@ -19,11 +19,12 @@ import os
 import sys
 from pathlib import Path
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.rehearsals import DISK_FOLDER
-from clary.control.engines.local import attempt_record, namespaces
+from clary.control.engines.local import attempt_record
 from clary.control.engines.local.inside import run_inside
+from clary.control.engines.local.network import namespaces
 
 _ROUNDS = 100  # a program that writes or removes meanwhile has more or less on the disk than was counted
 _CLONE_NEWNS = 0x00020000

@@ -23,10 +23,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
+from clary.base.processes import ProcessId
 from clary.contract.failure_reasons import FULL_DISK
 from clary.contract.launch_plan import Isolation, LaunchPlan
-from clary.contract.processes import ProcessId
 from clary.control import full_disks
 from clary.control.egress.outlets import outlets_of
 from clary.control.egress.policy import EgressPolicy
@@ -39,7 +39,6 @@ from clary.control.engines.local import (
     attempt_record,
     cleaning,
     killing,
-    link_watch,
     record_recovery,
     rehearsal_records,
 )
@@ -48,7 +47,8 @@ from clary.control.engines.local.attempt_record import POOL_ATTEMPT, AttemptReco
 from clary.control.engines.local.isolation import choose_isolation
 from clary.control.engines.local.machine_facts import measure_machine
 from clary.control.engines.local.memory_limits import memory_limits
-from clary.control.engines.local.network_spec import RELEASED_FILE, RelaySpec
+from clary.control.engines.local.network import link_watch
+from clary.control.engines.local.network.network_spec import RELEASED_FILE, RelaySpec
 from clary.control.scheduling.machine import Machine
 from clary.control.settings import Settings
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
 from clary.control.engines.local.agent_processes import clary_folder
 
 TIMEOUT_S = 10.0

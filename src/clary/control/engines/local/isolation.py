@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from clary.contract.errors import EngineError, Fault
+from clary.base.errors import EngineError, Fault
 from clary.contract.launch_plan import Isolation
 from clary.control.engines.local.anchors import ANCHOR_COMMAND
 

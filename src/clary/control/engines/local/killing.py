@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable
 
-from clary.contract.processes import ProcessId, exec_deadline, live_descendants, read_variables
+from clary.base.processes import ProcessId, exec_deadline, live_descendants, read_variables
 
 KILL_TIMEOUT_S = 10.0  # SIGKILL to exit; longer means a process stuck in the kernel
 

@@ -1,7 +1,7 @@
 """Who keeps the memory limits of hosts here, in a sentence.
 
 Where: the service asks once when it starts, so that `clary up` and `clary doctor` can say it before the first job. The
-answer is the agent's own (`clary.agent.host.memory_support`), which tries to have a limit.
+answer is the agent's own (`clary.agent.host.limits.memory_support`), which tries to have a limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from clary.contract.memory_keepers import MemoryKeeper
 
-PROBE_COMMAND = (sys.executable, "-S", "-m", "clary.agent.host.memory_support")
+PROBE_COMMAND = (sys.executable, "-S", "-m", "clary.agent.host.limits.memory_support")
 PROBE_TIMEOUT_S = 20.0
 
 _KEPT = {

@@ -20,13 +20,14 @@ import os
 import sys
 from pathlib import Path
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
-from clary.control.engines.local import anchors, fabric, namespaces, network_building
+from clary.control.engines.local import anchors
 from clary.control.engines.local.attempt_record import NetworkReady, read_ready
 from clary.control.engines.local.inside import run_inside
-from clary.control.engines.local.netlink import Netlink
-from clary.control.engines.local.network_spec import write_json
+from clary.control.engines.local.network import fabric, namespaces, network_building
+from clary.control.engines.local.network.netlink import Netlink
+from clary.control.engines.local.network.network_spec import write_json
 
 FULL_MBIT_S = 100_000.0  # more than such a link passes
 NOWHERE = b"\x02\xff\xff\xff\xff\xfe"  # locally administered, as hosts' are, which go on with 00

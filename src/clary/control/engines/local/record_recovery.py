@@ -12,12 +12,12 @@ import logging
 import os
 from pathlib import Path
 
-from clary.contract.errors import EngineError
-from clary.contract.processes import ProcessId, exec_deadline, read_arguments, read_variables
+from clary.base.errors import EngineError
+from clary.base.processes import ProcessId, exec_deadline, read_arguments, read_variables
 from clary.control.engines.local import anchors, attempt_record, cleaning
 from clary.control.engines.local.agent_processes import AGENT_LOG, MARK_VARIABLE
 from clary.control.engines.local.attempt_record import RECORD_FILE, AttemptRecord
-from clary.control.engines.local.network_spec import READY_FILE
+from clary.control.engines.local.network.network_spec import READY_FILE
 
 DAMAGED_SUFFIX = ".damaged"
 _DELETED = " (deleted)"  # what the kernel says behind the path of a file that is gone

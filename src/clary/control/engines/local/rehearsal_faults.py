@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
+from clary.base.processes import exec_deadline, read_arguments, read_variables
 from clary.contract.launch_plan import Isolation, LaunchPlan
-from clary.contract.processes import exec_deadline, read_arguments, read_variables
 from clary.control.engines.local import attempt_record, disk_faults, killing, network_faults, rehearsal_records
 from clary.control.engines.local.engine import JOBS_FOLDER, LocalEngine
 from clary.control.engines.local.machine_facts import free_memory_bytes
-from clary.control.engines.local.network_building import is_network_admin
+from clary.control.engines.local.network.network_building import is_network_admin
 
 _MIB = 1024 * 1024
 _RANK_SHIM = "clary_rank.py"

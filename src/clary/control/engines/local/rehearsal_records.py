@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from clary.contract.beneath import Folder
+from clary.base.beneath import Folder
 from clary.contract.rehearsals import RECORD_PREFIX, RECORD_SUFFIX, RECORDS_PARTS
 
 MAX_FILES = 512  # of one host

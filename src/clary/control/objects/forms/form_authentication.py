@@ -13,8 +13,8 @@ import hmac
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
+from clary.base.errors import ContractError, WireError
 from clary.contract import sigv4
-from clary.contract.errors import ContractError, WireError
 from clary.control.objects.authentication import (
     FORBIDDEN,
     FindSecret,

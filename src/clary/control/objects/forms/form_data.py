@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 
 MAX_FORM_BYTES = 20 * 1024  # before the content of the file
 MAX_FIELDS = 100

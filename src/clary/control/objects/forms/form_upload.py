@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from urllib.parse import urlencode, urlsplit
 from xml.sax.saxutils import escape
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.control.objects.authentication import FORBIDDEN, FindSecret
 from clary.control.objects.forms.form_authentication import authenticate_form
 from clary.control.objects.forms.form_data import FORM_TYPE

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 
 FORBIDDEN = 403
 MAX_OBJECT_BYTES = 5 * 1024**3  # S3 API reference: the largest object of one request

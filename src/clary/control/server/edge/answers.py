@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from multidict import CIMultiDict
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.server.edge.bodies import BUSY_STATUS
 from clary.control.wire.messages import HttpResponse
 

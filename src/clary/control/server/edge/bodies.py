@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.server.edge.body_budget import BodyTicket
 
 BUSY_STATUS = 503  # AWS clients and agents send such a request again after a while

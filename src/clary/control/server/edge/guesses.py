@@ -11,8 +11,8 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from clary.contract.clock import Clock
-from clary.contract.errors import WireError
+from clary.base.clock import Clock
+from clary.base.errors import WireError
 
 MAX_WRONG = 10  # of one address within WRONG_S that are answered at once
 WRONG_S = 60.0

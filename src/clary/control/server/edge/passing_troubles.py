@@ -5,7 +5,7 @@ Where: the listener, for what no handler has caught. Clients and agents send suc
 
 from __future__ import annotations
 
-from clary.contract.errors import Fault, StoreError
+from clary.base.errors import Fault, StoreError
 from clary.control import full_disks
 
 

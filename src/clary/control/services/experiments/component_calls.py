@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.experiments import job_components, naming
 from clary.control.services.experiments.summaries import metric_summaries
-from clary.control.store.experiment_rows import Kind, Tracked
+from clary.control.store.tracking.experiment_rows import Kind, Tracked
 
 MEMBERS = (
     "DisplayName",

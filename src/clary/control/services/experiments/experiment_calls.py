@@ -8,7 +8,7 @@ from typing import Any
 
 from clary.control.services.call import Call
 from clary.control.services.experiments import naming
-from clary.control.store.experiment_rows import Kind, Tracked
+from clary.control.store.tracking.experiment_rows import Kind, Tracked
 
 UPDATABLE = ("DisplayName", "Description")
 OF_SUMMARY = ("ExperimentName", "ExperimentArn", "DisplayName", "CreationTime", "LastModifiedTime")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.instance_choice import settled
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
@@ -21,9 +21,9 @@ from clary.control.services.call import Call
 from clary.control.services.experiments import naming
 from clary.control.services.experiments.summaries import KEPT, metric_summaries
 from clary.control.services.job_descriptions import readable
-from clary.control.store.experiment_rows import Kind, Tracked, TrackedExists
-from clary.control.store.experiments import TrackedQuery
 from clary.control.store.job_queries import MAX_RESULTS, JobQuery
+from clary.control.store.tracking.experiment_rows import Kind, Tracked, TrackedExists
+from clary.control.store.tracking.experiments import TrackedQuery
 
 SUFFIX = "-aws-training-job"
 SOURCE_TYPE = "SageMakerTrainingJob"

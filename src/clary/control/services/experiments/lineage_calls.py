@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.experiments import naming
 from clary.control.services.experiments.job_components import SOURCE_TYPE
-from clary.control.store.associations import EdgeOrder, EdgeQuery
-from clary.control.store.experiment_rows import Association, Kind, Tracked, TrackedExists
+from clary.control.store.tracking.associations import EdgeOrder, EdgeQuery
+from clary.control.store.tracking.experiment_rows import Association, Kind, Tracked, TrackedExists
 
 MAX_PROPERTIES = 30
 DIGEST_LENGTH = 32

@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.permissions.tracking_rules import MADE_BY
 from clary.control.services.call import Call
 from clary.control.services.tags import MAX_TAGS, check_tags
 from clary.control.store.errors import BadToken
-from clary.control.store.experiment_rows import Kind, Tracked, TrackedExists, TrackedInUse, TrackedNotFound
-from clary.control.store.experiments import TrackedQuery
+from clary.control.store.tracking.experiment_rows import Kind, Tracked, TrackedExists, TrackedInUse, TrackedNotFound
+from clary.control.store.tracking.experiments import TrackedQuery
 from clary.control.wire.fitting import fit
 
 DEFAULT_PAGE = 10

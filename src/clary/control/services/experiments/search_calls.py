@@ -22,8 +22,8 @@ from clary.control.services.experiments import (
     trial_calls,
 )
 from clary.control.services.job_descriptions import describe, for_search
-from clary.control.store.experiment_rows import Kind, Tracked
-from clary.control.store.experiments import TrackedQuery
+from clary.control.store.tracking.experiment_rows import Kind, Tracked
+from clary.control.store.tracking.experiments import TrackedQuery
 
 DEFAULT_SORT = "LastModifiedTime"
 AT_ONCE = 200  # records read and looked at before others have their turn

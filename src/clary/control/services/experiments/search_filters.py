@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 
 Record = Mapping[str, Any]
 ORDERS = {

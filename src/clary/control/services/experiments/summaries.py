@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from clary.control.services.call import Call
-from clary.control.store.component_metrics import Owner, Summary
-from clary.control.store.experiment_rows import Tracked
+from clary.control.store.tracking.component_metrics import Owner, Summary
+from clary.control.store.tracking.experiment_rows import Tracked
 
 KEPT = "IsKept"  # in the document of a component whose job was deleted
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.experiments import job_components, naming
-from clary.control.store.experiment_rows import Kind, Tracked
+from clary.control.store.tracking.experiment_rows import Kind, Tracked
 
 OF_SUMMARY = ("TrialName", "TrialArn", "DisplayName", "CreationTime", "LastModifiedTime")
 

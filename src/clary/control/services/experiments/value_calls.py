@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.services.call import Call
 from clary.control.services.experiments import job_components
 from clary.control.services.experiments.summaries import owner_of
-from clary.control.store.component_metrics import Summary
 from clary.control.store.errors import JobNotFound
-from clary.control.store.experiment_rows import Kind
+from clary.control.store.tracking.component_metrics import Summary
+from clary.control.store.tracking.experiment_rows import Kind
 
 MAX_POINTS = 1000  # of one answer to one query; the rest is cut off and the answer says so
 _WIDTHS_S = {"OneMinute": 60, "FiveMinute": 300, "OneHour": 3600, "IterationNumber": None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.contract.statuses import TrainingJobStatus, WarmPoolStatus
 from clary.control.services.call import Call
 from clary.control.services.job_descriptions import warm_pool_status

@@ -7,7 +7,7 @@ import re
 import time
 import warnings
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.jobs.job_request import JobRequest
 from clary.control.wire.patterns import can_run_away, has_groups
 

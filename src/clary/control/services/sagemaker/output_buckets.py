@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 
-from clary.contract.errors import ObjectStoreError, WireError
+from clary.base.errors import ObjectStoreError, WireError
 from clary.control.jobs.job_grants import output_buckets
 from clary.control.jobs.job_request import JobRequest
 from clary.control.services.call import Call

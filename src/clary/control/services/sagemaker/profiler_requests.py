@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clary.contract.errors import WireError
-from clary.contract.named_places import s3_uri_problem
+from clary.base.errors import WireError
+from clary.contract.settings.named_places import s3_uri_problem
 from clary.control.profiling.configured import configured_rules
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60_000)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.contract.rehearsals import is_rehearsal
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control import instance_choice

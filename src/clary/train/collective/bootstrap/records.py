@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
-from clary.contract.errors import ContractError
-from clary.contract.plain import from_plain, to_plain
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain, to_plain
 from clary.train.collective.errors import BootstrapError
 
 VERSION = 1

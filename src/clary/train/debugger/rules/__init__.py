@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from clary.train.debugger.errors import ConfigurationError, UnsupportedError
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Rule
 from clary.train.debugger.rules.activations import DeadRelu, SaturatedActivation
 from clary.train.debugger.rules.base import BuiltInRule
@@ -22,7 +23,6 @@ from clary.train.debugger.rules.runs import SimilarAcrossRuns
 from clary.train.debugger.rules.stalled import StalledTrainingRule
 from clary.train.debugger.rules.values import AllZero, TensorVariance, UnchangedTensor
 from clary.train.debugger.rules.weights import PoorWeightInitialization, WeightUpdateRatio
-from clary.train.debugger.trial import Trial
 
 RULES: Mapping[str, type[BuiltInRule]] = {
     rule.__name__: rule

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number
-from clary.train.debugger.trial import Trial
 
 
 class DeadRelu(BuiltInRule):

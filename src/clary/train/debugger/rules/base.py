@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from clary.train.debugger.errors import ConfigurationError
 from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.reading.saved_tensor import Tensor
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.reduction_config import as_bool
 from clary.train.debugger.rule import Finding, Rule
-from clary.train.debugger.saved_tensor import Tensor
-from clary.train.debugger.trial import Trial
 
 T = TypeVar("T")
 Names = str | Iterable[str] | None

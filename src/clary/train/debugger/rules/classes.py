@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from clary.train.debugger.errors import ConfigurationError
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number, as_whole, as_yes
-from clary.train.debugger.trial import Trial
 
 _LABELS, _PREDICTIONS = ".*labels", ".*predictions"
 # What a default looks for, one after the other: what a script has saved by that name, an argument of its loss.

@@ -7,9 +7,9 @@ from typing import Any
 
 from clary.train.debugger.errors import ConfigurationError
 from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number, as_whole, as_yes
-from clary.train.debugger.trial import Trial
 
 
 class LossNotDecreasing(BuiltInRule):

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from clary.train.debugger.errors import TensorUnavailableForStep
+from clary.train.debugger.reading.saved_tensor import Tensor
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_yes
-from clary.train.debugger.saved_tensor import Tensor
-from clary.train.debugger.trial import Trial
 
 
 class ExplodingTensor(BuiltInRule):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, as_number
-from clary.train.debugger.trial import Trial
 
 
 class VanishingGradient(BuiltInRule):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from clary.train.debugger.errors import ConfigurationError
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number, as_whole
-from clary.train.debugger.trial import Trial
 
 
 class CheckInputImages(BuiltInRule):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from clary.train.debugger.errors import InsufficientInformationForRuleInvocation
+from clary.train.debugger.reading.trial import Trial
+from clary.train.debugger.reading.trial_places import create_trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names
-from clary.train.debugger.trial import Trial
-from clary.train.debugger.trial_places import create_trial
 
 
 class SimilarAcrossRuns(BuiltInRule):

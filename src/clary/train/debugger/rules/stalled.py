@@ -8,10 +8,10 @@ from typing import Any
 
 from clary.train.debugger.errors import RuleEvaluationConditionMet, StepNotYetAvailable
 from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.reading.saved_steps import StepState
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, as_number, as_yes
-from clary.train.debugger.saved_steps import StepState
-from clary.train.debugger.trial import Trial
 
 _PAUSE_S = 1.0
 

@@ -6,9 +6,9 @@ import itertools
 from typing import Any
 
 from clary.train.debugger.errors import InsufficientInformationForRuleInvocation
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_number, as_whole, as_yes
-from clary.train.debugger.trial import Trial
 
 
 class AllZero(BuiltInRule):

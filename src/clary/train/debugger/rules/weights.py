@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number, as_whole
 from clary.train.debugger.rules.overfitting import steps_without_improvement
-from clary.train.debugger.trial import Trial
 
 _LOW, _HIGH = 5, 95  # percentiles of gradients
 

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, ShardingStrategy, _init_utils
 
-from clary.train.parallel.fsdp import sharded_optimizer, slice_groups
+from clary.train.parallel.fsdp.checkpoint import sharded_optimizer, slice_groups
+from clary.train.parallel.fsdp.checkpoint.full_state import state_additions
+from clary.train.parallel.fsdp.checkpoint.slice_folders import folder_additions
 from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
-from clary.train.parallel.fsdp.full_state import state_additions
-from clary.train.parallel.fsdp.slice_folders import folder_additions
 from clary.train.parallel.fsdp.state import state
 
 PostInit = Callable[[torch.nn.Module], None]

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from clary.contract.string_enum import StrEnum
+from clary.base.string_enum import StrEnum
 
 VARIABLE = "CLARY_PIPELINE_HAND_OVER"  # "host": never lend memory of this rank's GPU
 LEAST_BYTES = 1 << 18  # of a tensor that is lent; to open what is lent costs more than to copy less. Not measured yet

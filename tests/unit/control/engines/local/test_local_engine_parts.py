@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.errors import EngineError
+from clary.base.errors import EngineError
+from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Isolation
-from clary.contract.processes import ProcessId
 from clary.control.engines.local import anchors, attempt_record, cleaning, isolation, killing
 from clary.control.engines.local.machine_facts import free_memory_bytes, measure_machine
-from clary.control.engines.local.network_building import hardware_address
-from clary.control.engines.local.network_spec import RelaySpec
+from clary.control.engines.local.network.network_building import hardware_address
+from clary.control.engines.local.network.network_spec import RelaySpec
 
 GIB = 1024**3
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.contract.processes import read_process_list
+from clary.base.processes import read_process_list
 from clary.control.engines.local import machine_census
 from clary.control.engines.local.leftover_things import Kind
 from clary.testing import census

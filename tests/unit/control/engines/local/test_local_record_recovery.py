@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from clary.contract.processes import ProcessId
+from clary.base.processes import ProcessId
 from clary.control.engines.local import attempt_record, record_recovery
 from clary.control.engines.local.agent_processes import AGENT_LOG, MARK_VARIABLE
 from clary.control.engines.local.attempt_record import RECORD_FILE

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects.forms.form_data import MAX_FORM_BYTES, FormReader, boundary_of
 
 BOUNDARY = b"xyz"

@@ -12,7 +12,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from clary.contract.errors import WireError
+from clary.base.errors import WireError
 from clary.control.objects.forms.form_upload import FormUpload, judge_form, redirect_address
 from clary.control.objects.forms.post_policy import MAX_OBJECT_BYTES, read_policy
 

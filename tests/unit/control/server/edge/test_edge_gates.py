@@ -4,16 +4,16 @@ from datetime import UTC, datetime
 
 import pytest
 
+from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.errors import WireError
 from clary.contract.launch_plan import Credentials
 from clary.control.objects.deletion_limit import MOST_OF_A_KEY, DeletionLimit
-from clary.control.server.access import Access
 from clary.control.server.aws_handler import AwsHandler
 from clary.control.server.clary_handler import ClaryHandler
+from clary.control.server.edge.access import Access
 from clary.control.server.edge.gates import STRANGER_BODY_BYTES, Admission, Refusal
 from clary.control.server.edge.guesses import MAX_WRONG, GuessLimiter
-from clary.control.server.sessions import Sessions
+from clary.control.server.edge.sessions import Sessions
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.signatures import SignatureVerifier
 from clary.testing.fake_clock import FakeClock

@@ -3,7 +3,7 @@
 import pytest
 
 from clary.control.server.edge.host_names import HostNames
-from clary.control.server.tls import service_names
+from clary.control.server.edge.tls import service_names
 
 NAMES = HostNames(["127.0.0.1", "gpu-box", " Clary.Lan ", "*.jobs.example", ""], service_names("us-west-2"))
 

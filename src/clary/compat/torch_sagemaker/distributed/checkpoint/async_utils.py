@@ -1,5 +1,5 @@
 """`AsyncCallsQueue`."""
 
-from clary.train.parallel.fsdp.asynchronous import AsyncCallsQueue
+from clary.train.parallel.fsdp.checkpoint.asynchronous import AsyncCallsQueue
 
 __all__ = ["AsyncCallsQueue"]

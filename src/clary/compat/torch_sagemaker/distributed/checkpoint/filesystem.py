@@ -1,6 +1,6 @@
 """Readers and writers of checkpoints, in folders and in S3."""
 
-from clary.train.parallel.fsdp.storage import (
+from clary.train.parallel.fsdp.checkpoint.storage import (
     DistributedFileSystemReader,
     DistributedFileSystemWriter,
     path_to_file_system,

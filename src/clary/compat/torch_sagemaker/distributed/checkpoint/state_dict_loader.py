@@ -1,5 +1,5 @@
 """`load`."""
 
-from clary.train.parallel.fsdp.loading import load
+from clary.train.parallel.fsdp.checkpoint.loading import load
 
 __all__ = ["load"]

@@ -1,6 +1,6 @@
 """Models, their optimizers and their schedulers saved in one call."""
 
-from clary.train.parallel.fsdp.export import (
+from clary.train.parallel.fsdp.checkpoint.export import (
     EXPORT_KEY_IDENTITY,
     EXPORT_KEY_MODEL,
     EXPORT_KEY_OPTIMIZER,

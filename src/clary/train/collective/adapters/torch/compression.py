@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from clary.contract.string_enum import StrEnum
+from clary.base.string_enum import StrEnum
 from clary.train.collective.adapters.torch.overlap import set_bucket_caps
 
 FIRST_STEP = 2  # of PowerSGD: torch sets buckets anew after the first step, error feedback needs them settled

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from clary.contract.string_enum import StrEnum
+from clary.base.string_enum import StrEnum
 
 _RECORD_BYTES = 256
 

@@ -1,0 +1,61 @@
+"""What /proc says of a program's progress, and of what each of its processes waits for.
+
+Where: `progress_watch`. Counters are summed over the live processes below the host's first one; what belongs to one
+that has ended is missing from then on, which the policy takes for a movement.
+Source: proc(5): /proc/PID/net/dev; the rest in `autopsy.process_state`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clary.agent.autopsy import process_state
+from clary.base.processes import live_descendants
+
+_RECEIVED_FIELD, _SENT_FIELD = 0, 8  # of a line of net/dev, behind the interface's name
+_MAX_SHOWN = 16  # processes in a sentence of evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """Sums over a program's processes."""
+
+    cpu_s: float
+    io_bytes: int
+    network_bytes: int
+
+
+def read_counters(first_pid: int) -> Counters:
+    """Return the counters of a process and all below it; what cannot be read counts as nothing."""
+    pids = [first_pid, *live_descendants(first_pid)]
+    return Counters(
+        cpu_s=sum(map(process_state.cpu_s, pids)),
+        io_bytes=sum(map(process_state.bytes_moved, pids)),
+        network_bytes=_network_bytes(first_pid),
+    )
+
+
+def evidence(first_pid: int) -> str:
+    """Say of each process what it is, its state and where in the kernel it waits, in one line."""
+    found = sorted(live_descendants(first_pid).items())
+    words = [
+        f"{pid} {process_state.command(pid)} ({entry.state}, {_waits_in(pid)})" for pid, entry in found[:_MAX_SHOWN]
+    ]
+    if len(found) > _MAX_SHOWN:
+        words.append(f"and {len(found) - _MAX_SHOWN} more")
+    return "; ".join(words)
+
+
+def _waits_in(pid: int) -> str:
+    return process_state.wait_channel(pid) or "no wait in the kernel"
+
+
+def _network_bytes(pid: int) -> int:
+    """Return what interfaces but loopback have moved; those of the machine where the host has none of its own."""
+    total = 0
+    for line in process_state.read(f"/proc/{pid}/net/dev").splitlines():
+        name, colon, numbers = line.partition(b":")
+        if colon and name.strip() != b"lo":
+            fields = numbers.split()
+            total += int(fields[_RECEIVED_FIELD]) + int(fields[_SENT_FIELD])
+    return total

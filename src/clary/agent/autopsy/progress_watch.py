@@ -1,0 +1,117 @@
+"""Takes readings of a running program and tells when it gets nowhere, and when it goes on.
+
+Where: `hang_alarm` makes one with the program and closes it with it; a thread of its own reads /proc, the supervisor's
+is told. What counts as progress is `progress_policy`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from clary.agent.autopsy.progress_policy import Reading, Standstill, horizon_s, judge, quiet_s
+from clary.agent.autopsy.progress_reading import evidence, read_counters
+
+INTERVAL_S = 5.0
+_FEWEST_READINGS = 20  # within the limit: shorter limits are looked at more often
+_JOIN_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class ProgressWatch:
+    """Looks at the processes below one.
+
+    Args:
+        first_pid: first process of the host's program, as this machine numbers it.
+        num_outputs: how often the program has printed something so far; called from the watch's thread.
+        limit_s: how long the program may be idle.
+        on_standstill: told in words when it gets nowhere; from the watch's thread, once until it goes on.
+        on_progress: told when it goes on after that.
+        on_quiet: told in words when it has done nothing but compute for `limit_s`, once until it does; None for nobody.
+    """
+
+    def __init__(
+        self,
+        first_pid: int,
+        *,
+        num_outputs: Callable[[], int],
+        limit_s: float,
+        on_standstill: Callable[[str], None],
+        on_progress: Callable[[], None],
+        on_quiet: Callable[[str], None] | None = None,
+    ) -> None:
+        self._first_pid = first_pid
+        self._num_outputs = num_outputs
+        self._limit_s = limit_s
+        self._on_standstill = on_standstill
+        self._on_progress = on_progress
+        self._on_quiet = on_quiet
+        self._interval_s = min(INTERVAL_S, limit_s / _FEWEST_READINGS)
+        self._readings: deque[Reading] = deque()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; nobody is told anything after this."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        is_told = is_quiet = False
+        while not self._ending.wait(self._interval_s):
+            try:
+                found = self._look()
+                words = in_words(found, evidence(self._first_pid)) if found is not None and not is_told else ""
+            except Exception:  # boundary: the watch must not end what it watches
+                logger.exception("the program's progress could not be read; nothing more is said of it")
+                return
+            if self._ending.is_set():
+                return
+            if words:
+                self._on_standstill(words)
+            elif is_told and found is None:
+                self._on_progress()
+            was_quiet, is_quiet = is_quiet, quiet_s(self._readings) >= self._limit_s
+            if self._on_quiet is not None and is_quiet and not was_quiet and found is None:
+                self._on_quiet(_quiet_words(self._limit_s))
+            is_told = found is not None
+
+    def _look(self) -> Standstill | None:
+        now_s = time.monotonic()
+        if self._readings and now_s - self._readings[-1].at_s > 2 * self._interval_s + self._limit_s:
+            self._readings.clear()  # nobody looked for so long, the machine was asleep for one: begin anew
+        counters = read_counters(self._first_pid)
+        self._readings.append(
+            Reading(
+                at_s=now_s,
+                num_outputs=self._num_outputs(),
+                cpu_s=counters.cpu_s,
+                io_bytes=counters.io_bytes,
+                network_bytes=counters.network_bytes,
+            )
+        )
+        while len(self._readings) > 1 and now_s - self._readings[1].at_s >= horizon_s(self._limit_s):
+            self._readings.popleft()
+        return judge(tuple(self._readings), limit_s=self._limit_s)
+
+
+def _quiet_words(limit_s: float) -> str:
+    return f"for {limit_s:g} s it has computed or waited in a loop, and printed, read, written and sent nothing"
+
+
+def in_words(found: Standstill, seen: str) -> str:
+    """Say what is wrong, for the log and for describe."""
+    what = "waits for something that does not come" if found.kind == "idle" else "computes or waits in a loop"
+    return (
+        f"no progress for {found.seconds:.0f} s: nothing was printed, read, written or sent, and {found.cpu_s:.1f} s "
+        f"of processor time were used, so it {what}; its processes: {seen or 'none'}"
+    )

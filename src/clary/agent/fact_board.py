@@ -1,0 +1,107 @@
+"""What is known of this host, in one place: written by the supervisor, told to the service by the heartbeat."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from typing import Any
+
+from clary.base.clock import Clock
+from clary.contract.agent_protocol import HostFacts, HostPhase, Report
+
+
+class FactBoard:
+    """The facts of one host and the newest order taken up; safe for many threads.
+
+    Args:
+        clock: gives the time at which a phase began.
+    """
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._facts = HostFacts(phase=HostPhase.PREPARING, phase_started_at=clock.now(), agent_pid=os.getpid())
+        self._last_order = 0
+        self._num_reports = 0
+        self._is_urgent = True  # the first report does not wait
+        self._num_phases = 1  # begun so far
+        self._num_phases_told = 0  # of these, how many the service has taken note of
+        self._is_closed = False
+
+    @property
+    def facts(self) -> HostFacts:
+        """The facts as they stand."""
+        return self._facts
+
+    @property
+    def phase(self) -> HostPhase:
+        """Where the host stands."""
+        return self._facts.phase
+
+    def enter(self, phase: HostPhase, **changes: Any) -> None:
+        """Begin a phase, with other facts that change with it; reported at once."""
+        with self._changed:
+            self._facts = replace(self._facts, phase=phase, phase_started_at=self._clock.now(), **changes)
+            self._is_urgent = True
+            self._num_phases += 1
+            self._changed.notify_all()
+
+    def note(self, **changes: Any) -> None:
+        """Change facts within a phase; told with the next heartbeat."""
+        with self._changed:
+            self._facts = replace(self._facts, **changes)
+
+    def tell(self, **changes: Any) -> None:
+        """Change facts within a phase; told at once."""
+        with self._changed:
+            self._facts = replace(self._facts, **changes)
+            self._is_urgent = True
+            self._changed.notify_all()
+
+    def add_timing(self, part: str, seconds: float) -> None:
+        """Say how long a part took."""
+        with self._changed:
+            self._facts = replace(self._facts, timings_s={**self._facts.timings_s, part: round(seconds, 4)})
+
+    def add_note(self, sentence: str) -> None:
+        """Add a warning for describe, once."""
+        with self._changed:
+            if sentence not in self._facts.notes:
+                self._facts = replace(self._facts, notes=(*self._facts.notes, sentence))
+
+    def take_up(self, order_number: int) -> None:
+        """Note the newest order; told with the next report."""
+        with self._changed:
+            self._last_order = max(self._last_order, order_number)
+
+    def next_report(self) -> tuple[Report, int]:
+        """Return the next report, with the facts as they stand now, and what `told` wants when it has arrived."""
+        with self._changed:
+            self._is_urgent = False
+            self._num_reports += 1
+            report = Report(number=self._num_reports, facts=self._facts, last_order=self._last_order)
+            return report, self._num_phases
+
+    def told(self, mark: int) -> None:
+        """Take note that the report with this mark has arrived."""
+        with self._changed:
+            self._num_phases_told = max(self._num_phases_told, mark)
+            self._changed.notify_all()
+
+    def wait_until_told(self, timeout_s: float) -> bool:
+        """Wait until the service knows of the newest phase; return whether it does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_phases_told >= self._num_phases or self._is_closed, timeout_s)
+            return self._num_phases_told >= self._num_phases
+
+    def wait_until_urgent(self, timeout_s: float) -> None:
+        """Wait until a phase has begun that was not reported, for `timeout_s` at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_urgent or self._is_closed, timeout_s)
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()

@@ -1,0 +1,506 @@
+"""The cgroup of a host: limits of memory, processors and number of processes, and what the kernel counted.
+
+Where: `program` creates it before the first process of a host, which then enters it by itself, and removes it at the
+end. Both versions are served. The cgroup lies below the agent's own, so that limits set for the agent by an
+administrator or by an engine hold for its hosts too. Version 2 allows no cgroups with limits below one that holds
+processes; there the nearest ancestor is taken, but only past cgroups that limit nothing. Where the agent's own is all
+that there is, as below a user's service manager, in a container or in a cgroup that was prepared for a user, its
+processes move into a leaf of it.
+
+All hosts of the machine lie in one cgroup, the family's, which to the scheduler is one party beside each other process
+group of the machine. It weighs what its hosts weigh together, and a host weighs as many ordinary processes as it may
+use processors; with a weight left as it comes all jobs together would get what one process elsewhere gets.
+Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst, scheduler/sched-design-CFS.rst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from clary.agent.host.limits.process_limits import process_limits
+from clary.base.errors import AgentError
+from clary.contract.launch_plan import Resources
+
+LEAST_PID_MAX = 32_768  # of any Linux, unless somebody has lowered it
+_FAMILY_FOLDER = "clary"
+_LEAF_FOLDER = "clary-service"  # for the processes of a cgroup whose other children are to have limits
+_MOVE_ROUNDS = 20  # processes fork while they are moved
+_CONTROLLERS = ("memory", "cpu", "pids")
+_CPU_PERIOD_US = 100_000
+_MAX_WEIGHT_CHECKS = 5  # of the family's weight, while other hosts come and go
+_MAKE_ATTEMPTS = 20
+_MAKE_PAUSE_S = 0.001
+_WATCHED = " The agent watches the host's processes instead and ends them when they use more."
+# What the kernel says of a cgroup that is gone, and of one that is being removed (cgroup_mkdir, kernfs).
+_VANISHED = (errno.ENOENT, errno.ENODEV)
+_TAKE_OVER_LIMIT_S = 2.0
+_REMOVE_LIMIT_S = 5.0
+_REMOVE_PAUSE_S = 0.005
+
+
+class _Weight(NamedTuple):
+    """How a version of cgroups writes weights; an ordinary process beside a cgroup weighs as much as `per_cpu`."""
+
+    file: str
+    per_cpu: int
+    least: int
+    most: int
+
+    def clamp(self, value: float) -> int:
+        return round(min(max(value, self.least), self.most))
+
+
+_WEIGHTS = {1: _Weight("cpu.shares", 1024, 2, 262_144), 2: _Weight("cpu.weight", 100, 1, 10_000)}
+
+
+@dataclass(frozen=True)
+class CgroupPlace:
+    """Where one controller can be had: the agent's own cgroup in the hierarchy that has the controller."""
+
+    version: int
+    mount: str  # top of the hierarchy as far as it can be seen
+    own: str  # folder of the agent's own cgroup
+
+
+class CgroupTree:
+    """The machine's cgroup file system; tests replace it with one of plain files."""
+
+    def mountinfo(self) -> str:
+        """Return the text of /proc/self/mountinfo."""
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+
+    def membership(self) -> str:
+        """Return the text of /proc/self/cgroup."""
+        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+
+    def most_processes(self) -> int:
+        """Return how many processes and threads this machine can have at once."""
+        found = []
+        for name in ("pid_max", "threads-max"):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(int(self.read(f"/proc/sys/kernel/{name}")))
+        return min(found, default=LEAST_PID_MAX)
+
+    def make(self, folder: str) -> None:
+        """Create a cgroup; one that is there already is fine."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+
+    def remove(self, folder: str) -> None:
+        """Remove an empty cgroup."""
+        os.rmdir(folder)
+
+    def read(self, path: str) -> str:
+        """Return the content of a control file."""
+        with open(path, encoding="ascii") as file:
+            return file.read()
+
+    def children(self, folder: str) -> list[str]:
+        """Return the folders of the cgroups right below one."""
+        return [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+
+    def write(self, path: str, value: str) -> None:
+        """Write a control file, which must exist."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, value.encode("ascii"))
+        except OSError as error:
+            error.filename = path
+            raise
+        finally:
+            os.close(descriptor)
+
+
+class HostCgroup:
+    """The cgroups of one host, one a hierarchy. Make it with `create`; `remove` it in the end."""
+
+    def __init__(self, tree: CgroupTree) -> None:
+        self._tree = tree
+        self._folders: dict[str, str] = {}  # controller -> folder
+        self._versions: dict[str, int] = {}
+        self._homes: dict[str, str] = {}  # folder -> the agent's own cgroup in the same hierarchy
+        self._may_move = True
+        self.limits_memory = False  # whether the kernel keeps the memory limit
+        self.why_memory_is_not_limited = ""
+        self.not_enforced: tuple[str, ...] = ()  # sentences
+        self.most_processes: int | None = None  # that a program's user may have where no cgroup counts them
+
+    @classmethod
+    def create(
+        cls, name: str, resources: Resources, *, tree: CgroupTree | None = None, may_move: bool = True
+    ) -> HostCgroup:
+        """Create the cgroup `name` and set the limits of `resources`.
+
+        What cannot be had is told in `not_enforced` and is no error.
+
+        Args:
+            name: of the cgroup.
+            resources: of the host.
+            tree: the machine's, unless a test says otherwise.
+            may_move: whether processes of the agent's own cgroup may be moved into a leaf of it if nothing else helps.
+
+        Raises:
+            AgentError: a cgroup of that name holds processes already; nothing was changed.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise AgentError(f"cgroup name {name!r}: expected letters, digits, '.', '_' and '-', starting with one")
+        cgroup = cls(tree or CgroupTree())
+        cgroup._may_move = may_move
+        sentences = []
+        for controller, wanted in _wanted(resources).items():
+            try:
+                cgroup._add(controller, name, resources)
+            except OSError as error:
+                if controller == "memory":
+                    cgroup.why_memory_is_not_limited = _reason(error)
+                if wanted:
+                    sentences.append(f"{wanted}: {_reason(error)}.{_WATCHED if controller == 'memory' else ''}")
+        cgroup.limits_memory = resources.memory_bytes is not None and not cgroup.why_memory_is_not_limited
+        cgroup.not_enforced = tuple(sentences)
+        if "pids" not in cgroup._folders:
+            cgroup.most_processes = process_limits(cgroup._tree.most_processes()).of_all
+        return cgroup
+
+    @property
+    def entry_files(self) -> tuple[str, ...]:
+        """Files into which a process writes its pid, or 0 for itself, to enter."""
+        return tuple(f"{folder}/cgroup.procs" for folder in self.folders)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Its folders, one a hierarchy."""
+        return tuple(dict.fromkeys(self._folders.values()))
+
+    @property
+    def home_files(self) -> tuple[str, ...]:
+        """Files into which a process writes 0 to leave for where the agent is."""
+        return tuple(f"{self._homes[folder]}/cgroup.procs" for folder in self.folders)
+
+    @property
+    def visible_folders(self) -> Mapping[str, str]:
+        """Place below /sys/fs/cgroup -> folder, for the view that programs get of their own limits."""
+        return {
+            ("" if self._versions[controller] == 2 else controller): folder
+            for controller, folder in self._folders.items()
+        }
+
+    def version_of(self, controller: str) -> int | None:
+        """Return the version of the cgroups in which this one has a controller; None where it has not."""
+        return self._versions.get(controller)
+
+    def oom_kills(self) -> int:
+        """Return how many processes the kernel killed at the memory limit; 0 where nobody counts."""
+        folder = self._folders.get("memory")
+        if folder is None:
+            return 0
+        name = "memory.events" if self._versions["memory"] == 2 else "memory.oom_control"
+        with contextlib.suppress(OSError):
+            for line in self._tree.read(f"{folder}/{name}").splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    return int(value)
+        return 0
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the largest amount of memory in use so far; None where nobody counts (version 2 before Linux 5.19)."""
+        folder = self._folders.get("memory")
+        if folder is None:
+            return None
+        name = "memory.peak" if self._versions["memory"] == 2 else "memory.max_usage_in_bytes"
+        with contextlib.suppress(OSError, ValueError):
+            return int(self._tree.read(f"{folder}/{name}"))
+        return None
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the processes in it, as the machine counts."""
+        found: set[int] = set()
+        for path in self.entry_files:
+            with contextlib.suppress(OSError):
+                found.update(int(line) for line in self._tree.read(path).split())
+        return tuple(sorted(found))
+
+    def kill_all(self) -> None:
+        """Send SIGKILL to every process in it."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> str | None:
+        """Remove the cgroups; returns why not, if processes stay in one for longer than a few seconds."""
+        deadline = time.monotonic() + _REMOVE_LIMIT_S
+        refusal = None
+        for folder in self.folders:
+            while True:
+                try:
+                    self._tree.remove(folder)
+                except FileNotFoundError:
+                    break
+                except OSError as error:
+                    if time.monotonic() < deadline:
+                        time.sleep(_REMOVE_PAUSE_S)
+                        continue
+                    refusal = f"cgroup {folder} could not be removed: {error.strerror}"
+                    break
+                else:
+                    break
+            # The last host takes the family's folder with it.
+            with contextlib.suppress(OSError):
+                self._tree.remove(os.path.dirname(folder))
+        if "cpu" in self._folders:
+            self._weigh_family(os.path.dirname(self._folders["cpu"]), self._versions["cpu"])
+        self._folders.clear()
+        return refusal
+
+    def _add(self, controller: str, name: str, resources: Resources) -> None:
+        place = self._place(controller)
+        try:
+            folder = self._make_folder(place, controller, name)
+        except OSError:
+            if place.version != 2 or not self._may_move or not self._move_into_leaf(place.own):
+                raise
+            place = self._place(controller)
+            folder = self._make_folder(place, controller, name)
+        self._folders[controller] = folder
+        self._versions[controller] = place.version
+        self._homes[folder] = place.own
+        for file, value, needed in _settings(controller, place.version, resources):
+            try:
+                self._tree.write(f"{folder}/{file}", value)
+            except OSError:
+                if needed:
+                    raise
+        if controller == "cpu":
+            self._weigh_family(os.path.dirname(folder), place.version)
+        if controller == "pids":
+            self._limit_processes(folder, place.mount)
+
+    def _limit_processes(self, folder: str, mount: str) -> None:
+        """Leave processes to others than this host, and to others than all hosts; what is refused stays as it was."""
+        family = os.path.dirname(folder)
+        most, above = self._tree.most_processes(), family
+        while above not in (mount, "/"):
+            above = os.path.dirname(above)
+            with contextlib.suppress(OSError, ValueError):
+                most = min(most, int(self._tree.read(f"{above}/pids.max")))
+        limits = process_limits(most)
+        for group, limit in ((family, limits.of_all), (folder, limits.of_one)):
+            with contextlib.suppress(OSError):
+                self._tree.write(f"{group}/pids.max", str(limit))
+
+    def _place(self, controller: str) -> CgroupPlace:
+        return find_place(controller, mountinfo=self._tree.mountinfo(), membership=self._tree.membership())
+
+    def _move_into_leaf(self, own: str) -> bool:
+        """Move all processes of the agent's own cgroup into a leaf, so that limits can be handed to its other children.
+
+        Returns: whether it holds none any more. What may not be moved stays, and so does all that was before.
+        """
+        if os.path.basename(own) == _LEAF_FOLDER:
+            return False
+        leaf = f"{own}/{_LEAF_FOLDER}"
+        try:
+            self._tree.make(leaf)
+            for _ in range(_MOVE_ROUNDS):
+                pids = self._tree.read(f"{own}/cgroup.procs").split()
+                if not pids:
+                    return True
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        self._tree.write(f"{leaf}/cgroup.procs", pid)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._tree.remove(leaf)  # refused where some have moved: there they are as well off as before
+        return False
+
+    def _weigh_family(self, family: str, version: int) -> None:
+        """Let the family weigh what its hosts weigh together, as far as the kernel takes such a number."""
+        weight = _WEIGHTS[version]
+        written = None
+        # Another agent may add or remove a host between the look and the write: look again after writing.
+        for _ in range(_MAX_WEIGHT_CHECKS):
+            total = 0
+            try:
+                for host in self._tree.children(family):
+                    with contextlib.suppress(OSError, ValueError):
+                        total += int(self._tree.read(f"{host}/{weight.file}"))
+                if total == 0 or total == written:
+                    return
+                self._tree.write(f"{family}/{weight.file}", str(weight.clamp(total)))
+            except OSError:
+                return  # the family has gone with its last host, or may not be written: it weighs what it did
+            written = total
+
+    def _make_folder(self, place: CgroupPlace, controller: str, name: str) -> str:
+        for attempt in range(_MAKE_ATTEMPTS):
+            try:
+                if place.version == 2:
+                    family = self._make_family_v2(place, controller)
+                else:
+                    family = f"{place.own}/{_FAMILY_FOLDER}"
+                    self._tree.make(family)
+                folder = f"{family}/{name}"
+                others = {made for key, made in self._folders.items() if self._versions[key] == place.version == 2}
+                if others - {folder}:
+                    # A process is in one cgroup of version 2: to enter this one it would have to leave the other.
+                    raise OSError(errno.EXDEV, "it could only be had in another cgroup than memory", family)
+                if folder not in self._folders.values():
+                    self._make_fresh(folder)
+            except OSError as error:
+                # Another host that ends at this moment, or the engine behind it, may take the family's folder away.
+                if error.errno not in _VANISHED or attempt == _MAKE_ATTEMPTS - 1:
+                    raise
+                time.sleep(_MAKE_PAUSE_S)
+            else:
+                return folder
+        raise AssertionError("the last attempt returns or raises")
+
+    def _make_fresh(self, folder: str) -> None:
+        """Create a cgroup whose counters start at zero; one that a dead agent left behind is removed first."""
+        if os.path.isdir(folder):
+            # What a killed agent leaves behind is ending at this moment.
+            deadline = time.monotonic() + _TAKE_OVER_LIMIT_S
+            while self._tree.read(f"{folder}/cgroup.procs").strip() and time.monotonic() < deadline:
+                time.sleep(_REMOVE_PAUSE_S)
+            if self._tree.read(f"{folder}/cgroup.procs").strip():
+                raise AgentError(
+                    f"cgroup {folder} holds processes already: another agent runs the same host, or one that died left "
+                    "processes behind; end them first"
+                )
+            self._tree.remove(folder)
+        self._tree.make(folder)
+
+    def _make_family_v2(self, place: CgroupPlace, controller: str) -> str:
+        """Create the family's folder where `controller` can be handed down; returns it."""
+        base = place.own
+        while True:
+            try:
+                self._hand_down(base, controller)
+                break
+            except OSError:
+                if base == place.mount or self._limits_something(base):
+                    raise
+                base = os.path.dirname(base)
+        family = f"{base}/{_FAMILY_FOLDER}"
+        self._tree.make(family)
+        self._hand_down(family, controller)
+        return family
+
+    def _hand_down(self, folder: str, controller: str) -> None:
+        if controller in self._tree.read(f"{folder}/cgroup.subtree_control").split():
+            return
+        # The kernel refuses this for memory alone. With cpu or pids handed down from beside processes it takes what is
+        # below for threads of one domain and lets no process enter there.
+        if self._holds_processes(folder):
+            raise OSError(errno.EBUSY, "it holds processes", folder)
+        self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
+
+    def _holds_processes(self, folder: str) -> bool:
+        try:
+            self._tree.read(f"{folder}/cgroup.type")
+        except FileNotFoundError:
+            return False  # the root of all, which may hold processes and hand down
+        return bool(self._tree.read(f"{folder}/cgroup.procs").strip())
+
+    def _limits_something(self, folder: str) -> bool:
+        # Not pids.max: systemd sets that everywhere, and a host gets one of its own.
+        for name in ("memory.max", "cpu.max"):
+            with contextlib.suppress(OSError):
+                if not self._tree.read(f"{folder}/{name}").startswith("max"):
+                    return True
+        return False
+
+
+def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPlace:
+    """Return where `controller` is to be had; FileNotFoundError if no mounted hierarchy has it.
+
+    Version 1 wins where both are mounted, because a controller is in one hierarchy only and a hybrid machine keeps
+    these in version 1.
+    """
+    own_paths = {}
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        own_paths.update(dict.fromkeys(controllers.split(","), path))
+    candidates: list[CgroupPlace] = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        top, mount = before.split(" ")[3:5]
+        if kind == "cgroup" and controller in options.split(",") and controller in own_paths:
+            candidates.insert(0, CgroupPlace(1, mount, _below(mount, top, own_paths[controller])))
+        elif kind == "cgroup2" and "" in own_paths:
+            candidates.append(CgroupPlace(2, mount, _below(mount, top, own_paths[""])))
+    if not candidates:
+        raise FileNotFoundError(f"this machine has no cgroup hierarchy with the controller {controller!r}")
+    return candidates[0]
+
+
+def can_move_into_leaf(tree: CgroupTree | None = None) -> bool:
+    """Whether a host could have limits if processes of this one's own cgroup moved into a leaf; moves nothing."""
+    tree = tree or CgroupTree()
+    try:
+        place = find_place("memory", mountinfo=tree.mountinfo(), membership=tree.membership())
+        has_memory = "memory" in tree.read(f"{place.own}/cgroup.controllers").split()
+    except OSError:
+        return False
+    files = [f"{place.own}/cgroup.{name}" for name in ("procs", "subtree_control")]
+    return place.version == 2 and has_memory and all(os.access(path, os.W_OK) for path in [place.own, *files])
+
+
+def _below(mount: str, top: str, path: str) -> str:
+    """Return the folder of cgroup `path` in a hierarchy whose cgroup `top` is mounted at `mount`."""
+    if top != "/" and (path == top or path.startswith(f"{top}/")):
+        path = path[len(top) :]
+    if path.startswith("/.."):  # outside of what this cgroup namespace sees
+        path = "/"
+    return f"{mount}{path}".rstrip("/")
+
+
+def _wanted(resources: Resources) -> dict[str, str]:
+    """Return controller -> how the sentence begins if it cannot be had; empty if nothing is lost that was asked for."""
+    memory = cpu = ""
+    if resources.memory_bytes is not None:
+        memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB by the kernel"
+    if _has_quota(resources):
+        cpu = f"Processor time is not limited to {resources.num_cpus:g} CPUs"
+    return dict(zip(_CONTROLLERS, (memory, cpu, ""), strict=True))
+
+
+def _has_quota(resources: Resources) -> bool:
+    return resources.num_cpus < (os.cpu_count() or 1)
+
+
+def _settings(controller: str, version: int, resources: Resources) -> list[tuple[str, str, bool]]:
+    """Return (file, value, whether doing without it means that the limit does not hold)."""
+    if controller == "pids":
+        return []  # which depends on the machine
+    if controller == "memory":
+        if resources.memory_bytes is None:
+            return []
+        limit = str(resources.memory_bytes)
+        if version == 2:
+            return [("memory.max", limit, True), ("memory.swap.max", "0", False)]
+        # Memory and swap together; refused below the memory limit, so it comes second.
+        return [("memory.limit_in_bytes", limit, True), ("memory.memsw.limit_in_bytes", limit, False)]
+    weight = _WEIGHTS[version]
+    settings = [(weight.file, str(weight.clamp(resources.num_cpus * weight.per_cpu)), False)]
+    if not _has_quota(resources):
+        return settings
+    quota = max(round(resources.num_cpus * _CPU_PERIOD_US), 1000)  # the kernel takes no less than a millisecond
+    if version == 2:
+        return [*settings, ("cpu.max", f"{quota} {_CPU_PERIOD_US}", True)]
+    return [*settings, ("cpu.cfs_period_us", str(_CPU_PERIOD_US), True), ("cpu.cfs_quota_us", str(quota), True)]
+
+
+def _reason(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"

@@ -1,0 +1,140 @@
+"""Both ends of a bind, opened without following a link that a program or a stranger may have put on the way.
+
+Where: `host_root` and `late_binds` mount by the descriptors that this opens, with the rights of the host's first
+process. A host is also built beside one that runs already and has the same /opt/ml (`agent.rules`), so the way to a
+mount point may lead through folders that a program owns at that moment; and an absolute link below the root that is
+being built would lead into the old root, the machine's own.
+Source: proc(5), /proc/self/fd: a mount takes such a path for the very folder that was opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from clary.agent.host import kernel
+from clary.agent.host.program_users import ProgramUsers
+from clary.base.beneath import Folder, open_beneath, parts_of
+from clary.base.beneath_trees import copy_tree
+from clary.base.mounted_places import shown_at
+
+_LOOK_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_MODE = 0o644
+_FOLDER_MODE = 0o755
+
+
+@contextlib.contextmanager
+def opened_source(bind: Mapping[str, Any], *, hidden: Sequence[str]) -> Iterator[str]:
+    """Yield a path by which the source of a bind can be mounted, whatever is done to its name meanwhile.
+
+    Args:
+        bind: fields of a `sandbox.Bind`. Without `below`, the source is a canonical path that no stranger can change.
+        hidden: folders that a source with `below` may neither hold nor lie in.
+    Raises: OSError: the source does not exist, a link leads there, or it would show what is hidden.
+    """
+    source, below = bind["source"], bind.get("below")
+    if below is None:
+        if not os.path.exists(source):
+            raise FileNotFoundError(f"bind {source} at {bind['target']}: the source does not exist")
+        yield source
+        return
+    with Folder.at(source) as top:
+        try:
+            folder = top.folder(below)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"bind {source} at {bind['target']}: {below!a} below it cannot be opened as a folder without following "
+                f"links: {error.strerror}",
+            ) from error
+        with folder:
+            for place in hidden:
+                if folder.holds(place) or folder.lies_in(place) or shown_at(folder.path, place) is not None:
+                    raise PermissionError(
+                        f"bind {source} at {bind['target']}: {below or '/'!a} below it would show {place}, which is "
+                        "hidden from programs"
+                    )
+            yield folder.path
+
+
+@contextlib.contextmanager
+def opened_mount_point(root: str, path: str, *, is_folder: bool, users: ProgramUsers | None = None) -> Iterator[str]:
+    """Make what a mount can be put on, unless it is there, and yield a path by which a mount lands on it.
+
+    Args:
+        root: the host's root, as this process sees it.
+        path: absolute and canonical in that root.
+        is_folder: whether a folder is mounted there.
+        users: of the programs, who own what is made, if they are others than this process's.
+    Raises: OSError: something cannot be made, or a link stands on the way.
+    """
+    above, _, name = path.strip("/").rpartition("/")
+    with contextlib.ExitStack() as opened:
+        folder = opened.enter_context(Folder.at(root))
+        for part in (*parts_of(above), *((name,) if is_folder else ())):
+            make_owned(folder, part, is_folder=True, users=users)
+            folder = opened.enter_context(folder.folder(part))
+        if is_folder:
+            yield folder.path
+            return
+        make_owned(folder, name, is_folder=False, users=users)
+        descriptor = open_beneath(folder.fileno(), name, _LOOK_FLAGS)
+        opened.callback(os.close, descriptor)
+        yield f"/proc/self/fd/{descriptor}"
+
+
+def make_owned(folder: Folder, name: str, *, is_folder: bool, users: ProgramUsers | None) -> None:
+    """Make a folder or an empty file, unless there is something of that name.
+
+    Args:
+        users: of the programs, who own what is made, if they are others than this process's.
+    Raises: OSError.
+    """
+    try:
+        os.stat(name, dir_fd=folder.fileno(), follow_symlinks=False)
+    except FileNotFoundError:
+        pass
+    else:
+        return
+    if users is not None:
+        # On a mount with owners mapped only they can make anything.
+        with contextlib.suppress(PermissionError), kernel.files_of(users.first_id):
+            _make(folder, name, is_folder=is_folder)
+            return
+    _make(folder, name, is_folder=is_folder)
+    if users is not None:
+        os.chown(name, users.first_id, users.first_id, dir_fd=folder.fileno(), follow_symlinks=False)
+
+
+def _make(folder: Folder, name: str, *, is_folder: bool) -> None:
+    with contextlib.suppress(FileExistsError):
+        if is_folder:
+            os.mkdir(name, _FOLDER_MODE, dir_fd=folder.fileno())
+        else:
+            os.close(os.open(name, _NEW_FILE_FLAGS, _FILE_MODE, dir_fd=folder.fileno()))
+
+
+@contextlib.contextmanager
+def opened_mount(root: str, path: str, *, is_folder: bool) -> Iterator[str]:
+    """Yield a path to what is mounted at `path` now: that of the mount point leads to what lies under the mount."""
+    flags = _LOOK_FLAGS | os.O_DIRECTORY if is_folder else _LOOK_FLAGS
+    with Folder.at(root) as top:
+        descriptor = open_beneath(top.fileno(), path.strip("/"), flags)
+        try:
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+
+
+def copy_content(source: str, target: str) -> None:
+    """Copy what a folder holds into another one, following no link in either. Raises: OSError.
+
+    Args:
+        source: a path of `opened_source`.
+        target: a path of `opened_mount_point`.
+    """
+    with Folder.at(source) as content, Folder.at(target) as folder:
+        copy_tree(content, folder)

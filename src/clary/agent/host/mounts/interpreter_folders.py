@@ -1,0 +1,121 @@
+"""Which folders of the machine a program's interpreter is made of, and what of a program lies where hosts show nothing.
+
+Where: `wiring` binds the folders into the host and asks about the program before it starts one.
+Source: `home` of pyvenv.cfg (PEP 405) names the folder of the base interpreter's program; lines of .pth files that are
+no imports are folders (documentation of `site`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from clary.agent.host.mounts.mount_table import is_within
+from clary.agent.host.mounts.shown_folders import is_shown, shown_folders
+from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
+from clary.contract.ml_tree import OPT_ML
+
+# Folders that every host has one of its own of (`agent.host.machine_view`).
+PRIVATE_TOPS = ("/tmp", "/var/tmp", "/run", "/dev", "/proc", "/sys")  # noqa: S108 - looked at, not written to
+_INTERPRETERS = ("python", "sh", "bash", "dash", "perl", "torchrun", "node", "Rscript", "julia")
+_MAX_PATH_FILES = 200
+
+
+def interpreter_binds(environment_folder: Path, python: str, *, hidden: Path | None = None) -> tuple[Bind, ...]:
+    """Return how a host shows what an environment is made of, besides its folder.
+
+    These are folders of whoever made the environment, a project of theirs among them (`pip install -e`), with files
+    that not everybody may read; so they keep their owners.
+
+    Args:
+        environment_folder: the environment's own folder.
+        python: its interpreter.
+        hidden: folder that hosts hide, whatever holds it.
+    """
+    wanted = [*_base_folders(environment_folder), *_linked_prefix(environment_folder, python)]
+    wanted += _path_folders(environment_folder)
+    folders = [
+        folder for folder in dict.fromkeys(wanted) if not is_within(str(folder.resolve()), str(environment_folder))
+    ]
+    return tuple(
+        Bind(source=str(folder.resolve()), target=str(folder), read_only=True, keeps_owners=True)
+        for folder in folders
+        if folder.is_dir() and not _is_shown_anyway(folder, hidden)
+    )
+
+
+def needs_overlay(environment_folder: Path, *, hidden: Path | None = None) -> bool:
+    """Whether the environment's own folder has to be bound; a system's own interpreter is shown anyhow."""
+    return (environment_folder / "pyvenv.cfg").exists() or not _is_shown_anyway(environment_folder, hidden)
+
+
+def why_not_visible(processes: Sequence[ProcessSpec], sandbox: Sandbox) -> str:
+    """Return which command or script of a program lies on this machine where its host shows nothing, in words.
+
+    Empty if there is none. What is on neither is for the host to report, which knows more.
+    """
+    for process in processes:
+        for path in _programs_of(process):
+            if os.path.exists(path) and not _sees(sandbox, path):
+                return (
+                    f"{path} lies on this machine where programs see nothing: hosts show system folders, software "
+                    "below /opt and the interpreter. Name its folder in setting visible_folders, put it "
+                    "below /opt, or bring it as code or as a channel"
+                )
+    return ""
+
+
+def _programs_of(process: ProcessSpec) -> Iterable[str]:
+    """Return the command of a process and, where it is an interpreter's, the script."""
+    command, *arguments = process.argv
+    script = next((argument for argument in arguments if not argument.startswith("-")), "")
+    if not os.path.basename(command).startswith(_INTERPRETERS):
+        script = ""  # what a command makes of its arguments is its own affair
+    return [path for path in (command, script) if path.startswith("/")]
+
+
+def _sees(sandbox: Sandbox, path: str) -> bool:
+    real = os.path.realpath(path)
+    if any(is_within(path, top) for top in (*PRIVATE_TOPS, str(OPT_ML))):
+        return True  # the host's own: the machine's file is none that was meant
+    shown = shown_folders(sandbox.visible_folders, is_whole=sandbox.shows_whole_machine)
+    bound = (os.path.realpath(bind.target) for bind in sandbox.binds)
+    return is_shown(real, shown) or any(is_within(real, folder) for folder in bound)
+
+
+def _base_folders(environment_folder: Path) -> list[Path]:
+    """Return the folder of a virtual environment's base interpreter."""
+    try:
+        lines = (environment_folder / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        return []
+    homes = [line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"]
+    return [prefix for home in homes for prefix in (Path(home).parent, Path(home).resolve().parent)]
+
+
+def _linked_prefix(environment_folder: Path, python: str) -> list[Path]:
+    """Return the folders of the interpreter that a link in the environment stands for."""
+    if not Path(python).is_symlink() or (environment_folder / "pyvenv.cfg").exists():
+        return []
+    return [Path(python).resolve().parent.parent]
+
+
+def _path_folders(environment_folder: Path) -> list[Path]:
+    """Return folders of packages elsewhere that the environment's .pth files name."""
+    found: list[Path] = []
+    files = sorted(environment_folder.glob("lib/python3*/site-packages/*.pth"))[:_MAX_PATH_FILES]
+    for file in files:
+        try:
+            lines = file.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        found += [Path(line.strip()) for line in lines if line.startswith("/")]
+    return found
+
+
+def _is_shown_anyway(folder: Path, hidden: Path | None) -> bool:
+    real = os.path.realpath(folder)
+    if hidden is not None and is_within(real, os.path.realpath(hidden)):
+        return False
+    return is_shown(real, shown_folders(())) and not any(is_within(real, top) for top in PRIVATE_TOPS)

@@ -1,0 +1,148 @@
+"""Binds that a host gets when it is made already: what is known only with the program that it stood by for.
+
+Where: `host_root` shows the folders below which such binds may come; `standing_by` mounts them before anything of the
+program runs, and takes those folders away again.
+
+[Note: who sees the late roots]
+They hold other jobs' data, and while a host stands by there runs an interpreter in it that has imported packages of one
+job's environment. So they lie in the mount namespace of the keeper alone. The interpreter gets a mount namespace of its
+own, from which they are taken before it executes, and which receives what the keeper mounts later (MS_SLAVE). Access
+rights would not do: the interpreter is root of the host.
+The program's own /opt/ml is such a root, and its first late bind: the agent builds it while the host stands by, for a
+program that perhaps has another environment, and would follow a link that is put there. Until then an empty folder of
+the host's own is seen in its place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clary.agent.host import kernel
+from clary.agent.host.mounts.bind_places import copy_content, opened_mount_point
+from clary.agent.host.mounts.machine_view import MachineView
+from clary.agent.host.mounts.mount_table import is_within
+from clary.agent.host.program_users import ProgramUsers
+
+ML_FOLDER = "/opt/ml"
+_PLACE = "/run/.clary-late"  # /run is a tmpfs of the host's own
+_LAYERS = f"{_PLACE}/layers"
+_OWNER_ONLY = 0o700
+
+
+def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str) -> None:
+    """Make `roots` reachable in the root that is being built.
+
+    Args:
+        new_root: the root, while the old one can still be reached.
+        roots: canonical paths on the machine.
+        scratch_folder: of the host; layers for overlays are put there.
+    """
+    os.mkdir(new_root + _PLACE, _OWNER_ONLY)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", new_root + _PLACE, kind="tmpfs", flags=flags, options="size=64k,mode=700")
+    layers = f"{scratch_folder}/late-layers"
+    os.mkdir(layers)
+    for source, place in ((layers, _LAYERS), *((root, _root_place(number)) for number, root in enumerate(roots))):
+        os.mkdir(new_root + place, _OWNER_ONLY)
+        kernel.mount(source, new_root + place, flags=kernel.MS_BIND | kernel.MS_REC)
+
+
+def share_mounts() -> None:
+    """Let mount namespaces that leave this one receive what is mounted here later."""
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SHARED)
+    kernel.mount("none", _PLACE, flags=kernel.MS_REC | kernel.MS_PRIVATE)
+
+
+def leave_late_roots() -> None:
+    """Enter a mount namespace that has no late roots and receives what is mounted in the one that is left."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
+    kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
+
+
+def mount_late_binds(
+    binds: Sequence[Mapping[str, Any]],
+    *,
+    roots: Sequence[str],
+    in_user_namespace: bool,
+    users: ProgramUsers | None = None,
+) -> list[str]:
+    """Mount `binds`, take the late roots away, and share no mounts any more; returns what is not isolated.
+
+    Args:
+        binds: source, target, read_only and overlay of each; sources are canonical and lie below one of `roots`.
+            One of them is the program's /opt/ml.
+        roots: as `show_late_roots` got them; without any there can be no binds.
+        in_user_namespace: whether this process has its rights from a user namespace.
+        users: of the programs, if they are others than this process's.
+
+    Raises:
+        OSError: a mount was refused; the text names it. The host is of no use then.
+    """
+    if not roots:
+        return []
+    view = MachineView("", layers_folder=_LAYERS, in_user_namespace=in_user_namespace, users=users)
+    not_isolated: list[str] = []
+    kernel.unmount(_target_of(ML_FOLDER), flags=kernel.MNT_DETACH)
+    # Parents before children, so that a bind inside another lands on it.
+    for number, bind in enumerate(sorted(binds, key=lambda bind: str(bind["target"]).count("/"))):
+        if bind.get("below") is not None:
+            raise ValueError(f"bind {bind['source']} at {bind['target']}: file systems do not come late")
+        source, place = _place_of(bind["source"], roots), _target_of(bind["target"])
+        is_folder = os.path.isdir(source)
+        if not is_folder and not os.path.exists(source):
+            raise FileNotFoundError(f"bind {bind['source']} at {bind['target']}: the source does not exist")
+        with opened_mount_point("/", place, is_folder=is_folder, users=users) as target:
+            if bind["overlay"] and is_folder:
+                if view.overlay(source, target, is_mapped=True):
+                    continue
+                if bind["copied_otherwise"]:
+                    copy_content(source, target)
+                    continue
+                not_isolated.append(
+                    f"Files: what the program changes in {bind['target']} it changes in the machine's "
+                    f"{bind['source']}, because no private layer could be laid over it ({view.refusal})."
+                )
+            if bind["read_only"]:
+                source = _read_only_copy(source, name=str(number), is_folder=is_folder)
+            if said := view.bind(source, target):
+                not_isolated.append(f"Files: {bind['target']} belongs to nobody; {said}.")
+    not_isolated += view.strangeness()
+    kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
+    os.rmdir(_PLACE)
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    return not_isolated
+
+
+def _root_place(number: int) -> str:
+    return f"{_PLACE}/{number}"
+
+
+def _target_of(path: str) -> str:
+    """Return where a bind seen at `path` is mounted; links in this root may have been put by the interpreter."""
+    target = os.path.realpath(path)
+    if is_within(target, _PLACE):
+        raise OSError(f"bind at {path}: something in the host has turned the place into a link to {target}")
+    return target
+
+
+def _place_of(source: str, roots: Sequence[str]) -> str:
+    """Return where `source` can be reached in this root."""
+    for number, root in enumerate(roots):
+        if source == root or source.startswith(root.rstrip("/") + "/"):
+            return os.path.normpath(f"{_root_place(number)}/{os.path.relpath(source, root)}")
+    raise ValueError(f"bind {source}: it lies below none of the late roots {', '.join(roots)}")
+
+
+def _read_only_copy(source: str, *, name: str, is_folder: bool) -> str:
+    """Return where `source` can be reached read-only.
+
+    Namespaces that receive a mount receive it as it is made; a change to read-only afterwards they would not.
+    """
+    place = f"{_PLACE}/read-only-{name}"
+    with opened_mount_point("/", place, is_folder=is_folder) as target:
+        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+    kernel.make_read_only(place)
+    return place

@@ -1,0 +1,315 @@
+"""The machine's files as a host sees them: the folders that are shown, all of them its own to change.
+
+Where: `host_root` calls it first. The root is a small tmpfs, or with real root a folder of the host's own; folders on
+the way to what is shown are built anew in it, and every folder that is shown becomes an overlay of its own. Inside a
+user namespace the kernel refuses an overlay of a folder with mounts below, because those are locked to it ("failed to
+clone lowerpath"); such folders are built anew as well. Where no overlay can be had (the host's folder itself lies on
+an overlay or on NFS, or the kernel is older than 5.11) folders are bound as they are, and `shared_folders` names them.
+Source: kernel Documentation/filesystems/overlayfs.rst, "userxattr".
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterable, Sequence
+
+from clary.agent.host import kernel
+from clary.agent.host.mounts import kernel_views
+from clary.agent.host.mounts.bind_places import make_owned
+from clary.agent.host.mounts.closed_files import find_closed
+from clary.agent.host.mounts.shown_folders import EMPTY_FOLDERS, WRITABLE_FOLDERS, ShownFolder, is_shown
+from clary.agent.host.mounts.upper_layer import UpperLayer
+from clary.agent.host.program_users import ProgramUsers
+from clary.base.beneath import Folder
+
+PRIVATE_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp")  # noqa: S108 - made anew for every host
+
+LAYERS_FOLDER = "layers"  # of a host's scratch folder
+UPPER_FOLDER = "upper"  # of a layer: what was changed
+
+_OPTION_SEPARATORS = frozenset(',:\\"')
+
+
+class MachineView:
+    """Puts the machine's files below `new_root`.
+
+    Args:
+        new_root: existing folder that becomes the host's root.
+        layers_folder: existing folder for what the program changes; not on an overlay, best on a local disk.
+        in_user_namespace: whether mounts are made with the rights of a user namespace.
+        users: of the programs, if they are others than this process's.
+    """
+
+    def __init__(
+        self, new_root: str, *, layers_folder: str, in_user_namespace: bool, users: ProgramUsers | None = None
+    ) -> None:
+        self._new_root = new_root
+        self._layers_folder = layers_folder
+        self._in_user_namespace = in_user_namespace
+        self._users = users
+        self._num_layers = 0
+        self._shown: tuple[ShownFolder, ...] = ()
+        self._rebuilt: frozenset[str] = frozenset()  # folders that must not be placed whole
+        self._extended: frozenset[str] = frozenset()  # folders in which mount points have to be made
+        self.shared_folders: list[str] = []  # what the program can change on the machine itself
+        self.missing_folders: list[str] = []  # mounts of the machine that could not be shown, with the reason
+        self.strange_folders: list[str] = []  # system folders whose owners could not be mapped
+        self.refusal = ""  # why the kernel refused the last overlay
+        self.why_strange = ""  # why it refused the last mapping
+
+    def lay_out(self, shown: Sequence[ShownFolder], submounts: Sequence[str], *, targets: Iterable[str]) -> None:
+        """Place what is shown but `PRIVATE_FOLDERS`, which are left empty.
+
+        Args:
+            shown: folders of the machine, those that hold others first.
+            submounts: mount points of the machine, parents first.
+            targets: places at which something will be mounted, as canonical paths; their folders are made so that
+                missing ones can be created without touching the machine.
+        """
+        self._shown = tuple(shown)
+        outer = [folder.path for folder in shown if not is_shown(folder.path, [one for one in shown if one != folder])]
+        seen = [path for path in submounts if is_shown(path, shown)]
+        later = [*(folder.path for folder in shown if folder.path not in outer), *seen]
+        is_whole = outer == ["/"]
+        if not (is_whole and not self._in_user_namespace and self.overlay("/", self._new_root)):
+            self._make_root()
+            self._extended = frozenset(
+                _nearest_existing(path) for path in targets if not os.path.lexists(path) and is_shown(path, shown)
+            )
+            cuts = {*self._extended, *(path for path in outer if path != "/")}
+            if self._in_user_namespace or is_whole:  # nothing can be laid on an overlay, or over `/`, here
+                cuts.update(seen)
+                later = []
+            self._rebuilt = frozenset(folder for cut in cuts for folder in _parents(cut))
+            self._rebuild("/")
+            self._make_empty_folders()
+        for path in sorted(set(later), key=lambda path: path.split("/")):
+            try:
+                self._place_whole(path)
+            except OSError as error:  # a mount that its owner alone may enter, or one that another covers
+                self.missing_folders.append(f"{path} ({error.strerror})")
+
+    def overlay(
+        self, lower: str, target: str, *, is_mapped: bool = False, is_system: bool = False, kept_as: str = ""
+    ) -> bool:
+        """Mount a private, writable layer over `lower` at `target`; False, with `refusal` set, if it cannot be had.
+
+        Args:
+            lower: folder of the machine.
+            target: mount point.
+            is_mapped: whether owners are those outside, where programs have users of their own.
+            is_system: whether what not everybody may read is left out.
+            kept_as: name of the layer for who takes it over when the host has ended.
+        """
+        layer = f"{self._layers_folder}/{kept_as or self._num_layers}"
+        self._num_layers += 1
+        upper, work = f"{layer}/{UPPER_FOLDER}", f"{layer}/work"
+        os.makedirs(upper)
+        os.mkdir(work)
+        if not self._in_user_namespace:
+            try:
+                self._fill(lower, upper, is_system=is_system)
+            except OSError as error:  # the layer lies where whiteouts cannot
+                self.refusal = str(error)
+                return False
+        if is_mapped and self._users is not None:
+            mapped = self._map(lower, f"{layer}/lower")
+            if mapped and self._mount(target, lower=mapped, upper=upper, work=work, is_kept=bool(kept_as)):
+                return True
+            # The file system maps no owners, or the overlay of a kernel before 5.19.
+            self.why_strange = self.why_strange or self.refusal
+            self.strange_folders.append(lower)
+        return self._mount(target, lower=lower, upper=upper, work=work, is_kept=bool(kept_as))
+
+    def _mount(self, target: str, *, lower: str, upper: str, work: str, is_kept: bool) -> bool:
+        descriptors: list[int] = []
+        try:
+            options = ",".join(
+                f"{name}={_as_option(path, descriptors)}"
+                for name, path in (("lowerdir", lower), ("upperdir", upper), ("workdir", work))
+            )
+            if self._in_user_namespace:
+                options += ",userxattr"
+            elif is_kept:
+                # Whoever takes the layer over finds whole files and folders in it, whatever this kernel's defaults are.
+                options += ",redirect_dir=nofollow,metacopy=off"
+            _mount_overlay(target, options)
+        except OSError as error:
+            self.refusal = str(error)
+            return False
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def _fill(self, lower: str, upper: str, *, is_system: bool) -> None:
+        # The merged folder takes mode and owner from the upper one.
+        content = UpperLayer(lower, upper, users=self._users)
+        content.copy_folder("")
+        if is_system:
+            content.leave_out(self._find_closed(lower))
+        if self._users is not None and lower == "/usr/local":
+            for folder in (path for pattern in WRITABLE_FOLDERS for path in glob.glob(pattern)):
+                content.open_folders(folder)
+
+    def bind(self, source: str, target: str) -> str:
+        """Show a file or folder of the machine itself; returns a sentence where owners could not be mapped."""
+        if self._users is not None:
+            try:
+                kernel.bind_mapped(source, target, users=self._users.namespace)
+            except OSError as error:
+                said = f"its file system does not map owners ({error.strerror})"
+            else:
+                return ""
+        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+        return "" if self._users is None else f"the program has there what everybody may, because {said}"
+
+    def strangeness(self) -> list[str]:
+        """Return what programs cannot change although it should be theirs, in sentences."""
+        if not self.strange_folders:
+            return []
+        return [
+            f"Files: in {', '.join(self.strange_folders)} the program can change nothing that is there and nothing in "
+            f"folders that are there, because their owners could not be mapped ({self.why_strange})."
+        ]
+
+    def make_folder(self, path: str, *, mode: int = 0o755) -> None:
+        """Make a folder of the host's own, and those on the way to it; what is there stays."""
+        if os.path.isdir(path):
+            return
+        above, name = os.path.split(path)
+        self.make_folder(above)
+        # A way to it that is enough for root may be closed to the users, who make it on a mount with owners mapped.
+        with Folder(os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
+            make_owned(folder, name, is_folder=True, users=self._users)
+        os.chmod(path, mode)
+
+    def _make_root(self) -> None:
+        if self._in_user_namespace:
+            kernel.mount("tmpfs", self._new_root, kind="tmpfs", flags=kernel.MS_NODEV, options="mode=755")
+            return
+        # On disk: what programs put beside the machine's folders would count against their memory.
+        if self._users is not None:
+            self._users.own(self._new_root)
+        os.chmod(self._new_root, 0o755)  # noqa: S103 - every user of the host passes it
+        kernel.mount(self._new_root, self._new_root, flags=kernel.MS_BIND)
+
+    def _make_empty_folders(self) -> None:
+        for path in EMPTY_FOLDERS:
+            if not os.path.lexists(self._new_root + path):
+                self.make_folder(self._new_root + path, mode=0o700 if path == "/root" else 0o755)
+
+    def _map(self, lower: str, place: str) -> str:
+        """Show `lower` at `place` with owners mapped; empty, with `why_strange` set, if that cannot be.
+
+        It goes with the old root, or with the late roots; to unmount it takes longer than to let it go with them.
+        """
+        assert self._users is not None
+        os.mkdir(place)
+        try:
+            kernel.bind_mapped(lower, place, users=self._users.namespace)
+        except OSError as error:
+            self.why_strange = str(error)
+            return ""
+        return place
+
+    def _place(self, path: str) -> None:
+        """Place one entry of a folder that is being built anew."""
+        target = self._new_root + path
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            real = os.path.realpath(path)
+            if is_shown(path, self._shown) or is_shown(real, self._shown) or real in PRIVATE_FOLDERS:
+                os.symlink(os.readlink(path), target)
+        elif stat.S_ISDIR(status.st_mode):
+            if not is_shown(path, self._shown) and path not in self._rebuilt and path not in PRIVATE_FOLDERS:
+                return
+            os.mkdir(target)
+            os.chmod(target, stat.S_IMODE(status.st_mode))
+            if self._users is not None:
+                os.chown(target, self._users.on_machine(status.st_uid), self._users.on_machine(status.st_gid))
+            if path in PRIVATE_FOLDERS:
+                return
+            if path in self._rebuilt:
+                self._rebuild(path)
+            else:
+                self._place_whole(path)
+        elif stat.S_ISREG(status.st_mode) and is_shown(path, self._shown):
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, stat.S_IMODE(status.st_mode)))
+            self._place_whole(path)
+
+    def _rebuild(self, folder: str) -> None:
+        try:
+            names = os.listdir(folder)
+        except PermissionError:
+            if is_shown(folder, self._shown):
+                self._bind_shared(folder)
+            return
+        for name in sorted(names):
+            path = f"{folder.rstrip('/')}/{name}"
+            try:
+                self._place(path)
+            except FileNotFoundError:
+                if os.path.lexists(path):
+                    raise
+                # Somebody on the machine removed it meanwhile: a host that starts a moment later has none either.
+
+    def _place_whole(self, path: str) -> None:
+        target = self._new_root + path
+        if not os.path.isdir(path):
+            kernel.mount(path, target, flags=kernel.MS_BIND)
+            kernel.make_read_only(target)
+        elif self.overlay(path, target, is_mapped=self._is_system(path), is_system=self._is_system(path)):
+            return
+        elif path in self._extended:
+            self._rebuild(path)
+        else:
+            self._bind_shared(path)
+
+    def _is_system(self, path: str) -> bool:
+        """Whether a path is a system folder; mounts inside one are not."""
+        return any(folder.path == path and folder.is_system for folder in self._shown)
+
+    def _bind_shared(self, path: str) -> None:
+        kernel.mount(path, self._new_root + path, flags=kernel.MS_BIND | kernel.MS_REC)
+        self.shared_folders.append(path)
+        if not self._in_user_namespace and self._is_system(path):
+            for closed in self._find_closed(path):
+                kernel_views.cover(self._new_root + closed)
+
+    def _find_closed(self, folder: str) -> list[str]:
+        return find_closed(folder, skipped=[one.path for one in self._shown if not one.is_system])
+
+
+def _mount_overlay(target: str, options: str) -> None:
+    try:
+        # The layer ends with the program, so nothing of it has to reach the disk: without this the end of every host
+        # would wait for the whole disk to be flushed.
+        kernel.mount("overlay", target, kind="overlay", options=f"{options},volatile")
+    except OSError:  # also what kernels before 5.10 say
+        kernel.mount("overlay", target, kind="overlay", options=options)
+
+
+def _as_option(path: str, descriptors: list[int]) -> str:
+    """Return `path` in a form that the overlay's option parser cannot misread; opened folders go to `descriptors`."""
+    if not _OPTION_SEPARATORS.intersection(path):
+        return path
+    descriptors.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    return f"/proc/self/fd/{descriptors[-1]}"
+
+
+def _nearest_existing(path: str) -> str:
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _parents(path: str) -> list[str]:
+    """Return every folder above `path`."""
+    found = []
+    while path != "/":
+        path = os.path.dirname(path)
+        found.append(path)
+    return found

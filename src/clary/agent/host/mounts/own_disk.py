@@ -1,0 +1,137 @@
+"""A disk that a host has to itself, so that it can be full while the machine's is not.
+
+Where: `supervisor.wiring` makes one for hosts of rehearsals whose plan says `disk_bytes`; the service fills it
+(`engines.local.disk_faults`). Root alone may do this.
+
+    HOST/disk/            a tmpfs of that size, in the agent's own mount namespace
+    HOST/disk/used        one block: a tmpfs that holds nothing could not be made full
+    HOST/disk/ml/         what is seen at HOST/ml, and by the program at /opt/ml
+
+The mounts end with the last process in the namespace, so a killed agent leaves nothing. What the agent itself puts into
+the tree for the program - input data, which is large, and what Clary and the program say to each other - stays on the
+machine's disk: a program whose disk is full can still be told to stop and say why it failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clary.agent.host import kernel
+from clary.base.errors import AgentError, Fault
+from clary.contract.launch_plan import Resources
+from clary.contract.rehearsals import DISK_FOLDER
+
+LARGEST_SHARE = 0.5  # of the memory that is free
+_USED_BYTES = 4096
+_FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
+_MIB = 1024 * 1024
+
+
+def enter_own_mounts() -> None:
+    """Give this process, which has one thread, a mount namespace of its own; what the machine mounts is seen there.
+
+    Where: the agent's first deed. A failure is kept for `OwnDisk.mount`, which says it when somebody listens.
+    """
+    try:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
+    except OSError as error:
+        _mounts.why_shared = f"it could not be made: {error}"
+    else:
+        _mounts.owner_pid = os.getpid()
+
+
+@dataclass
+class _Mounts:
+    """Whose mounts this process sees."""
+
+    owner_pid: int | None = None  # the process that made them its own; a child of it shares them
+    why_shared: str = "nobody made one"
+
+
+_mounts = _Mounts()
+
+
+class OwnDisk:
+    """The disk of one host.
+
+    Args:
+        host_folder: the host's own place.
+        ml_folder: its `/opt/ml` inside that.
+        size_bytes: of the disk.
+        outside: folders of `ml_folder` that stay on the machine's disk.
+    """
+
+    def __init__(self, host_folder: Path, *, ml_folder: Path, size_bytes: int, outside: Sequence[Path]) -> None:
+        self._folder = host_folder / DISK_FOLDER
+        self._ml = ml_folder
+        self._size_bytes = size_bytes
+        self._outside = tuple(outside)
+        self._mounted: list[Path] = []
+
+    def mount(self, *, available_bytes: int | None) -> None:
+        """Make it; refused unless this process is in a mount namespace of its own (`enter_own_mounts`).
+
+        Args:
+            available_bytes: of the machine's memory, in which the disk lies; None: nobody knows.
+        Raises: AgentError; what was mounted is gone then.
+        """
+        if available_bytes is not None and self._size_bytes > available_bytes * LARGEST_SHARE:
+            raise AgentError(
+                f"{self._folder.parent.name}: a disk of its own of {self._size_bytes // _MIB} MiB would take more than "
+                f"half of the memory that is free here, {available_bytes // _MIB} MiB; ask for a smaller one",
+                fault=Fault.USER,
+            )
+        if _mounts.owner_pid != os.getpid():
+            raise AgentError(
+                f"{self._folder.parent.name}: a disk of its own takes a mount namespace of the agent's own, else it "
+                f"would be mounted for the whole machine; {_mounts.why_shared}. Disks of hosts' own take a service "
+                "that runs as root and may mount"
+            )
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            options = f"size={self._size_bytes},mode=755"
+            kernel.mount("tmpfs", str(self._folder), kind="tmpfs", flags=_FLAGS, options=options)
+            self._mounted.append(self._folder)
+            (self._folder / "used").write_bytes(bytes(_USED_BYTES))
+            seen = self._folder / "ml"
+            for place in self._outside:
+                inside = seen / place.relative_to(self._ml)
+                for folder in (place, inside):
+                    folder.mkdir(parents=True, exist_ok=True)
+                kernel.mount(str(place), str(inside), flags=kernel.MS_BIND)
+            self._show(seen, self._ml)
+        except OSError as error:
+            self.close()
+            raise AgentError(
+                f"{self._folder.parent.name}: no disk of its own of {self._size_bytes} bytes could be made: {error}"
+            ) from error
+
+    def hold(self, folder: Path) -> None:
+        """Put another folder of the host, empty by now, on the disk. Raises: AgentError."""
+        inside = self._folder / folder.name
+        try:
+            inside.mkdir()
+            self._show(inside, folder)
+        except OSError as error:
+            raise AgentError(f"{folder} could not be put on the host's own disk: {error}") from error
+
+    def beside(self, resources: Resources) -> Resources:
+        """Return what the host may use, with as much more memory as its disk can take of it."""
+        if resources.memory_bytes is None:
+            return resources
+        return replace(resources, memory_bytes=resources.memory_bytes + self._size_bytes)
+
+    def close(self) -> None:
+        """Take it away with all that lies on it; harmless when repeated."""
+        while self._mounted:
+            with contextlib.suppress(OSError):  # it goes with the agent, then
+                kernel.unmount(str(self._mounted.pop()), flags=kernel.MNT_DETACH)
+
+    def _show(self, source: Path, target: Path) -> None:
+        kernel.mount(str(source), str(target), flags=kernel.MS_BIND | kernel.MS_REC)
+        self._mounted.append(target)

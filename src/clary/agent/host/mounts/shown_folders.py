@@ -1,0 +1,130 @@
+"""Which of the machine's folders a host shows, and which of those programs may change as their own.
+
+Where: `host_root` lays them out through `machine_view`; the supervisor asks before it starts a program whose files lie
+elsewhere. Everything that is not named here, bound by the plan or made for the host alone is not there for programs.
+
+[Note: whose files are whose]
+Under a root service programs are root of a user namespace. In system folders, which hold what distributions ship,
+the machine's root counts as theirs, so that package managers work; what not everybody may read is left out there
+(`closed_files`). In all other folders the machine's users count as nobody: the kernel lets programs read what everybody
+may read, at every moment, whatever else appears in them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from clary.agent.host.mounts.closed_files import UNCACHED, refresh
+from clary.agent.host.mounts.mount_table import is_within
+
+# Package managers write to these; their owners inside are those outside.
+_SYSTEM_FOLDERS = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/var/lib/alternatives",
+    "/var/lib/apt",
+    "/var/lib/dpkg",
+    "/var/lib/pam",
+    "/var/lib/rpm",
+    "/var/lib/ucf",
+    "/var/cache/apt",
+    "/var/cache/debconf",
+)
+# Software that administrators have put there for everybody.
+_SOFTWARE_FOLDERS = ("/usr/local", "/opt", "/nix/store", "/gnu/store")
+# In `_SOFTWARE_FOLDERS`: where pip and make install with a system's interpreter. Programs may add and replace files
+# in these folders and in those directly inside; files that are there stay the machine's.
+WRITABLE_FOLDERS = (
+    "/usr/local",
+    "/usr/local/lib",
+    "/usr/local/share",
+    "/usr/local/share/man",
+    "/usr/local/lib/python3*",
+)
+
+# Made empty, because programs expect them.
+EMPTY_FOLDERS = (
+    "/boot",
+    "/home",
+    "/media",
+    "/mnt",
+    "/opt",
+    "/root",
+    "/srv",
+    "/var/cache",
+    "/var/lib",
+    "/var/log",
+    "/var/mail",
+    "/var/spool",
+)
+
+
+@dataclass(frozen=True)
+class ShownFolder:
+    """A folder of the machine, by its canonical path."""
+
+    path: str
+    is_system: bool  # see [Note: whose files are whose]
+
+
+def shown_folders(visible: Iterable[str], *, is_whole: bool = False) -> tuple[ShownFolder, ...]:
+    """Return the folders to show, those that hold others first.
+
+    Args:
+        visible: folders that the settings name; those that are not there are left out.
+        is_whole: whether `/` is shown, too.
+    """
+    wanted = [("/", False)] if is_whole else []
+    wanted += [(path, True) for path in _SYSTEM_FOLDERS]
+    wanted += [(path, False) for path in (*_SOFTWARE_FOLDERS, *visible)]
+    found: dict[str, bool] = {}
+    for path, is_system in wanted:
+        real = os.path.realpath(path)
+        # A link from one system folder to another, as /bin on most systems, is shown as a link.
+        if os.path.isdir(real) and (is_system is False or real == path):
+            found.setdefault(real, is_system)
+    return tuple(ShownFolder(path, found[path]) for path in sorted(found, key=lambda path: path.split("/")))
+
+
+def look_at_system_folders() -> None:
+    """Look at what system folders hold now, for the hosts that start within the next seconds; takes real root."""
+    shown = shown_folders(())
+    skipped = [folder.path for folder in shown if not folder.is_system]
+    for folder in shown:
+        if folder.is_system and folder.path not in UNCACHED:
+            refresh(folder.path, skipped=skipped)
+
+
+def is_shown(path: str, shown: Sequence[ShownFolder]) -> bool:
+    """Return whether a canonical path lies in one of the folders."""
+    return any(is_within(path, folder.path) for folder in shown)
+
+
+def links_on_the_way(path: str) -> list[tuple[str, str]]:
+    """Return the symbolic links that lead from `path` to what it stands for: canonical place and text of each."""
+    links: list[tuple[str, str]] = []
+    parts = [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    resolved = ""
+    while parts and len(links) < 40:  # as many as the kernel follows
+        part = parts.pop()
+        if part == "..":
+            resolved = os.path.dirname(resolved).rstrip("/")
+            continue
+        place = f"{resolved}/{part}"
+        if not os.path.islink(place):
+            resolved = place
+            continue
+        text = os.readlink(place)
+        links.append((place, text))
+        if text.startswith("/"):
+            resolved = ""
+        parts += [step for step in reversed(text.split("/")) if step not in ("", ".")]
+    return links

@@ -1,0 +1,147 @@
+"""Every live process of a program: counted, signalled once each, killed.
+
+Where: the keeper of a host asks for it. In a PID namespace the kernel does it in one step: kill(-1) from the first
+process reaches each process once, and a fork that is under way as well. Plain processes, and those of a namespace where
+some are spared, are found by walking down from the keeper, which is the parent of every orphan among its descendants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection
+from typing import Protocol
+
+from clary.agent.host.stopping.shared_memory import ProgramMemory
+from clary.base.processes import ProcessEntry, live_descendants
+
+LOOK_INTERVAL_S = 2.0  # at what plain processes have in shared memory; one look reads the machine's process list
+_KILL_LIMIT_S = 3.0  # after that what is left cannot be killed: it hangs in the kernel
+_KILL_PAUSE_S = 0.002
+
+
+class Census(Protocol):
+    """Reaches all processes of a program, and nothing else."""
+
+    def live(self) -> dict[int, ProcessEntry]:
+        """Return the live processes as the caller can signal them; none where it cannot tell them apart."""
+
+    def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
+        """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
+
+    def kill_all(self) -> None:
+        """End every process for certain; their exits remain to be reaped."""
+
+    @property
+    def look_interval_s(self) -> float | None:
+        """How often `look` wants to be called; None for never."""
+
+    def look(self) -> None:
+        """Take note of what the program would leave behind if it ended now."""
+
+
+class NamespaceCensus:
+    """All processes of the PID namespace of which the caller is the first."""
+
+    look_interval_s = None
+
+    def look(self) -> None:
+        """Note nothing: what the program leaves vanishes with its namespaces."""
+
+    def live(self) -> dict[int, ProcessEntry]:
+        """Return the live processes; none where /proc is the machine's and numbers them otherwise."""
+        return live_descendants(os.getpid()) if _own_pid_in_proc() == os.getpid() else {}
+
+    def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
+        """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
+        if spare:
+            return _signal_each(signal_number, spare)
+        num_alive = len(live_descendants(_own_pid_in_proc()))
+        _signal(-1, signal_number)
+        return num_alive
+
+    def kill_all(self) -> None:
+        """End every process for certain; their exits remain to be reaped."""
+        _signal(-1, signal.SIGKILL)
+
+
+class DescendantCensus:
+    """All descendants of the caller, which must be a subreaper."""
+
+    look_interval_s = LOOK_INTERVAL_S
+
+    def __init__(self) -> None:
+        self._memory = ProgramMemory()
+
+    def look(self) -> None:
+        """Take note of the shared memory that the program would leave behind if it ended now."""
+        self._memory.look(live_descendants(os.getpid()))
+
+    def live(self) -> dict[int, ProcessEntry]:
+        """Return the live processes."""
+        return live_descendants(os.getpid())
+
+    def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
+        """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
+        return _signal_each(signal_number, spare)
+
+    def kill_all(self) -> None:
+        """End every process for certain; their exits remain to be reaped.
+
+        Stops all of them first, so that none can fork ahead of the killing. Takes their shared memory away after.
+        """
+        deadline = time.monotonic() + _KILL_LIMIT_S
+        stopped: set[tuple[int, int]] = set()
+        while time.monotonic() < deadline:
+            alive = live_descendants(os.getpid())
+            new = {(pid, entry.started_at) for pid, entry in alive.items()} - stopped
+            if not new:
+                break
+            for pid, _ in new:
+                _signal(pid, signal.SIGSTOP)
+            stopped |= new
+        self.look()
+        while (alive := live_descendants(os.getpid())) and time.monotonic() < deadline:
+            for pid in alive:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(_KILL_PAUSE_S)
+        self._memory.remove_unused()
+
+
+def _signal_each(signal_number: int, spare: Collection[int]) -> int:
+    """Signal each live descendant once, but not those in `spare`; returns how many descendants are alive.
+
+    Scans until a scan finds nobody new, because processes may fork while they are being signalled. Processes that
+    started after the call are left out: those are what a handler of the signal starts for its own cleaning up.
+    """
+    newest = _ticks_now()
+    seen: set[tuple[int, int]] = set()
+    while True:
+        new = [
+            (pid, entry.started_at)
+            for pid, entry in live_descendants(os.getpid()).items()
+            if entry.started_at <= newest and (pid, entry.started_at) not in seen
+        ]
+        if not new:
+            return len(seen)
+        for pid, started_at in new:
+            if pid not in spare:
+                _signal(pid, signal_number)
+            seen.add((pid, started_at))
+
+
+def _own_pid_in_proc() -> int:
+    """Return the caller's number in /proc, which is not its own where /proc is the machine's."""
+    return int(os.readlink("/proc/self"))
+
+
+def _ticks_now() -> int:
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def _signal(pid: int, signal_number: int) -> None:
+    # Ended meanwhile, or runs as another user by a set-user-id program: out of reach of a plain process.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal_number)

@@ -1,0 +1,84 @@
+"""SIGTERM to a program: at once to almost everyone, later to who reads the last words of others.
+
+Where: the keeper sends it through here when the agent ends a program. Who hears it when is `stop_policy`'s decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from clary.agent.host.stopping.census import Census
+from clary.agent.host.stopping.process_views import read_views
+from clary.agent.host.stopping.stop_policy import decide_deferrals
+from clary.base.processes import read_entry
+
+POLL_S = 0.05  # between two looks at whether the writers have ended
+DRAIN_S = 1.0  # for a reader to pass on what is still in its pipe, once nobody writes to it any more
+
+_Identity = tuple[int, int]  # pid and start time, so that a reused pid is never signalled
+
+
+@dataclass
+class _Late:
+    """One process that waits for its signal."""
+
+    process: _Identity
+    until: frozenset[_Identity]
+    drained_at_s: float | None = None  # monotonic time; None while one of `until` lives
+
+
+class StopSignals:
+    """Sends SIGTERM to every process of a program, each exactly once.
+
+    Args:
+        census: reaches the program's processes.
+    """
+
+    def __init__(self, census: Census) -> None:
+        self._census = census
+        self._late: list[_Late] = []
+
+    @property
+    def poll_s(self) -> float | None:
+        """Seconds after which `send_late` wants to be called again; None if it has nothing to do."""
+        return POLL_S if self._late else None
+
+    def send(self) -> int:
+        """Signal those who hear it at once and remember those who hear it later; returns how many are alive."""
+        live = self._census.live()
+        deferrals = decide_deferrals(read_views(live))
+
+        def identity(pid: int) -> _Identity:
+            return pid, live[pid].started_at
+
+        count = self._census.signal_all(signal.SIGTERM, spare=deferrals.keys())
+        self._late = [
+            _Late(identity(pid), frozenset(map(identity, deferral.until)))
+            for pid, deferral in deferrals.items()
+            if deferral.until is not None
+        ]
+        return count
+
+    def send_late(self) -> None:
+        """Signal those whose time has come."""
+        now_s = time.monotonic()
+        waiting = []
+        for late in self._late:
+            if late.drained_at_s is None and not any(map(_is_alive, late.until)):
+                late.drained_at_s = now_s
+            if late.drained_at_s is None or now_s < late.drained_at_s + DRAIN_S:
+                waiting.append(late)
+            elif _is_alive(late.process):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(late.process[0], signal.SIGTERM)
+        self._late = [late for late in waiting if _is_alive(late.process)]
+
+
+def _is_alive(process: _Identity) -> bool:
+    pid, started_at = process
+    entry = read_entry(pid)
+    return entry is not None and entry.started_at == started_at and not entry.has_ended

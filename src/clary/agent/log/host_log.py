@@ -1,0 +1,136 @@
+"""The log of one host, from what processes print to what the service has stored.
+
+    output_buffer (memory) -> log_intake (lines) -> log_spool (disk) -> log_shipper (service)
+
+Where: `supervisor` makes one; each arrow is a thread, so that none of the four waits for the one behind it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Hashable
+from pathlib import Path
+
+from clary.agent.log.last_words import error_line
+from clary.agent.log.log_intake import LogIntake
+from clary.agent.log.log_shipper import LogReceiver, LogShipper
+from clary.agent.log.log_spool import LogSpool
+from clary.agent.log.metrics import MetricFinder
+from clary.agent.log.output_buffer import OutputBuffer
+from clary.agent.training.progress_watch import ProgressWatch
+from clary.base.clock import Clock
+from clary.contract.agent_protocol import Clue
+from clary.contract.launch_plan import LaunchPlan
+
+FLUSH_LIMIT_S = 30.0  # for the disk to take what a program that has ended printed last
+
+
+class HostLog:
+    """Takes output and sentences, delivers them as numbered lines.
+
+    Args:
+        service: where lines go.
+        plan: its metric definitions are looked for, its log rules hold.
+        folder: the spool's own folder, removed by `close`.
+        clock: for the log's progress bars and bounds.
+        on_over: told when the service wants nothing of this attempt any more.
+        on_note: told, in a sentence, what a user should know about the log; from any thread.
+    """
+
+    def __init__(
+        self,
+        service: LogReceiver,
+        *,
+        plan: LaunchPlan,
+        folder: Path,
+        clock: Clock,
+        on_over: Callable[[str], None],
+        on_note: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._on_note = on_note
+        self._is_hung = False
+        self._spool = LogSpool(folder, clock=clock, max_bytes=plan.log_rules.spool_max_bytes)
+        self.progress = ProgressWatch(clock)  # how far the program says it is
+        self._intake = LogIntake(
+            self._spool,
+            clock=clock,
+            rules=plan.log_rules,
+            on_lines=lambda lines, rank: self.progress.feed(lines, rank=rank),
+        )
+        self._shipper = LogShipper(
+            service,
+            spool=self._spool,
+            intake=self._intake,
+            metrics=MetricFinder(plan.metric_definitions, on_note=self._warn),
+            on_over=on_over,
+            on_problem=on_note,
+        )
+        self._buffer = OutputBuffer(self._intake)
+        self._shipper.start()
+
+    @property
+    def num_outputs(self) -> int:
+        """Pieces of output that have come so far; grows while the program prints."""
+        return self._intake.num_outputs
+
+    def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
+        """Say how lines of the stream `key` are marked, before its first bytes."""
+        self._intake.open(key, rank=rank, prefix=prefix)
+
+    def on_output(self, key: Hashable, data: bytes) -> None:
+        """Take bytes of one stream, in order; empty bytes end it. Never waits for a disk or for the service."""
+        self._buffer.put(key, data)
+
+    def say(self, *sentences: str) -> None:
+        """Add lines of the agent's own, behind the output so far."""
+        self._buffer.say(*sentences)
+
+    def end_output(self) -> None:
+        """No more bytes come: what has no line end becomes a line, and lost lines are told."""
+        self._flush()
+        self._intake.finish()
+        if self._intake.num_dropped:  # the log has said so where it happened
+            self._on_note(
+                f"{self._intake.num_dropped} lines of output were dropped, because they came faster than the settings"
+                " log_max_lines_per_s and log_max_bytes_per_s allow; print less or raise them"
+            )
+        if num_lost := self._spool.num_lost + self._buffer.num_lost:  # the same
+            self._on_note(
+                f"{num_lost} lines of output were lost, because the disk or the spool of this host was full; the log"
+                " says where: free space, raise the setting log_spool_max_bytes, or print less"
+            )
+
+    def error_line(self, rank: int | None) -> str | None:
+        """Return the line in which a process has said why it failed, as far as that can be told; None for none."""
+        self._flush()
+        return error_line(self._intake.last_lines(rank))
+
+    def clues(self) -> tuple[Clue, ...]:
+        """Return the exceptions among the last lines of every process."""
+        self._flush()
+        return self._intake.clues()
+
+    def drain(self, timeout_s: float, *, give_up: Callable[[], bool]) -> None:
+        """Wait until every line so far is stored by the service, as `LogShipper.drain`."""
+        self._flush()
+        if not self._shipper.drain(timeout_s, give_up=give_up) and not give_up():
+            self._on_note(f"the service did not take the last log lines of this host within {timeout_s:g} s")
+
+    def close(self, timeout_s: float) -> bool:
+        """End the shipper and remove the spool; return whether the thread ended in time."""
+        has_flushed = self._buffer.close(timeout_s)
+        has_stopped = self._shipper.stop(timeout_s)
+        self._spool.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return has_flushed and has_stopped
+
+    def _flush(self) -> None:
+        """Have the intake take what was put into the buffer."""
+        if not self._buffer.flush(0.0 if self._is_hung else FLUSH_LIMIT_S) and not self._is_hung:
+            self._is_hung = True  # the end of the job waits for a disk that hangs once, not for each question
+            self._on_note(f"the disk of this host did not take the last output within {FLUSH_LIMIT_S:g} s")
+
+    def _warn(self, sentence: str) -> None:
+        self._intake.say(sentence)
+        self._on_note(sentence)

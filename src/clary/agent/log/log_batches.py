@@ -1,0 +1,88 @@
+"""Batches of log lines as they are sent, the next one made while the last is under way.
+
+Where: `log_shipper` takes one after the other. Reading, looking for metrics and encoding cost the agent about as much
+processor time as storing costs the service; in a flood both would otherwise wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from clary.agent.log.log_spool import LogSpool
+from clary.agent.log.metrics import MetricFinder
+from clary.base.errors import AgentError
+from clary.contract.agent_protocol import LogBatch
+
+BATCH_LINES = 16_384
+BATCH_BYTES = 1024 * 1024  # of text; as JSON at most six times as many, below the service's bound on bodies
+FLOOD_BYTES = BATCH_BYTES // 2  # a batch of so many bytes is followed by another
+
+
+@dataclass(frozen=True)
+class ReadyBatch:
+    """Lines `first_sequence` to `end_sequence` less one, encoded."""
+
+    first_sequence: int
+    end_sequence: int
+    body: bytes
+
+
+class LogBatches:
+    """Makes batches from a spool.
+
+    Threads: `take` and `close` belong to one thread. A second one, which lives only in floods, works while that one
+    sends; the two never read at once.
+
+    Args:
+        spool: where lines come from.
+        metrics: finds metric values in lines on their way; closed with this.
+        encode: puts a batch into the form in which it is sent.
+    """
+
+    def __init__(self, spool: LogSpool, metrics: MetricFinder, *, encode: Callable[[LogBatch], bytes]) -> None:
+        self._spool = spool
+        self._metrics = metrics
+        self._encode = encode
+        self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-batches")  # starts no thread yet
+        self._ahead: Future[ReadyBatch] | None = None
+        self._ahead_sequence = 0  # first line of the batch that is made ahead
+
+    def take(self, first_sequence: int) -> ReadyBatch:
+        """Return a batch that begins with this line, which the spool holds, and go on with the next in a flood.
+
+        Raises: AgentError if the spool does not give back what it holds.
+        """
+        ready = self._take_ahead(first_sequence) or self._make(first_sequence)
+        if len(ready.body) >= FLOOD_BYTES and self._spool.end_sequence > ready.end_sequence:
+            self._ahead_sequence = ready.end_sequence
+            self._ahead = self._maker.submit(self._make, ready.end_sequence)
+        return ready
+
+    def close(self) -> None:
+        """End the second thread and the matching of metrics."""
+        self._maker.shutdown(wait=True, cancel_futures=True)
+        self._metrics.close()
+
+    def _take_ahead(self, first_sequence: int) -> ReadyBatch | None:
+        """Return what was made ahead, None if nothing was, or if the service has asked for other lines."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        error = ahead.exception()  # waits for it, so that nobody else reads meanwhile
+        if self._ahead_sequence != first_sequence:
+            return None
+        if error is not None:
+            raise error
+        return ahead.result()
+
+    def _make(self, first_sequence: int) -> ReadyBatch:
+        blocks = self._spool.read(first_sequence, max_lines=BATCH_LINES, max_bytes=BATCH_BYTES)
+        if not blocks:  # an empty batch would be sent and answered as fast as both sides can
+            raise AgentError(
+                f"the spool of this host holds lines {first_sequence} to {self._spool.end_sequence - 1}, but gives back"
+                " none of them; were its files removed?"
+            )
+        batch = LogBatch(first_sequence=first_sequence, blocks=tuple(self._metrics.find(blocks)))
+        return ReadyBatch(first_sequence, batch.end_sequence, self._encode(batch))

@@ -1,0 +1,94 @@
+"""One stretch of the spool: blocks of log lines in a file, or in memory where the disk takes no file.
+
+Where: `log_spool` appends to its last segment and reads from any. `contract.log_blocks` says how blocks lie in a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Self
+
+from clary.base.errors import AgentError
+from clary.contract.agent_protocol import LogBlock
+from clary.contract.log_blocks import parse_blocks
+
+_READ_BYTES = 1024 * 1024
+
+
+class Segment:
+    """Blocks from line `first_sequence` on; without a descriptor they lie in memory."""
+
+    def __init__(self, path: Path, descriptor: int | None, *, first_sequence: int) -> None:
+        self.path = path
+        self.first_sequence = first_sequence
+        self.num_lines = 0
+        self.size_bytes = 0
+        self._descriptor = descriptor
+        self._memory = bytearray()
+
+    @classmethod
+    def create(cls, path: Path, *, first_sequence: int) -> Self:
+        """Make an empty file. Raises: OSError."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        return cls(path, descriptor, first_sequence=first_sequence)
+
+    @property
+    def end_sequence(self) -> int:
+        """Number behind the last line."""
+        return self.first_sequence + self.num_lines
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it has no file."""
+        return self._descriptor is None
+
+    def append(self, block: bytes, num_lines: int) -> None:
+        """Write a block behind the last one.
+
+        Raises: OSError; nothing of the block is left then.
+        """
+        if self._descriptor is None:
+            self._memory += block
+        else:
+            written = 0
+            view = memoryview(block)
+            try:
+                while written < len(block):
+                    written += os.pwrite(self._descriptor, view[written:], self.size_bytes + written)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, self.size_bytes)
+                raise
+        self.size_bytes += len(block)
+        self.num_lines += num_lines
+
+    def read(self, offset: int, size_bytes: int) -> tuple[list[LogBlock], int]:
+        """Return blocks from `offset` on, at least one, and the offset behind them.
+
+        Args:
+            offset: where a block begins.
+            size_bytes: of the segment as the caller knows it; what came later is not looked at.
+
+        Raises: AgentError when the disk does not give back what it took.
+        """
+        wanted = min(_READ_BYTES, size_bytes - offset)
+        blocks, used = parse_blocks(self._bytes_at(offset, wanted))
+        if not blocks and wanted < size_bytes - offset:
+            blocks, used = parse_blocks(self._bytes_at(offset, size_bytes - offset))
+        if not blocks:
+            raise AgentError(f"{self.path}: expected {size_bytes} bytes of log lines, the disk gives back fewer")
+        return blocks, offset + used
+
+    def remove(self) -> None:
+        """Close and delete the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            self.path.unlink(missing_ok=True)
+
+    def _bytes_at(self, offset: int, count: int) -> bytes:
+        if self._descriptor is None:
+            return bytes(self._memory[offset : offset + count])
+        return os.pread(self._descriptor, count, offset)

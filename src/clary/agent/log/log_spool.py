@@ -1,0 +1,300 @@
+"""Log lines on local disk, numbered, from when they are printed until the service has stored them.
+
+Where: `log_intake` appends, `log_shipper` reads and lets go of what the service has. The spool is what keeps a program
+apart from the service: printing costs one write to a local file, whether the service is there or not, and memory stays
+bounded. Files of `SEGMENT_BYTES` each, named after their first line's number, are removed as soon as every line in them
+is stored.
+
+[Note: which lines a full spool loses]
+The newest: lines that have a number are never taken back, so what stands in the spool reaches the log, and a batch
+under way needs no second thought. The words that a program ends with are kept in memory by `log_intake`, so that the
+cause of a failure is named even when its line is lost. Where lines are missing, the log says how many and why; that
+sentence and the agent's other own ones are kept even when the disk is full. A disk that is full costs no line at
+once: `MEMORY_BYTES` of them are kept in memory until the service has stored them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clary.agent.log.log_loss import LogLoss
+from clary.agent.log.log_segment import Segment
+from clary.base.clock import Clock, SystemClock
+from clary.base.errors import AgentError
+from clary.contract.agent_protocol import LogBlock
+from clary.contract.log_blocks import pack_block, segment_name
+
+SEGMENT_BYTES = 16 * 1024 * 1024
+SEGMENTS_OF_BOUND = 8  # a bounded spool has at least so many files, so that storing lines soon makes room for others
+BLOCK_LINES = 4096  # more lines come as several blocks
+REFUSAL_S = 1.0  # after lines were lost nothing is tried for so long: one sentence tells of all of them
+OWN_BYTES = 1024 * 1024  # of the agent's own lines above the bound
+MEMORY_BYTES = 4 * 1024 * 1024  # of lines while the disk takes nothing
+OWN_MEMORY_BYTES = 256 * 1024  # of the agent's own lines above that
+MEMORY_SEGMENT_BYTES = 256 * 1024  # what lies in memory is let go in pieces of this size
+
+
+@dataclass
+class _Cursor:
+    """Where reading stands."""
+
+    sequence: int = 0  # next line's number
+    segment: Segment | None = None
+    offset: int = 0
+    unread: list[LogBlock] = field(default_factory=list)  # read from the segment and not given out yet; next one last
+
+
+class LogSpool:
+    """An append-only queue of lines on disk; safe for many writers and one reader.
+
+    Args:
+        folder: where the files lie; made if it does not exist.
+        clock: tells when to try again after a refusal.
+        max_bytes: bound on what lies here, overstepped by the agent's own lines alone; 0 is none.
+        segment_bytes: size at which a new file begins.
+        memory_bytes: bound on what lies in memory while the disk takes nothing; the agent's own lines overstep it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        clock: Clock | None = None,
+        max_bytes: int = 0,
+        segment_bytes: int = SEGMENT_BYTES,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._clock = clock or SystemClock()
+        self._max_bytes = max_bytes
+        self._segment_bytes = min(segment_bytes, max(max_bytes // SEGMENTS_OF_BOUND, 1)) if max_bytes else segment_bytes
+        self._changed = threading.Condition()
+        self._segments: list[Segment] = []
+        self._end_sequence = 0
+        self._held_bytes = 0
+        self._max_memory_bytes = memory_bytes
+        self._memory_bytes = 0  # part of it that lies in memory
+        self._disk_refused: tuple[float, str] | None = None  # when the disk took nothing last, and why
+        self._last_at_ms = 0
+        self._loss = LogLoss()
+        self._refused_at_s: float | None = None  # when lines were lost last
+        self._cursor = _Cursor()
+        self._is_woken = False
+        self._is_closed = False
+
+    @property
+    def end_sequence(self) -> int:
+        """Number that the next line gets; lines 0 to this less one have been appended."""
+        return self._end_sequence
+
+    @property
+    def num_lost(self) -> int:
+        """Lines that are not in the log because the disk or the bound refused them."""
+        return self._loss.num_lines
+
+    def append(
+        self, lines: Sequence[str], *, rank: int | None = None, at_ms: int | None = None, is_own: bool = False
+    ) -> None:
+        """Write lines, with one time for all of them; times never go back within a spool.
+
+        Never raises for a full disk or spool, and never waits for room: lines are lost then, and the log says so.
+
+        Args:
+            lines: none is empty or holds a line end.
+            rank: of the process that printed them.
+            at_ms: their time; None is now.
+            is_own: whether they are the agent's own.
+        """
+        with self._changed:
+            if self._is_closed or not lines:
+                return
+            now_ms = at_ms if at_ms is not None else time.time_ns() // 1_000_000
+            self._last_at_ms = max(self._last_at_ms, now_ms)
+            if is_own or not self._is_refusing():
+                self._tell_loss(is_last=is_own)
+            for first in range(0, len(lines), BLOCK_LINES):
+                some = lines[first : first + BLOCK_LINES]
+                text = "\n".join(some).encode("utf-8", "backslashreplace")
+                block = pack_block(text, at_ms=self._last_at_ms, rank=rank)
+                refusal = self._loss.newest_reason if self._loss.is_open and not is_own else ""
+                if refusal := refusal or self._write(block, len(some), is_own=is_own):
+                    self._loss.add(len(some), len(text), refusal)
+                    self._refused_at_s = self._clock.monotonic()
+            self._changed.notify_all()
+
+    def tell_loss(self) -> None:
+        """Say what was lost since it was said last; call it when no more lines come."""
+        with self._changed:
+            if not self._is_closed:
+                self._tell_loss(is_last=True)
+            self._changed.notify_all()
+
+    def wait(self, after: int, timeout_s: float) -> bool:
+        """Wait until a line with a number of `after` or more is there, `wake` is called, or `timeout_s` have passed."""
+        with self._changed:
+            has_come = self._changed.wait_for(lambda: self._end_sequence > after or self._is_woken, timeout_s)
+            self._is_woken = False
+            return has_come
+
+    def wake(self) -> None:
+        """End the current or the next `wait` at once."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def read(self, first_sequence: int, *, max_lines: int, max_bytes: int) -> list[LogBlock]:
+        """Return lines from number `first_sequence` on: at least one if there is one, else up to both bounds.
+
+        Args:
+            first_sequence: number of the first line.
+            max_lines: a block that has more is cut.
+            max_bytes: of text; a block is not cut for this.
+
+        Raises: AgentError for a number that has been let go, or when the disk does not give back what it took.
+        """
+        if first_sequence != self._cursor.sequence:
+            self._cursor = _Cursor(sequence=first_sequence)
+        blocks: list[LogBlock] = []
+        size_bytes = 0
+        while max_lines > 0 and (self._cursor.unread or self._fill()):
+            block = self._cursor.unread.pop()
+            size_bytes += len(block.text) if block.text.isascii() else len(block.text.encode())
+            if blocks and size_bytes > max_bytes:
+                self._cursor.unread.append(block)
+                break
+            if block.num_lines > max_lines:
+                block, rest = _cut(block, max_lines)
+                self._cursor.unread.append(rest)
+            blocks.append(block)
+            self._cursor.sequence += block.num_lines
+            max_lines -= block.num_lines
+        return blocks
+
+    def let_go(self, next_sequence: int) -> None:
+        """Remove files in which every line has a number below `next_sequence`; the last one only when it is full."""
+        with self._changed:
+            while self._segments:
+                first = self._segments[0]
+                is_done = first.end_sequence <= min(next_sequence, self._cursor.sequence)
+                if not is_done or (len(self._segments) == 1 and self._is_writable(first)):
+                    break
+                self._remove(self._segments.pop(0))
+
+    def close(self) -> None:
+        """Remove every file; later lines are dropped."""
+        with self._changed:
+            self._is_closed = True
+            while self._segments:
+                self._remove(self._segments.pop())
+            self._changed.notify_all()
+
+    def _tell_loss(self, *, is_last: bool) -> None:
+        """Write the sentence about lost lines before the next ones come in.
+
+        Args:
+            is_last: whether it has to stand here, even if the next lines of the program will be lost as well.
+        """
+        sentence = self._loss.sentence()
+        if sentence is None:
+            return
+        is_full = self._max_bytes and self._held_bytes > self._max_bytes - self._segment_bytes
+        block = pack_block(sentence.encode(), at_ms=self._last_at_ms, rank=None)
+        if (is_full and not is_last) or self._write(block, 1, is_own=is_last):
+            self._refused_at_s = self._clock.monotonic()
+        else:
+            self._loss.note_told()
+
+    def _is_refusing(self) -> bool:
+        return self._refused_at_s is not None and self._clock.monotonic() - self._refused_at_s < REFUSAL_S
+
+    def _write(self, block: bytes, num_lines: int, *, is_own: bool) -> str:
+        """Write a block; return why it is refused, empty if it is not."""
+        if self._max_bytes and self._held_bytes + len(block) > self._max_bytes + is_own * OWN_BYTES:
+            return f"the spool was full (setting log_spool_max_bytes: {self._max_bytes}); the service took no lines"
+        if refusal := self._write_to_disk(block, num_lines):
+            if self._memory_bytes + len(block) > self._max_memory_bytes + is_own * OWN_MEMORY_BYTES:
+                return f"the disk of this host refused them ({refusal})"
+            self._memory_segment().append(block, num_lines)
+            self._memory_bytes += len(block)
+        self._held_bytes += len(block)
+        self._end_sequence += num_lines
+        return ""
+
+    def _write_to_disk(self, block: bytes, num_lines: int) -> str:
+        """Write a block to a file; return why the disk does not take it, empty if it does."""
+        if self._disk_refused is not None and self._clock.monotonic() - self._disk_refused[0] < REFUSAL_S:
+            return self._disk_refused[1]
+        try:
+            self._writable_segment().append(block, num_lines)
+        except OSError as error:
+            if self._segments and not self._segments[-1].num_lines:
+                self._remove(self._segments.pop())
+            self._disk_refused = self._clock.monotonic(), str(error.strerror)
+            return self._disk_refused[1]
+        self._disk_refused = None
+        return ""
+
+    def _is_writable(self, segment: Segment) -> bool:
+        return segment.size_bytes < self._segment_bytes and not segment.is_in_memory
+
+    def _writable_segment(self) -> Segment:
+        if self._segments and self._is_writable(self._segments[-1]):
+            return self._segments[-1]
+        self._segments.append(Segment.create(self._next_path(), first_sequence=self._end_sequence))
+        return self._segments[-1]
+
+    def _memory_segment(self) -> Segment:
+        last = self._segments[-1] if self._segments else None
+        if last is None or not last.is_in_memory or last.size_bytes >= MEMORY_SEGMENT_BYTES:
+            self._segments.append(Segment(self._next_path(), None, first_sequence=self._end_sequence))
+        return self._segments[-1]
+
+    def _next_path(self) -> Path:
+        return self._folder / segment_name(self._end_sequence)
+
+    def _remove(self, segment: Segment) -> None:
+        self._held_bytes -= segment.size_bytes
+        self._memory_bytes -= segment.size_bytes if segment.is_in_memory else 0
+        segment.remove()
+
+    def _fill(self) -> bool:
+        """Read the next stretch of blocks into the cursor; false when there is none."""
+        cursor = self._cursor
+        with self._changed:
+            if self._segments and cursor.sequence < self._segments[0].first_sequence:
+                raise AgentError(
+                    f"log line {cursor.sequence} is asked for, but lines below {self._segments[0].first_sequence} were"
+                    " stored by the service and removed here; the service has lost lines"
+                )
+            segment = next((item for item in self._segments if cursor.sequence < item.end_sequence), None)
+            if segment is None:
+                return False
+            size_bytes = segment.size_bytes
+        at = cursor.sequence
+        if segment is not cursor.segment:
+            cursor.segment, cursor.offset, at = segment, 0, segment.first_sequence
+        while not cursor.unread:
+            blocks, cursor.offset = segment.read(cursor.offset, size_bytes)
+            for block in blocks:  # those before the line that is wanted: the service asked for lines again; rare
+                num_lines = block.num_lines if at < cursor.sequence else 0
+                if at + num_lines > cursor.sequence or not num_lines:
+                    wanted = _cut(block, cursor.sequence - at)[1] if at < cursor.sequence else block
+                    cursor.unread.append(wanted)
+                    at = max(at, cursor.sequence)
+                else:
+                    at += num_lines
+        cursor.unread.reverse()
+        return True
+
+
+def _cut(block: LogBlock, num_lines: int) -> tuple[LogBlock, LogBlock]:
+    """Return the first `num_lines` of a block, and the rest."""
+    lines = block.lines()
+    parts = ("\n".join(lines[:num_lines]), "\n".join(lines[num_lines:]))
+    head, tail = (LogBlock(at_ms=block.at_ms, text=text, rank=block.rank) for text in parts)
+    return head, tail

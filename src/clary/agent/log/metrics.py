@@ -1,0 +1,154 @@
+"""Metric definitions of a job, applied to its log lines.
+
+Where: `log_shipper` passes every line through `MetricFinder.find` on its way to the service. Group 1 of a definition's
+regular expression is the value; what is no finite number is ignored, as are lines without a match. The matching runs in
+a process of its own (`metric_matching`), because a regular expression cannot be stopped from another thread.
+Source: AlgorithmSpecification.MetricDefinitions (AWS API reference).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from clary.agent.log.metric_matching import MATCH_LIMIT_S
+from clary.contract.agent_protocol import LogBlock, MetricValue
+from clary.contract.launch_plan import MetricDefinition
+
+MATCHED_CHARACTERS = 4096  # of each line; a metric further to the right is not found
+START_LIMIT_S = 10.0  # for the matching process to start, on a busy machine
+_SCRIPT = Path(__file__).with_name("metric_matching.py")
+_READ_BYTES = 65536
+
+
+class MetricFinder:
+    """Finds metric values in lines; used by one thread.
+
+    Args:
+        definitions: what to look for; with none, no process is started and lines pass unchanged.
+        on_note: told once, in a sentence, about each definition that is not used, or not any more.
+    """
+
+    def __init__(self, definitions: Sequence[MetricDefinition], *, on_note: Callable[[str], None]) -> None:
+        self._definitions = definitions
+        self._on_note = on_note
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_given_up = not definitions
+        self._unread = b""
+
+    def find(self, blocks: list[LogBlock]) -> list[LogBlock]:
+        """Return the lines with the values found in them; never raises for what patterns or lines hold."""
+        if self._has_given_up or not blocks:
+            return blocks
+        lines = [line for block in blocks for line in block.lines()]
+        try:
+            answer = self._ask([line[:MATCHED_CHARACTERS] for line in lines])
+        except (OSError, ValueError) as error:
+            self._has_given_up = True
+            self._end()
+            self._on_note(f"metrics are not looked for any more: the matching process failed: {error}")
+            return blocks
+        for index in answer["slow"]:
+            self._on_note(
+                f"metric {self._definitions[index].name!r} is not looked for any more: its pattern"
+                f" {self._definitions[index].regex!r} took longer than {MATCH_LIMIT_S:g} s on one line"
+            )
+        found: dict[int, list[tuple[str, float]]] = {}
+        for line_index, definition_index, value in answer["found"]:
+            found.setdefault(line_index, []).append((self._definitions[definition_index].name, float(value)))
+        return _with_values(blocks, found) if found else blocks
+
+    def close(self) -> None:
+        """End the matching process."""
+        self._has_given_up = True
+        self._end()
+
+    def _ask(self, texts: list[str]) -> Any:
+        if self._process is None:
+            self._start()
+        # Each pattern is given up after its first slow line, so that this is the longest that a batch can take.
+        return self._exchange(texts, START_LIMIT_S + MATCH_LIMIT_S * (len(self._definitions) + 1))
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            bufsize=0,
+            # Signals meant for the agent's group must not end the matching before the last lines passed it.
+            start_new_session=True,
+        )
+        errors = self._exchange([definition.regex for definition in self._definitions], START_LIMIT_S)
+        for definition, error in zip(self._definitions, errors, strict=True):
+            if error is not None:
+                self._on_note(f"metric {definition.name!r} is not looked for: {definition.regex!r}: {error}")
+
+    def _exchange(self, request: Any, limit_s: float) -> Any:
+        """Write one line and read one; the other side reads all of it before it answers, so neither waits in vain."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        deadline_s = time.monotonic() + limit_s
+        payload = memoryview(json.dumps(request).encode() + b"\n")
+        while payload:
+            payload = payload[os.write(self._process.stdin.fileno(), payload) :]
+        descriptor = self._process.stdout.fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not selector.select(left_s):
+                    raise TimeoutError(f"no answer within {limit_s:g} s")
+                data = os.read(descriptor, _READ_BYTES)
+                if not data:
+                    raise ChildProcessError(f"it ended with status {self._process.poll()}")
+                self._unread += data
+        answer, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(answer)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _with_values(blocks: list[LogBlock], found: dict[int, list[tuple[str, float]]]) -> list[LogBlock]:
+    """Return the blocks with each line that has values as a block of its own.
+
+    Args:
+        blocks: their lines count from 0.
+        found: line -> name and value of each metric in it, in order of the lines.
+    """
+    result = []
+    first = 0
+    for block in blocks:
+        lines = block.lines()
+        done = 0
+        for index in [index for index in range(first, first + len(lines)) if index in found]:
+            if index - first > done:
+                result.append(replace(block, text="\n".join(lines[done : index - first])))
+            at = datetime.fromtimestamp(block.at_ms / 1000, UTC)
+            values = tuple(MetricValue(name=name, value=value, at=at) for name, value in found[index])
+            result.append(replace(block, text=lines[index - first], metrics=values))
+            done = index - first + 1
+        if done < len(lines):
+            result.append(replace(block, text="\n".join(lines[done:])) if done else block)
+        first += len(lines)
+    return result

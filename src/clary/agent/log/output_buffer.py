@@ -1,0 +1,219 @@
+"""Output of the program in memory, between the thread that reads its pipes and the one that writes the log to disk.
+
+Where: `host_log` puts in what `clary.agent.host` read and what the supervisor says; a thread of its own passes both on
+to `log_intake`, in order. A disk can hold up a write for seconds (many dirty pages, a network that is away, a medium
+that dies), and nobody who prints may wait for it: what comes meanwhile stays here, up to `BUFFER_BYTES`.
+
+[Note: who waits when the buffer is full]
+Either lines come faster than this machine's processors turn them into a log: then the reader waits until there is room,
+which slows down the program as any pipe does, for moments, and loses nothing. Or a disk hangs: then the reader waits
+for `STUCK_S` once and drops what comes until there is room again. The kernel knows which of the two it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from clary.agent.log.log_loss import LogLoss
+
+BUFFER_BYTES = 32 * 1024 * 1024
+STUCK_S = 0.005  # for which a disk may hang before output is dropped; a program may wait for 10 ms in all
+GATHER_S = 0.05  # for which the disk's side waits for more; it costs as much to wake up for a line as for many
+GATHER_BYTES = 256 * 1024  # that need no waiting, and are passed on together
+BUSY_S = 1.0  # the same for processors, which are shared with whatever else runs here
+_UNINTERRUPTIBLE = "D"  # state of a thread that waits for a disk, proc(5)
+_OVERHEAD_BYTES = 256  # of memory for each item
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Output:
+    """Adjacent output of one stream."""
+
+    key: Hashable
+    parts: list[bytes]
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class _Act:
+    """Anything else that has its place between output."""
+
+    do: Callable[[], None]
+    size_bytes: int
+
+
+class OutputTaker(Protocol):
+    """What `log_intake` is to the buffer; may wait for a disk."""
+
+    def on_output(self, key: Hashable, data: bytes) -> None:
+        """Take bytes of one stream, in order; empty bytes end it."""
+
+    def on_gap(self, key: Hashable, sentence: str) -> None:
+        """Take note that output of one stream is missing here."""
+
+    def say(self, *sentences: str) -> None:
+        """Take lines of the agent's own."""
+
+
+class OutputBuffer:
+    """Passes on in order what many threads put in; `close` ends its thread.
+
+    Args:
+        taker: called from one thread only.
+        max_bytes: of output that is held.
+        is_stuck: asked, with the kernel's number of the passing thread, whether that thread waits for a disk.
+    """
+
+    def __init__(
+        self,
+        taker: OutputTaker,
+        *,
+        max_bytes: int = BUFFER_BYTES,
+        is_stuck: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._taker = taker
+        self._max_bytes = max_bytes
+        self._is_stuck = is_stuck or _waits_for_disk
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # something was passed on
+        self._wanted = threading.Condition(self._lock)  # the thread has something to do
+        self._items: deque[_Output | _Act] = deque()
+        self._held_bytes = 0
+        self._is_urgent = False  # whether somebody waits for what is held
+        self._num_put = 0
+        self._num_passed = 0
+        self._losses: dict[Hashable, LogLoss] = {}
+        self._is_dropping = False  # whether waiting has been in vain, and there was no room since
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="log-intake", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_lost(self) -> int:
+        """Lines that were dropped."""
+        with self._changed:
+            return sum(loss.num_lines for loss in self._losses.values())
+
+    def put(self, key: Hashable, data: bytes) -> None:
+        """Take bytes of one stream, in order; empty bytes end it. Waits for nothing but what the note above says."""
+        with self._changed:
+            if data and not self._has_room(len(data)) and not self._wait_for_room(len(data)):
+                loss = self._losses.setdefault(key, LogLoss())
+                loss.add(data.count(b"\n"), len(data), "the disk of this host did not take them in time")
+                return
+            self._tell_loss(key)
+            if data:
+                self._put_output(key, data)
+            else:
+                self._put_act(lambda: self._taker.on_output(key, b""), 0)
+
+    def say(self, *sentences: str) -> None:
+        """Take lines of the agent's own, behind the output so far."""
+        with self._changed:
+            self._put_act(lambda: self._taker.say(*sentences), sum(map(len, sentences)))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what was put in so far has been passed on, and told what is missing; return whether it has."""
+        with self._changed:
+            for key in self._losses:
+                self._tell_loss(key)
+            end = self._num_put
+            self._is_urgent = True
+            self._wanted.notify()
+            return self._changed.wait_for(lambda: self._num_passed >= end, timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Pass on what is held and end the thread; return whether it ended in time."""
+        with self._changed:
+            self._is_closing = self._is_urgent = True
+            self._wanted.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return not self._items or self._held_bytes + size_bytes <= self._max_bytes
+
+    def _wait_for_room(self, size_bytes: int) -> bool:
+        """Return whether room came."""
+        if self._is_dropping:
+            return False
+        started_s = time.monotonic()
+        while time.monotonic() - started_s < BUSY_S:
+            num_passed = self._num_passed
+            if self._changed.wait_for(lambda: self._has_room(size_bytes), STUCK_S):
+                return True
+            thread = self._thread.native_id
+            if num_passed == self._num_passed and thread is not None and self._is_stuck(thread):
+                break
+        self._is_dropping = True
+        return False
+
+    def _tell_loss(self, key: Hashable) -> None:
+        loss = self._losses.get(key)
+        sentence = loss.sentence() if loss is not None else None
+        if loss is not None and sentence is not None:
+            self._put_act(lambda: self._taker.on_gap(key, sentence), len(sentence))
+            loss.note_told()
+
+    def _put_output(self, key: Hashable, data: bytes) -> None:
+        last = self._items[-1] if self._items else None
+        if isinstance(last, _Output) and last.key == key and last.size_bytes < GATHER_BYTES:
+            last.parts.append(data)
+            last.size_bytes += len(data)
+            self._note_put(len(data), is_new=False)
+        else:
+            self._items.append(_Output(key, [data], len(data) + _OVERHEAD_BYTES))
+            self._note_put(len(data) + _OVERHEAD_BYTES, is_new=True)
+
+    def _put_act(self, do: Callable[[], None], size_bytes: int) -> None:
+        self._items.append(_Act(do, size_bytes + _OVERHEAD_BYTES))
+        self._note_put(size_bytes + _OVERHEAD_BYTES, is_new=True)
+
+    def _note_put(self, size_bytes: int, *, is_new: bool) -> None:
+        was_enough = self._held_bytes >= GATHER_BYTES
+        self._held_bytes += size_bytes
+        self._num_put += is_new
+        if (is_new and len(self._items) == 1) or (self._held_bytes >= GATHER_BYTES and not was_enough):
+            self._wanted.notify()
+
+    def _run(self) -> None:
+        while (item := self._next_item()) is not None:
+            try:
+                if isinstance(item, _Output):
+                    self._taker.on_output(item.key, b"".join(item.parts))
+                else:
+                    item.do()
+            except Exception:  # boundary: the log's thread; a defect here must not end the program
+                logger.exception("a piece of the log was lost")
+            with self._lock:
+                self._held_bytes -= item.size_bytes
+                self._num_passed += 1
+                # Half of it: a full buffer that lets in one piece at a time would have a gap behind each.
+                self._is_dropping = self._is_dropping and self._held_bytes > self._max_bytes // 2
+                self._changed.notify_all()
+
+    def _next_item(self) -> _Output | _Act | None:
+        """Return what is next, gathered for a while; None when the buffer is empty and closing."""
+        with self._lock:
+            if not self._items:
+                self._is_urgent = self._is_closing
+                self._wanted.wait_for(lambda: self._items or self._is_closing)
+                self._wanted.wait_for(lambda: self._is_urgent or self._held_bytes >= GATHER_BYTES, GATHER_S)
+            return self._items.popleft() if self._items else None
+
+
+def _waits_for_disk(thread: int) -> bool:
+    try:
+        stat = Path(f"/proc/self/task/{thread}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == _UNINTERRUPTIBLE

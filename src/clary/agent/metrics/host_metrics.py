@@ -1,0 +1,152 @@
+"""What one host measures of itself, from its preparation to its end, and the way of that to the service.
+
+Where: `program_companions` starts it, tells it of the program, waits a moment for its last rows before a phase that can
+make the job terminal, and closes it. Nothing in here raises into the host's life or keeps it waiting beyond that
+moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from clary.agent.fact_board import FactBoard
+from clary.agent.metrics.connection_source import ConnectionSource
+from clary.agent.metrics.gpu_source import GpuSource
+from clary.agent.metrics.program_source import ProgramSource
+from clary.agent.metrics.row_store import RowStore
+from clary.agent.metrics.sampling import Sampling
+from clary.agent.metrics.shipper import SampleReceiver, SampleShipper
+from clary.agent.metrics.sources import AgentSource, DiskSource, MachineSource, Source, Values
+from clary.agent.metrics.step_source import StepSource
+from clary.agent.metrics.xid_log import XidLog
+from clary.base.clock import Clock
+from clary.contract.agent_protocol import GpuError, HostPhase
+from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.contract.step_records import FOLDER as STEPS_FOLDER
+
+LAST_ROWS_S = 1.0  # longest time that the end of a program waits for its last rows
+UPLOAD_ROWS_S = 0.3  # the same of an upload, whose rows are worth less
+_JOIN_S = 5.0
+_NUMBER_OF_PHASE = {phase: float(number) for number, phase in enumerate(HostPhase)}
+
+logger = logging.getLogger(__name__)
+
+
+class HostMetrics:
+    """Measures one host of one attempt; methods belong to the supervisor's thread.
+
+    Args:
+        plan: says how often; 0 measures nothing.
+        host: name of this host.
+        board: knows the phase, which is `host/phase` of each row: its place in `HostPhase`, 1 for preparing.
+        service: where rows go.
+        clock: gives rows their times.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, host: str, board: FactBoard, service: SampleReceiver, clock: Clock) -> None:
+        self._plan = plan
+        self._host = plan.host(host)
+        self._board = board
+        self._service = service
+        self._clock = clock
+        gpus = self._host.resources.gpu_indices
+        self._xids = XidLog(gpus, clock=clock) if gpus else None
+        self._sampling: Sampling | None = None
+        self._shipper: SampleShipper | None = None
+        self._hurried_at_s = 0.0
+        self._end_row = 0
+
+    def start(self) -> None:
+        """Begin to measure, where that is wanted."""
+        interval_s = self._plan.metrics_interval_s
+        if interval_s <= 0:
+            return
+        try:
+            store = RowStore()
+            folder = Path(self._plan.work_folder) / self._host.name
+            # What stands by has its /opt/ml elsewhere on the same disk.
+            sources: list[Source] = [AgentSource(), MachineSource(), DiskSource((folder / "ml", folder))]
+            if self._xids is not None and shutil.which("nvidia-smi") is not None:
+                gpus = self._host.resources.gpu_indices
+                sources.append(GpuSource(gpus, interval_s=interval_s, xids=self._xids))
+            sampling = Sampling(sources, store=store, clock=self._clock, interval_s=interval_s, marks=self._marks)
+            shipper = SampleShipper(self._service, store=store, on_unwanted=sampling.end)
+            sampling.start()
+            self._sampling = sampling
+            shipper.start()
+            self._shipper = shipper
+        except Exception:  # boundary: metrics must not end what they measure
+            logger.exception("%s is not measured", self._host.name)
+            self.end()
+
+    def measure_every(self, interval_s: float) -> None:
+        """Measure so often from now on, if at all; from any thread, harmless when repeated."""
+        if self._sampling is not None:
+            self._sampling.measure_every(interval_s)
+
+    def begin_program(self, first_pid: int | None, ranks: Mapping[int, int], ml_folder: Path) -> None:
+        """Measure the program too.
+
+        Args:
+            first_pid: its first process, as this machine numbers it; None if that is not known.
+            ranks: pid -> global rank.
+            ml_folder: the host's `/opt/ml` on this machine.
+        """
+        if self._sampling is None or first_pid is None:
+            return
+        has_own_network = self._plan.isolation is Isolation.NAMESPACES
+        self._sampling.add(lambda: ProgramSource(first_pid, ranks=ranks, has_own_network=has_own_network))
+        self._sampling.add(lambda: StepSource(ml_folder, STEPS_FOLDER))
+        if has_own_network and len(self._plan.hosts) > 1:
+            self._sampling.add(lambda: ConnectionSource(first_pid))
+
+    def end_program(self) -> None:
+        """Measure no program any more."""
+        if self._sampling is not None:
+            for kind in (ProgramSource, StepSource, ConnectionSource):
+                self._sampling.remove(kind)
+
+    def keep_gpu_errors(self) -> None:
+        """The program has failed: later errors of a kind do not take the place of those that may be the cause."""
+        if self._xids is not None:
+            self._xids.keep()
+
+    def gpu_errors(self) -> tuple[GpuError, ...]:
+        """Return what the driver has told of this host's GPUs so far, also where nothing is measured."""
+        if self._xids is None:
+            return ()
+        self._xids.look()
+        return self._xids.errors()
+
+    def hurry(self) -> None:
+        """Have the rows so far sent now; `settle` waits for that."""
+        if self._shipper is not None:
+            self._hurried_at_s = time.monotonic()
+            self._end_row = self._shipper.hurry()
+
+    def settle(self, limit_s: float) -> None:
+        """Wait until they are sent, `limit_s` from `hurry` at most."""
+        if self._shipper is not None:
+            self._shipper.wait(self._end_row, self._hurried_at_s + limit_s - time.monotonic())
+
+    def end(self) -> None:
+        """Measure and send no more; returns at once, harmless when repeated."""
+        if self._sampling is not None:
+            self._sampling.end()
+        if self._shipper is not None:
+            self._shipper.end()
+
+    def join(self, timeout_s: float = _JOIN_S) -> bool:
+        """Wait for the threads to end; return whether they did. The last call."""
+        if self._xids is not None:
+            self._xids.close()
+        deadline_s = time.monotonic() + timeout_s
+        has_ended = self._sampling is None or self._sampling.join(timeout_s)
+        return (self._shipper is None or self._shipper.join(max(0.0, deadline_s - time.monotonic()))) and has_ended
+
+    def _marks(self) -> Values:
+        return {"host/phase": _NUMBER_OF_PHASE[self._board.phase]}

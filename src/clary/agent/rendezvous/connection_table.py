@@ -1,0 +1,111 @@
+"""TCP connections of a process' network namespace, and which processes hold them, out of /proc.
+
+Where: `rendezvous_watch`. Reading the table costs milliseconds, however few connections there are, because the kernel
+walks all of the machine's; `change_mark` says cheaply whether anything can be new in it.
+Source: proc(5): /proc/PID/net/{tcp,tcp6,snmp}, /proc/PID/fd; states in include/net/tcp_states.h.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from clary.base.processes import live_descendants
+
+_LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9  # fields of a line
+_ESTABLISHED = "01"
+# Ends of connections that were established: FIN_WAIT1 and 2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING.
+_ENDED = frozenset({"04", "05", "06", "08", "09", "0B"})
+_MAPPED = "::ffff:"  # before an IPv4 address in IPv6's table
+_IPV4_DIGITS = 8
+_WORD_BYTES = 4
+_SOCKET_LINK = "socket:["
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """One end of a connection, as the namespace that was asked sees it."""
+
+    local: tuple[str, int]  # address and port; IPv4 addresses as such also where the socket is one of IPv6
+    remote: tuple[str, int]
+    is_established: bool  # else it was and is being ended, or has been
+    inode: int  # of its socket; 0 for one that no process holds
+
+
+def read_connections(pid: int, ports: Collection[int]) -> list[Connection]:
+    """Return the connections of a process' namespace with one of `ports` at either end, established or ended since.
+
+    Raises: OSError if the process is gone or its namespace may not be read.
+    """
+    endings = tuple(f"{port:04X}" for port in ports)
+    found = list(_connections(f"/proc/{pid}/net/tcp", endings))
+    if os.path.exists(f"/proc/{pid}/net/tcp6"):  # not where the kernel has no IPv6
+        found += _connections(f"/proc/{pid}/net/tcp6", endings)
+    return found
+
+
+def change_mark(pid: int) -> tuple[int, ...]:
+    """Return numbers that differ from those before when a connection of the namespace was established since.
+
+    Attempts that are refused change nothing: programs try every second until somebody listens.
+
+    Raises: OSError as `read_connections`.
+    """
+    with open(f"/proc/{pid}/net/snmp", encoding="ascii") as file:
+        names, values = (line.split() for line in file if line.startswith("Tcp:"))
+    counted = {name: int(value) for name, value in zip(names[1:], values[1:], strict=True)}
+    return counted["ActiveOpens"] - counted["AttemptFails"], counted["PassiveOpens"], counted["CurrEstab"]
+
+
+def socket_holders(first_pid: int) -> dict[int, int]:
+    """Return for the socket of each inode the process that holds it, among one and all below it.
+
+    Of processes that share a socket the one with the lowest id counts, which as a rule has opened it. What may not be
+    read is left out.
+    """
+    holders: dict[int, int] = {}
+    for pid in sorted((first_pid, *live_descendants(first_pid))):
+        for inode in _sockets_of(pid):
+            holders.setdefault(inode, pid)
+    return holders
+
+
+def _connections(path: str, endings: tuple[str, ...]) -> Iterator[Connection]:
+    with open(path, encoding="ascii") as file:
+        lines = file.readlines()
+    for line in lines[1:]:
+        fields = line.split()
+        local, remote, state = fields[_LOCAL], fields[_REMOTE], fields[_STATE]
+        if (state == _ESTABLISHED or state in _ENDED) and (local.endswith(endings) or remote.endswith(endings)):
+            yield Connection(
+                local=_end_point(local),
+                remote=_end_point(remote),
+                is_established=state == _ESTABLISHED,
+                inode=int(fields[_INODE]),
+            )
+
+
+def _end_point(text: str) -> tuple[str, int]:
+    """Read `0100007F:1E61`: words in the machine's byte order, which is little endian wherever Clary runs."""
+    digits, _, port = text.partition(":")
+    data = bytes.fromhex(digits)
+    words = (data[start : start + _WORD_BYTES][::-1] for start in range(0, len(data), _WORD_BYTES))
+    family = socket.AF_INET if len(digits) == _IPV4_DIGITS else socket.AF_INET6
+    return socket.inet_ntop(family, b"".join(words)).removeprefix(_MAPPED), int(port, 16)
+
+
+def _sockets_of(pid: int) -> Iterable[int]:
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith(_SOCKET_LINK):
+            yield int(target[len(_SOCKET_LINK) : -1])

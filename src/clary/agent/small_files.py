@@ -1,0 +1,53 @@
+"""Files in a program's tree, read and written without following anything that it may have put in their place.
+
+The program owns the tree: a link could lead to files of the machine, and a pipe would hold its reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from clary.base.beneath import Folder
+
+MAX_NAMES = 4096  # looked at in one folder, whatever a program has put there
+
+
+def names_in(root: Path, parts: Sequence[str]) -> list[str]:
+    """Return names in the folder `parts` below `root`, at most `MAX_NAMES`; none if a step is a link or no folder."""
+    try:
+        with Folder.at(root) as folder:
+            return folder.names("/".join(parts), limit=MAX_NAMES)
+    except OSError:
+        return []
+
+
+def read_start(root: Path, parts: Sequence[str], *, max_bytes: int) -> bytes | None:
+    """Return the first `max_bytes` of the regular file `parts` below `root`; None if there is none that may be read."""
+    try:
+        with Folder.at(root) as folder:
+            return folder.read("/".join(parts), max_bytes=max_bytes)
+    except OSError:
+        return None
+
+
+def open_regular(root: Path, parts: Sequence[str]) -> int | None:
+    """Return a descriptor of the regular file `parts` below `root`, to be closed; None if there is none."""
+    try:
+        with Folder.at(root) as folder:
+            return folder.open_file("/".join(parts))
+    except OSError:
+        return None
+
+
+def remove(root: Path, parts: Sequence[str]) -> None:
+    """Remove the file `parts` below `root`, if there is one that may be removed."""
+    with contextlib.suppress(OSError), Folder.at(root) as folder:
+        folder.remove("/".join(parts))
+
+
+def write_whole(root: Path, parts: Sequence[str], data: bytes) -> None:
+    """Put a file into a folder that is there, whole or not at all, in the place of an earlier one. Raises: OSError."""
+    with Folder.at(root) as folder:
+        folder.write("/".join(parts), data)

@@ -1,0 +1,207 @@
+"""Whole trees below an open folder: listed, removed and copied without following a link.
+
+Where: for every tree that a program wrote, while it runs and after it has ended; `beneath` opens what lies in them.
+Programs write trees of any depth and width, so none of these functions recurses, and each holds few descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from clary.base.beneath import Folder, parts_of
+
+_OWNER_ONLY = 0o700
+_MODE_BITS = 0o777
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name below a folder."""
+
+    path: str  # below the folder that is listed, with `/`
+    status: os.stat_result  # of the name itself: a link is described, not followed
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return stat.S_ISREG(self.status.st_mode)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return stat.S_ISDIR(self.status.st_mode)
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link."""
+        return stat.S_ISLNK(self.status.st_mode)
+
+
+def entries(
+    folder: Folder,
+    path: str = "",
+    *,
+    max_entries: int | None = None,
+    max_depth: int | None = None,
+    on_error: Callable[[OSError], None] | None = None,
+) -> Iterator[Entry]:
+    """Yield what lies below a folder, a folder before its content, in no other order.
+
+    A folder that cannot be opened, or that has become something else meanwhile, has no content.
+
+    Args:
+        path: folder below `folder` at which to begin; paths of entries start with it.
+        max_entries: names to look at, after which the listing ends.
+        max_depth: folders in one another to look into below `path`; 0 lists `path` alone.
+        on_error: called with the error of a folder that cannot be opened; it may raise.
+    Raises: OSError if `path` itself cannot be opened.
+    """
+    start = "/".join(parts_of(path))
+    waiting = [(start, 0)]
+    num_seen = 0
+    while waiting:
+        place, depth = waiting.pop()
+        try:
+            opened = folder.folder(place)
+        except OSError as error:
+            if place == start:
+                raise
+            if on_error is not None:
+                on_error(error)
+            continue
+        with opened, os.scandir(opened.fileno()) as found:
+            for item in found:
+                if max_entries is not None and num_seen >= max_entries:
+                    return
+                num_seen += 1
+                try:
+                    status = os.stat(item.name, dir_fd=opened.fileno(), follow_symlinks=False)
+                except OSError:
+                    continue  # it has gone meanwhile
+                entry = Entry(f"{place}/{item.name}" if place else item.name, status)
+                yield entry
+                if entry.is_folder and (max_depth is None or depth < max_depth):
+                    waiting.append((entry.path, depth + 1))
+
+
+def remove_tree(folder: Folder, path: str) -> bool:
+    """Remove the tree at `path` below `folder`, whatever it is; return whether nothing is left of it.
+
+    Folders may have any depth and any permissions: each is opened up before it is entered, and folders below the
+    second level are moved up first. What this process may not remove stays.
+    """
+    *above, name = parts_of(path)
+    with contextlib.suppress(OSError), folder.folder("/".join(above)) as parent:
+        try:
+            top = _opened_up(parent.fileno(), name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=parent.fileno())
+        else:
+            with top:
+                empty(top)
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=parent.fileno())
+    try:
+        folder.status(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def empty(top: Folder) -> None:
+    """Remove everything below an open folder; what this process may not remove stays."""
+    home = top.fileno()
+    waiting = _names(home)
+    mark, num_moved = f".removed-{os.urandom(4).hex()}", 0
+    while waiting:
+        name = waiting.pop()
+        with contextlib.suppress(OSError):
+            if not _is_folder(home, name):
+                os.unlink(name, dir_fd=home)
+                continue
+            with _opened_up(home, name) as folder:
+                here = folder.fileno()
+                for inner in _names(here):
+                    with contextlib.suppress(OSError):
+                        if not _is_folder(here, inner):
+                            os.unlink(inner, dir_fd=here)
+                            continue
+                        _opened_up(here, inner).close()  # moving a folder writes to its "..": it has to be writable
+                        aside = f"{mark}-{num_moved}"
+                        num_moved += 1
+                        os.rename(inner, aside, src_dir_fd=here, dst_dir_fd=home)
+                        waiting.append(aside)
+            os.rmdir(name, dir_fd=home)
+
+
+def copy_tree(source: Folder, target: Folder) -> list[str]:
+    """Copy folders, regular files and links into an open folder; return the paths of what was left out.
+
+    Links are copied as they are and lead wherever their text leads in the copy. Sockets, pipes and devices are left
+    out, and so is what stands in the way of a folder of the source.
+    State after failure: what was copied stays.
+    Raises: OSError: a file could not be read or written; `filename` names it.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    left_out = []
+    for entry in entries(source, on_error=refuse):
+        if entry.is_folder:
+            target.folder(entry.path, create=True).close()
+        elif entry.is_file:
+            copy_file(source, entry.path, target, entry.path)
+        elif entry.is_link:
+            target.remove(entry.path, missing_ok=True)
+            target.make_link(entry.path, source.read_link(entry.path))
+        else:
+            left_out.append(entry.path)
+    return left_out
+
+
+def copy_file(source: Folder, path: str, target: Folder, target_path: str) -> None:
+    """Copy a regular file with its mode and time into the place of what stands at `target_path`. Raises: OSError."""
+    descriptor = source.open_file(path)
+    try:
+        status = os.fstat(descriptor)
+        with target.replacing(target_path, mode=stat.S_IMODE(status.st_mode) & _MODE_BITS) as file:
+            while data := os.read(descriptor, _COPY_BYTES):
+                file.write(data)
+            file.flush()
+            os.utime(file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+    finally:
+        os.close(descriptor)
+
+
+def _opened_up(parent: int, name: str) -> Folder:
+    """Open a folder that perhaps has no permissions, giving its owner all. Raises: OSError."""
+    look = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        with contextlib.suppress(OSError):  # of another owner: perhaps it can be read all the same
+            os.chmod(f"/proc/self/fd/{look}", _OWNER_ONLY)
+        return Folder(os.open(f"/proc/self/fd/{look}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    finally:
+        os.close(look)
+
+
+def _is_folder(folder: int, name: str) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+
+
+def _names(folder: int) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.ENOENT):
+            return []
+        raise

@@ -1,0 +1,108 @@
+"""Errors of Clary, one tree.
+
+    ClaryError
+    |-- ContractError      a document (plan, message, settings) that breaks the contract between the wings
+    |-- WireError          what a client is told: an AWS error code with its message and HTTP status
+    |-- JobError           a job that cannot go on, with the fault that names who is to blame
+    |-- EngineError        hosts that could not be had, started or stopped
+    |-- StoreError         records that could not be written or read
+    |-- ObjectStoreError   the S3 side: a request that the object store refused or did not answer
+    `-- AgentError         what an agent could not do on its host
+
+Every message names who, what was expected, what came and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clary.base.string_enum import StrEnum
+
+NOTHING_CHANGED = "nothing_changed"  # in details: the same act may be done again, whatever was meant to happen once
+
+
+class Fault(StrEnum):
+    """Who is to blame for a failure; `failure_reasons` maps it to the prefix that clients see."""
+
+    USER = "user"  # the request or its data: bad channel, missing object, unknown image
+    ALGORITHM = "algorithm"  # the training program ended with an error
+    CAPACITY = "capacity"  # hosts that could not be had
+    INFRASTRUCTURE = "infrastructure"  # a host, link, disk or store that failed
+    INTERNAL = "internal"  # a defect of Clary
+
+
+class ClaryError(Exception):
+    """Root of all errors that Clary raises on purpose.
+
+    Args:
+        message: one or more plain sentences: who, what, expected, got, what to do.
+        fault: who is to blame.
+        retryable: whether the same act can succeed later without a change by the user.
+        details: machine-readable coordinates (job, host, rank, path, bytes), JSON-serialisable.
+    """
+
+    default_fault = Fault.INTERNAL
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fault: Fault | None = None,
+        retryable: bool = False,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fault = fault if fault is not None else self.default_fault
+        self.retryable = retryable
+        self.details = dict(details or {})
+
+
+class ContractError(ClaryError):
+    """A document that breaks the contract between service, agent and program."""
+
+
+class WireError(ClaryError):
+    """An answer of the API in AWS's error shape.
+
+    Args:
+        code: AWS error code, for example `ValidationException`.
+        message: text of the error as the client prints it.
+        http_status: 400 for the caller's errors, 403 for refused signatures, 5xx for ours.
+    """
+
+    default_fault = Fault.USER
+
+    def __init__(self, code: str, message: str, *, http_status: int = 400) -> None:
+        super().__init__(message)
+        self.code = code
+        self.http_status = http_status
+
+
+class JobError(ClaryError):
+    """A job that cannot go on."""
+
+    default_fault = Fault.USER
+
+
+class EngineError(ClaryError):
+    """Hosts that could not be had, started or stopped."""
+
+    default_fault = Fault.INFRASTRUCTURE
+
+
+class StoreError(ClaryError):
+    """Records that could not be written or read."""
+
+
+class ObjectStoreError(ClaryError):
+    """An S3 request that was refused or not answered; `details` hold bucket, key and HTTP status."""
+
+    default_fault = Fault.INFRASTRUCTURE
+
+
+class AgentError(ClaryError):
+    """What an agent could not do on its host."""
+
+    default_fault = Fault.INFRASTRUCTURE

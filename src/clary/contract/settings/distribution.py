@@ -1,0 +1,272 @@
+"""Which launcher a job asks for, what is refused of it, and what is warned of.
+
+Where: pure; the service refuses and warns at submit, plans processes per host; agents choose the launcher.
+`distribution=` of the SDK reaches the service as hyperparameters only; keys that the SDK does not know (`pytorchx`, a
+misspelt `smdistributed_dataparallel`) are dropped by it and leave no trace here, so they can be warned of only by
+their effect: several hosts without any distribution.
+Source: sagemaker-pytorch-training 3.0.0 `training.train` (order of choice), sagemaker-training 5.1.4 `runner`,
+`environment`; SDK 2.257.7 `fw_utils` and `training_compiler.config` for what is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clary.base.string_enum import StrEnum
+from clary.contract.settings import hyperparameters as hps
+from clary.contract.settings.entry_points import EntryKind, entry_kind, name_problem
+from clary.contract.settings.mpi_options import MpiOptions, parse_mpi_options
+from clary.contract.settings.named_places import code_source_problem
+
+MPI_ENABLED = "sagemaker_mpi_enabled"
+MPI_PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
+MPI_CUSTOM_OPTIONS = "sagemaker_mpi_custom_mpi_options"
+PYTORCH_DDP_ENABLED = "sagemaker_pytorch_ddp_enabled"
+TORCH_DISTRIBUTED_ENABLED = "sagemaker_torch_distributed_enabled"
+DATAPARALLEL_ENABLED = "sagemaker_distributed_dataparallel_enabled"
+DATAPARALLEL_CUSTOM_OPTIONS = "sagemaker_distributed_dataparallel_custom_mpi_options"
+XLA_ENABLED = "sagemaker_pytorch_xla_multi_worker_enabled"
+PARAMETER_SERVER_ENABLED = "sagemaker_parameter_server_enabled"
+MULTI_WORKER_MIRRORED_ENABLED = "sagemaker_multi_worker_mirrored_strategy_enabled"
+COMPILER_ENABLED = "sagemaker_training_compiler_enabled"
+INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
+
+# Types whose names make AWS's launchers set FI_PROVIDER=efa (sagemaker-training 5.1.4, SM_EFA_NCCL_INSTANCES).
+EFA_INSTANCE_TYPES = frozenset(
+    {
+        "ml.g4dn.8xlarge",
+        "ml.g4dn.12xlarge",
+        "ml.g5.48xlarge",
+        "ml.p3dn.24xlarge",
+        "ml.p4d.24xlarge",
+        "ml.p4de.24xlarge",
+        "ml.p5.48xlarge",
+        "ml.p5e.48xlarge",
+        "ml.trn1.32xlarge",
+        "ml.p6e-gb200.36xlarge",
+    }
+)
+
+XLA_REFUSAL = (
+    "distribution 'pytorchxla' is not supported: it needs the torch_xla of SageMaker Training Compiler's images, which "
+    "exists nowhere else; use {'torch_distributed': {'enabled': True}}"
+)
+
+
+class ServerStyle(StrEnum):
+    """How the images of a framework start parameter servers."""
+
+    TENSORFLOW = "tensorflow"  # a server and a worker on every host, unless it is the only one
+    MXNET = "mxnet"  # a scheduler besides
+    NONE = "none"  # every host runs the program alone: PyTorch
+
+
+class DistributionKind(StrEnum):
+    """What starts the ranks of a job."""
+
+    PLAIN = "plain"  # the program once on every host, ranks unknown to it
+    TORCH_DISTRIBUTED = "torch_distributed"  # torchrun
+    PYTORCHDDP_OR_SMDDP = "pytorchddp_or_smddp"  # the two are one on the wire
+    MPI = "mpi"
+    MODELPARALLEL = "modelparallel"  # mpi with mp_parameters: SMP v1
+    XLA = "xla"
+    PARAMETER_SERVER = "parameter_server"
+    MULTI_WORKER_MIRRORED = "multi_worker_mirrored"
+
+
+# The first switch that is on wins. mpi turns to modelparallel where mp_parameters stand beside it.
+_ORDER = (
+    (MPI_ENABLED, DistributionKind.MPI),
+    (PYTORCH_DDP_ENABLED, DistributionKind.PYTORCHDDP_OR_SMDDP),
+    (TORCH_DISTRIBUTED_ENABLED, DistributionKind.TORCH_DISTRIBUTED),
+    (DATAPARALLEL_ENABLED, DistributionKind.PYTORCHDDP_OR_SMDDP),
+    (XLA_ENABLED, DistributionKind.XLA),
+    (PARAMETER_SERVER_ENABLED, DistributionKind.PARAMETER_SERVER),
+    (MULTI_WORKER_MIRRORED_ENABLED, DistributionKind.MULTI_WORKER_MIRRORED),
+)
+
+# Kinds of which each host runs one process, however many GPUs it has.
+_ONE_PROCESS_A_HOST = frozenset(
+    {DistributionKind.PLAIN, DistributionKind.PARAMETER_SERVER, DistributionKind.MULTI_WORKER_MIRRORED}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """What the hyperparameters say on how a job is distributed."""
+
+    kind: DistributionKind
+    processes_per_host: int | None = None  # as requested; None: one a GPU
+    custom_mpi_options: str = ""
+    instance_groups: tuple[str, ...] | None = None  # groups that take part; None: all
+    mp_parameters: Mapping[str, Any] | None = field(default=None)
+
+    @property
+    def mpi_options(self) -> MpiOptions:
+        """The custom options, understood."""
+        return parse_mpi_options(self.custom_mpi_options)
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether a host runs as many processes as it has GPUs, or as were requested; one process otherwise."""
+        return self.kind not in _ONE_PROCESS_A_HOST
+
+    def includes(self, instance_group: str) -> bool:
+        """Whether hosts of `instance_group` take part; others run the program plainly."""
+        return self.instance_groups is None or instance_group in self.instance_groups
+
+
+def read_distribution(hyperparameters: Mapping[str, str]) -> Distribution:
+    """Return what `hyperparameters` ask for; values that make no sense are left to `refusals`."""
+    kind = next((kind for name, kind in _ORDER if hps.is_enabled(hyperparameters, name)), DistributionKind.PLAIN)
+    mp_parameters = hps.model_parallel_parameters(hyperparameters)
+    if kind is DistributionKind.MPI and mp_parameters is not None:
+        kind = DistributionKind.MODELPARALLEL
+    is_smddp = kind is DistributionKind.PYTORCHDDP_OR_SMDDP
+    options = hps.platform_text(hyperparameters, DATAPARALLEL_CUSTOM_OPTIONS if is_smddp else MPI_CUSTOM_OPTIONS)
+    groups = hps.parse_value(hyperparameters.get(INSTANCE_GROUPS, "null"))
+    return Distribution(
+        kind=kind,
+        processes_per_host=_positive_int(hyperparameters),
+        custom_mpi_options=options or "",
+        instance_groups=tuple(str(group) for group in groups) if isinstance(groups, list) else None,
+        mp_parameters=mp_parameters,
+    )
+
+
+def refusals(
+    hyperparameters: Mapping[str, str],
+    *,
+    has_command: bool = False,
+    instance_groups: Sequence[str] | None = None,
+) -> tuple[str, ...]:
+    """Return one sentence for each reason not to accept a job; none is a job that can be launched.
+
+    Args:
+        hyperparameters: as the request gave them.
+        has_command: whether ContainerEntrypoint says what runs; hyperparameters then choose no launcher.
+        instance_groups: names of the job's groups; None: not known, and not checked.
+    """
+    reasons = list(hps.unusable(hyperparameters))
+    if has_command:
+        return tuple(reasons)
+    distribution = read_distribution(hyperparameters)
+    has_compiler = hps.is_enabled(hyperparameters, COMPILER_ENABLED)
+    has_xla = hps.is_enabled(hyperparameters, XLA_ENABLED)
+    is_smp = hps.model_parallel_parameters(hyperparameters) is not None
+    if has_compiler and (is_smp or distribution.kind is DistributionKind.PYTORCHDDP_OR_SMDDP):
+        reasons.append(
+            "SageMaker distributed training configuration is currently not compatible with SageMaker Training "
+            "Compiler: take away either 'smdistributed' from distribution or compiler_config"
+        )
+    if has_compiler and INSTANCE_GROUPS in hyperparameters:
+        reasons.append("SageMaker Training Compiler currently does not support instance groups")
+    if has_xla and not has_compiler:
+        reasons.append(
+            "distribution 'pytorchxla' is only supported with SageMaker Training Compiler, and compiler_config is not "
+            "set; use {'torch_distributed': {'enabled': True}}"
+        )
+    elif distribution.kind is DistributionKind.XLA:
+        reasons.append(XLA_REFUSAL)
+    reasons += [f"custom_mpi_options: {problem}" for problem in distribution.mpi_options.problems]
+    reasons += _value_refusals(hyperparameters, distribution, instance_groups)
+    reasons += _program_refusals(hyperparameters, distribution)
+    reasons += _source_refusals(hyperparameters)
+    return tuple(reasons)
+
+
+def server_style(image: str) -> ServerStyle:
+    """Return what images of a name do with parameter_server; those that name no framework do as TensorFlow's do."""
+    name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    if "mxnet" in name:
+        return ServerStyle.MXNET
+    is_torch = "torch" in name or name == "smdistributed-modelparallel"
+    return ServerStyle.NONE if is_torch else ServerStyle.TENSORFLOW
+
+
+def warnings(
+    hyperparameters: Mapping[str, str],
+    *,
+    num_hosts: int,
+    image: str = "",
+    has_command: bool = False,
+    instance_types: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Return sentences on what runs, but not as the user may think; for the first log lines and for describe."""
+    if has_command:
+        return ()
+    distribution = read_distribution(hyperparameters)
+    found: list[str] = []
+    if distribution.kind is DistributionKind.PLAIN and hps.model_parallel_parameters(hyperparameters) is not None:
+        found.append(
+            "mp_parameters are set, but neither mpi nor torch_distributed is enabled: the program runs once on each "
+            "host without ranks, as on SageMaker; add 'mpi': {'enabled': True, ...} to distribution"
+        )
+    elif distribution.kind is DistributionKind.PLAIN and num_hosts > 1:
+        found.append(
+            f"{num_hosts} hosts and no distribution: each host runs the same program alone and knows of the others "
+            "only by SM_HOSTS. If you did set distribution, its key is misspelt: the SDK drops keys that it does not "
+            "know without a word"
+        )
+    is_tensorflow = server_style(image) is ServerStyle.TENSORFLOW  # hosts say themselves that PyTorch has no servers
+    if distribution.kind is DistributionKind.PARAMETER_SERVER and num_hosts == 1 and is_tensorflow:
+        found.append(
+            "parameter_server with one host: TensorFlow runs the program plainly, without TF_CONFIG, as on SageMaker"
+        )
+    efa_types = sorted(EFA_INSTANCE_TYPES.intersection(instance_types))
+    if efa_types and distribution.has_ranks:
+        found.append(
+            f"{', '.join(efa_types)}: on SageMaker this type has EFA and FI_PROVIDER=efa is set; here ranks talk TCP, "
+            "and no FI_* variable is set"
+        )
+    if hps.is_enabled(hyperparameters, COMPILER_ENABLED):
+        found.append("compiler_config has no effect: SageMaker Training Compiler exists in Amazon's images only")
+    return tuple(found)
+
+
+def _positive_int(hyperparameters: Mapping[str, str]) -> int | None:
+    text = hps.platform_text(hyperparameters, MPI_PROCESSES_PER_HOST)
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and int(text) > 0 else None
+
+
+def _value_refusals(
+    hyperparameters: Mapping[str, str], distribution: Distribution, instance_groups: Sequence[str] | None
+) -> list[str]:
+    reasons = []
+    text = hps.platform_text(hyperparameters, MPI_PROCESSES_PER_HOST)
+    if text is not None and distribution.processes_per_host is None:
+        reasons.append(f"{MPI_PROCESSES_PER_HOST}: expected a whole number above 0, got {text!r}")
+    if hps.MP_PARAMETERS in hyperparameters and not isinstance(
+        hps.parse_value(hyperparameters[hps.MP_PARAMETERS]), dict
+    ):
+        reasons.append(f"{hps.MP_PARAMETERS}: expected a JSON object, got {hyperparameters[hps.MP_PARAMETERS][:80]!r}")
+    if INSTANCE_GROUPS in hyperparameters and distribution.instance_groups is None:
+        reasons.append(f"{INSTANCE_GROUPS}: expected a JSON list, got {hyperparameters[INSTANCE_GROUPS][:80]!r}")
+    if instance_groups is not None:
+        unknown = [group for group in distribution.instance_groups or () if group not in instance_groups]
+        if unknown:
+            reasons.append(
+                f"{INSTANCE_GROUPS} names {unknown[0]!r}, but the job has only the groups {', '.join(instance_groups)}"
+            )
+    return reasons
+
+
+def _source_refusals(hyperparameters: Mapping[str, str]) -> list[str]:
+    source = hps.platform_text(hyperparameters, hps.SUBMIT_DIRECTORY)
+    problem = None if source is None else code_source_problem(source)
+    return [] if problem is None else [problem]
+
+
+def _program_refusals(hyperparameters: Mapping[str, str], distribution: Distribution) -> list[str]:
+    program = hps.platform_text(hyperparameters, hps.PROGRAM)
+    if program is None:
+        return []
+    problem = name_problem(program)
+    if problem is not None:
+        return [f"{hps.PROGRAM}: {problem}"]
+    is_torchrun = distribution.kind is DistributionKind.TORCH_DISTRIBUTED
+    if is_torchrun and entry_kind(program, has_setup=False) is not EntryKind.SCRIPT:
+        return [f"{hps.PROGRAM}: torch_distributed starts Python scripts only, got {program!r}; give a .py file"]
+    return []

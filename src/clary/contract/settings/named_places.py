@@ -1,0 +1,114 @@
+"""Places that a request names and agents use: S3 addresses, the source of the code, the folder of checkpoints.
+
+Where: the service refuses a request by these rules when it comes, agents hold plans against the same ones before they
+open anything. Each rule returns what is wrong, or None. Pure, but for
+`real_folder_problem`, which follows links of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from pathlib import PurePosixPath
+
+from clary.contract.ml_tree import OPT_ML
+from clary.contract.settings import hyperparameters as hps
+
+S3_SCHEME = "s3://"
+FILE_SCHEME = "file://"
+
+# Wider than S3's own rule, which the store applies: what is not in here changes the meaning of a URL.
+_BUCKET = re.compile(r"[A-Za-z0-9._-]+")
+_DOTS = frozenset({".", ".."})
+# The first process of a host works with these while it builds the host and starts programs; nothing covers them.
+_OF_THE_KERNEL = tuple(PurePosixPath("/", name) for name in ("proc", "sys", "dev", "run"))
+_SHARED_MEMORY = PurePosixPath("/dev/shm")  # noqa: S108 - a folder as others, once it is there
+# A folder in the place of one of these leaves a host without programs, users or settings.
+_SYSTEM = frozenset(
+    PurePosixPath(path)
+    for path in (
+        *(f"/{name}" for name in ("bin", "boot", "etc", "lib", "lib32", "lib64", "sbin", "usr")),
+        *(f"/usr/{name}" for name in ("bin", "lib", "lib64", "local", "local/bin", "sbin", "share")),
+    )
+)
+_OF_CLARY = OPT_ML / ".clary"
+_INPUT = OPT_ML / "input"
+_SETTINGS = _INPUT / "config"
+_CHECKPOINTS_EXAMPLE, _MIRRORED_EXAMPLE = "/opt/ml/checkpoints", "/opt/ml/output/tensors"
+
+
+def bucket_problem(bucket: str) -> str | None:
+    """Return why a text cannot be a bucket of a URI."""
+    if bucket in _DOTS or not _BUCKET.fullmatch(bucket):
+        return "it names no bucket"
+    return None
+
+
+def s3_uri_problem(uri: str) -> str | None:
+    """Return why nothing can be stored at an address, or below it."""
+    if not uri.startswith(S3_SCHEME):
+        return "it does not start with s3://"
+    bucket, _, key = uri.removeprefix(S3_SCHEME).partition("/")
+    if _DOTS.intersection(key.split("/")):
+        return "a part of its key is '.' or '..', which the store does not keep"
+    return bucket_problem(bucket)
+
+
+def code_source_problem(source: str) -> str | None:
+    """Return why an address cannot be the source of a job's code.
+
+    An agent reads with rights that the job does not have, so of the machine's paths only the job's own are meant.
+    """
+    if source.startswith(S3_SCHEME):
+        problem = s3_uri_problem(source)
+        return None if problem is None else f"{hps.SUBMIT_DIRECTORY} is {source[:200]!r}: {problem}."
+    path = PurePosixPath(source.removeprefix(FILE_SCHEME))
+    if path.is_relative_to(OPT_ML) and ".." not in path.parts and "\0" not in source:
+        return None
+    return (
+        f"{hps.SUBMIT_DIRECTORY} is {source[:200]!r}: expected s3://bucket/key or a path below /opt/ml. Nothing else "
+        "of this machine becomes the code of a job; upload it, or bring it as a channel."
+    )
+
+
+def local_folder(local_path: str) -> PurePosixPath:
+    """Return a LocalPath without detours."""
+    return PurePosixPath("/" * local_path.startswith("/") + posixpath.normpath(local_path).lstrip("/"))
+
+
+def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
+    """Return why a path cannot be a LocalPath, in a sentence: it would cover what the host itself works with.
+
+    Args:
+        member: of the request, as "CheckpointConfig.LocalPath".
+        is_mirrored: whether all that lies there is stored as it is, so that it must not be input or the system's.
+    """
+    example = _MIRRORED_EXAMPLE if is_mirrored else _CHECKPOINTS_EXAMPLE
+    path = local_folder(local_path)
+    if not path.is_absolute() or "\0" in local_path:
+        reason = "it must be an absolute path"
+    elif PurePosixPath(OPT_ML).is_relative_to(path):
+        reason = "it holds /opt/ml itself; name a folder of its own"
+    elif any(path.is_relative_to(place) for place in _OF_THE_KERNEL) and not path.is_relative_to(_SHARED_MEMORY):
+        reason = f"the host needs what is there; name a folder of its own, as {example}"
+    elif path in _SYSTEM or (is_mirrored and any(path.is_relative_to(place) for place in _SYSTEM)):
+        reason = f"it would hide a folder of the system; name a folder of its own, as {example}"
+    elif path.is_relative_to(_OF_CLARY) or path.is_relative_to(_SETTINGS) or _SETTINGS.is_relative_to(path):
+        reason = f"it holds what Clary and the job tell each other; name a folder of its own, as {example}"
+    elif is_mirrored and path.is_relative_to(_INPUT):
+        reason = f"it holds input of the job; name a folder of its own, as {example}"
+    else:
+        return None
+    return f"{member} {local_path[:200]!a} cannot be used: {reason}."
+
+
+def real_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
+    """Return the same of a path on this machine, whose links lead to the same places inside of hosts.
+
+    So /var/run is /run. What lies below /opt/ml is the host's own, whatever the machine has there.
+    """
+    problem = local_folder_problem(member, local_path, is_mirrored=is_mirrored)
+    if problem is not None or local_folder(local_path).is_relative_to(OPT_ML):
+        return problem
+    return local_folder_problem(member, os.path.realpath(local_path), is_mirrored=is_mirrored)

@@ -1,0 +1,65 @@
+"""Hyperparameters in the platform's name that nobody reads, and what was meant.
+
+Where: the service warns of them when a job is created. Every `sagemaker_*` key is hidden from the program's arguments,
+so that a misspelt one does nothing at all, and nobody would say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from clary.contract.settings import distribution
+from clary.contract.settings.hyperparameters import CUDA_ON_CPU, PLATFORM_PREFIX, TOOLKIT_KEYS
+
+LAUNCHER_KEYS = frozenset(
+    {
+        distribution.MPI_ENABLED,
+        distribution.MPI_PROCESSES_PER_HOST,
+        distribution.MPI_CUSTOM_OPTIONS,
+        distribution.PYTORCH_DDP_ENABLED,
+        distribution.TORCH_DISTRIBUTED_ENABLED,
+        distribution.DATAPARALLEL_ENABLED,
+        distribution.DATAPARALLEL_CUSTOM_OPTIONS,
+        distribution.XLA_ENABLED,
+        distribution.PARAMETER_SERVER_ENABLED,
+        distribution.MULTI_WORKER_MIRRORED_ENABLED,
+        distribution.COMPILER_ENABLED,
+        distribution.INSTANCE_GROUPS,
+        CUDA_ON_CPU,
+    }
+)
+# SDKs send them by themselves; no launcher needs them.
+SENT_BY_SDKS = frozenset(
+    {
+        "sagemaker_training_compiler_debug_mode",
+        "sagemaker_instance_type",
+        "sagemaker_estimator_module",
+        "sagemaker_estimator_class_name",
+    }
+)
+KNOWN_KEYS = LAUNCHER_KEYS | TOOLKIT_KEYS
+NEARNESS = 0.8  # of difflib: one or two letters of a name
+
+
+def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[str, ...]:
+    """Return a sentence on each key of the platform that nobody reads, with the nearest known name.
+
+    Args:
+        hyperparameters: as the request gave them.
+        has_command: whether ContainerEntrypoint says what runs: then a key is told of only where it nearly is a known
+            one, as the program may read keys of its own from hyperparameters.json.
+    """
+    found = []
+    for name in hyperparameters:
+        if not name.startswith(PLATFORM_PREFIX) or name in KNOWN_KEYS or name in SENT_BY_SDKS:
+            continue
+        near = get_close_matches(name, sorted(KNOWN_KEYS), n=1, cutoff=NEARNESS)
+        if near:
+            found.append(f"hyperparameter {name!r} has no effect: nobody reads it; did you mean {near[0]!r}?")
+        elif not has_command:
+            found.append(
+                f"hyperparameter {name!r} has no effect: names that begin with {PLATFORM_PREFIX} are the platform's, "
+                "and no launcher reads this one"
+            )
+    return tuple(found)

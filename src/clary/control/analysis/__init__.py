@@ -1,0 +1,1 @@
+"""What became of jobs and where their time went, worked out from what is stored. Pure."""

@@ -1,0 +1,374 @@
+"""Who is behind in which collective, and who called another than the others: read from what ranks have recorded. Pure.
+
+Where: `autopsy` adds it to what stacks say. Operations of a group are numbered by each of its ranks for itself, so that
+equal numbers are one operation. A rank without a record is never said to be behind; sends and receives are shown and
+not compared. Where numbers do not fit together - operations that ended well differ - nothing is said of that group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from clary.base.rank_lists import rank_text, ranks_of
+from clary.contract.stack_dumps import CollectiveCall, CollectiveGroup, HostDump
+
+_HASH_CHARACTERS = 40  # torch names some groups by a digest of their ranks
+_SHOWN_CHARACTERS = 12
+_FINISHED = "finished"
+_LOOKED_BACK = 16  # operations; records hold fewer
+# Backends whose operations have ended when a wait for them has; with others they are in line then.
+_ENDED_WHEN_WAITED_FOR = frozenset({"gloo", "mpi", "smddp"})
+# Operations that may meet each other: they are ways to write one.
+_FAMILIES = {
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "all_gather_into_tensor_coalesced": "all_gather_coalesced",
+}
+# Operations to which all ranks bring as many elements.
+_EQUAL_COUNTS = frozenset({"all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCall:
+    """The last operation of one rank in a group.
+
+    Attributes:
+        rank: None where nobody knows it.
+        pid: 0 of a process that has ended.
+        call: that it waits in, else its newest; None if it has entered none.
+        is_behind: whether others of the group have entered more.
+        differs: whether it is another operation than most others have under that number.
+    """
+
+    host: str
+    rank: int | None
+    pid: int
+    call: CollectiveCall | None
+    is_behind: bool = False
+    differs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCalls:
+    """One group of ranks with the last operation of each; `ranks` is empty where they are not known."""
+
+    name: str
+    kind: str
+    size: int
+    ranks: str
+    is_point_to_point: bool
+    members: tuple[RankCall, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """Ranks that called different operations under one number.
+
+    Attributes:
+        odd: who called another than most; empty where there is no majority.
+    """
+
+    odd: tuple[int, ...]
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What the records of a job's ranks say together.
+
+    Attributes:
+        crossing: how ranks wait for each other in different groups; empty if they do not.
+        about: of a rank, what the others that wait have to do with it.
+        cleared: ranks that wait where nobody waits for them, while others are waited for.
+    """
+
+    groups: tuple[GroupCalls, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
+    crossing: str = ""
+    about: Mapping[int, str]
+    cleared: frozenset[int] = frozenset()
+
+
+_Key = tuple[str, str, int, str, bool]
+
+
+class _Rank(NamedTuple):
+    host: str
+    rank: int | None
+    pid: int
+    groups: Mapping[_Key, CollectiveGroup]
+    is_whole: bool  # whether all its groups are recorded
+
+
+class _Table:
+    """One group as its known ranks see it.
+
+    Attributes:
+        entered: rank -> the highest number that it has entered, of ranks with a record.
+        calls: rank -> number -> operation.
+        held: rank -> the operation that it waits in.
+    """
+
+    def __init__(self, key: _Key, ranks: Sequence[_Rank], num_ranks: int) -> None:
+        self.key = key
+        name, _, size, spans, _ = key
+        self.label = f"group {_shown(name)}"
+        members = set(ranks_of(spans)) or (set(range(num_ranks)) if size == num_ranks else set())
+        self.entered: dict[int, int] = {}
+        self.calls: dict[int, dict[int, CollectiveCall]] = {}
+        self.held: dict[int, CollectiveCall] = {}
+        for one in ranks:
+            group = one.groups.get(key)
+            if one.rank is None or (group is None and not (one.rank in members and one.is_whole)):
+                continue
+            calls = group.calls if group is not None else ()
+            self.calls[one.rank] = {call.number: call for call in calls}
+            self.entered[one.rank] = max(self.calls[one.rank], default=0)
+            held = [call for call in calls if call.is_held]
+            if held and one.pid:
+                self.held[one.rank] = held[0]
+        self.front = max(self.entered.values(), default=0)
+        self.floor = min(self.entered.values(), default=0)
+        self.is_compared = not key[-1] and len(self.entered) > 1 and self._fits()
+
+    def behind(self, number: int) -> list[int]:
+        """Return the ranks that have not entered an operation."""
+        return sorted(rank for rank, entered in self.entered.items() if entered < number)
+
+    def at(self, number: int) -> dict[int, CollectiveCall]:
+        """Return the operation that each rank has under a number, of those that have it still."""
+        return {rank: calls[number] for rank, calls in self.calls.items() if number in calls}
+
+    def signatures(self, number: int) -> dict[tuple[str, str, int], list[int]]:
+        """Return rank lists by what they called under a number, the most common first."""
+        calls = self.at(number)
+        # Of several ways to write an operation each counts elements in its own way.
+        names = {call.operation for call in calls.values()}
+        has_types = all(call.dtype for call in calls.values())  # else nobody has looked at what a rank brings
+        has_counts = has_types and len(names) == 1 and names <= _EQUAL_COUNTS
+        found: dict[tuple[str, str, int], list[int]] = {}
+        for rank, call in sorted(calls.items()):
+            family = _family(call.operation)
+            dtype = call.dtype if has_types and family != "barrier" else ""
+            found.setdefault((family, dtype, call.count if has_counts else 0), []).append(rank)
+        return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
+
+    def has_ended_well(self, number: int) -> bool:
+        """Whether all that is known of an operation has ended: then what differs in it has held nobody up."""
+        return self.key[1] in _ENDED_WHEN_WAITED_FOR and all(
+            call.state == _FINISHED for call in self.at(number).values()
+        )
+
+    def _fits(self) -> bool:
+        """Whether the numbers of ranks mean the same operations, as far as all have left them behind."""
+        for number in range(max(1, self.floor - _LOOKED_BACK), self.floor):
+            ended = [call for call in self.at(number).values() if call.state == _FINISHED]
+            if len({_family(call.operation) for call in ended}) > 1:
+                return False
+        return True
+
+
+def count_collectives(dumps: Mapping[str, HostDump], *, num_ranks: int) -> Counted:
+    """Compare what ranks have recorded.
+
+    Args:
+        dumps: by host.
+        num_ranks: of the job; 0 where that is not known.
+    """
+    ranks = list(_ranks(dumps))
+    keys = dict.fromkeys(key for one in ranks for key in one.groups)
+    tables = [_Table(key, ranks, num_ranks) for key in keys]
+    compared = [table for table in tables if table.is_compared]
+    disagreements = {table.key: found for table in compared if (found := _disagreement(table)) is not None}
+    # What tells the most comes first.
+    tables.sort(key=lambda table: (table.key not in disagreements, -len(table.held)))
+    crossing = _crossing(compared)
+    return Counted(
+        groups=tuple(_group_calls(table, ranks, disagreements.get(table.key)) for table in tables),
+        disagreements=tuple(disagreements.values()),
+        crossing=_crossing_words(crossing),
+        about=_about(compared, ranks),
+        cleared=_cleared(compared, disagreements.values(), {rank for rank, _, _ in crossing}),
+    )
+
+
+def last_call_words(groups: Iterable[CollectiveGroup]) -> str:
+    """Say what a rank called last: `all_reduce #40 of group 0, finished`; empty if it called nothing."""
+    newest = [(group.calls[0].age_s, group) for group in groups if group.calls]
+    if not newest:
+        return ""
+    _, group = min(newest, key=lambda item: item[0])
+    call = group.calls[0]
+    return f"{_named(call)} of group {_shown(group.name)}, {call.state}"
+
+
+def rank_words(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, `ranks 0, 2` or `ranks 0-7`."""
+    text = rank_text(ranks).replace(",", ", ")
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _ranks(dumps: Mapping[str, HostDump]) -> Iterator[_Rank]:
+    """Yield who has a record; of ended processes those of ranks that no process has."""
+    living = {process.rank for dump in dumps.values() for process in dump.processes}
+    for host, dump in dumps.items():
+        for process in dump.processes:
+            if process.collectives:
+                is_whole = not process.num_groups_left_out
+                yield _Rank(host, process.rank, process.pid, _by_key(process.collectives), is_whole)
+        for left in dump.left:
+            if left.rank not in living:
+                yield _Rank(host, left.rank, 0, _by_key(left.groups), False)
+
+
+def _by_key(groups: Iterable[CollectiveGroup]) -> dict[_Key, CollectiveGroup]:
+    return {(group.name, group.kind, group.size, group.ranks, group.is_point_to_point): group for group in groups}
+
+
+def _disagreement(table: _Table) -> Disagreement | None:
+    """Return the first number under which ranks called different operations."""
+    for number in range(max(1, table.floor), table.front + 1):
+        signatures = table.signatures(number)
+        if len(signatures) < 2 or table.has_ended_well(number):
+            continue
+        majority, *others = signatures.values()
+        has_majority = len(majority) * 2 > sum(map(len, signatures.values()))
+        operations = {operation for operation, _, _ in signatures}
+        calls = table.at(number)
+        said = [
+            f"{rank_words(ranks)} entered {_named(calls[ranks[0]])}"
+            + ("" if len(operations) > 1 else f" with {_amount(calls[ranks[0]])}")
+            for ranks in [*others, majority]
+        ]
+        return Disagreement(
+            odd=tuple(sorted(rank for ranks in others for rank in ranks)) if has_majority else (),
+            words=f"in {table.label} {', '.join(said[:-1])} while {said[-1]}",
+        )
+    return None
+
+
+_Edge = tuple[int, _Table, list[int]]  # a rank, the group that it waits in, those who have not come there
+
+
+def _waits(tables: Iterable[_Table]) -> dict[int, tuple[_Table, list[int]]]:
+    """Return for each rank that waits in a recorded group who has not come there."""
+    return {
+        rank: (table, behind)
+        for table in tables
+        for rank, call in table.held.items()
+        if (behind := table.behind(call.number))
+    }
+
+
+def _crossing(tables: Sequence[_Table]) -> list[_Edge]:
+    """Return a ring of ranks each of which waits for the next, which itself waits in another group."""
+    waits = _waits(tables)
+    for start in sorted(waits):
+        came_from: dict[int, int] = {}
+        reached = [start]
+        while reached:
+            rank = reached.pop()
+            for other in waits[rank][1]:
+                if other == start:
+                    ring = [rank]
+                    while ring[-1] != start:
+                        ring.append(came_from[ring[-1]])
+                    ring.reverse()
+                    following = [*ring[1:], start]
+                    return [(one, waits[one][0], [after]) for one, after in zip(ring, following, strict=True)]
+                if other in waits and other not in came_from:
+                    came_from[other] = rank
+                    reached.append(other)
+    return []
+
+
+def _crossing_words(crossing: Iterable[_Edge]) -> str:
+    return "; ".join(
+        f"rank {rank} waits in {_named(table.held[rank])} of {table.label}, which {rank_words(behind)} has not entered"
+        for rank, table, behind in crossing
+    )
+
+
+def _about(tables: Sequence[_Table], ranks: Iterable[_Rank]) -> dict[int, str]:
+    """Say of each rank whether it has come to where most others wait."""
+    found: dict[int, str] = {}
+    # Where most wait comes last: it is what is said.
+    for table in sorted(tables, key=lambda table: len(table.held)):
+        for rank, entered in table.entered.items():
+            held = sorted(call.number for other, call in table.held.items() if other != rank)
+            ahead = [number for number in held if number > entered]
+            if ahead:
+                call = next(call for call in table.held.values() if call.number == ahead[0])
+                last = table.calls[rank].get(entered)
+                before = f"its last there was {_named(last)}, {_ago(last)}" if last is not None else "nor any before it"
+                found[rank] = f"it has not entered {_named(call)} of {table.label}, {before}"
+            elif held and rank not in table.held:
+                call = next(call for call in table.held.values() if call.number == held[-1])
+                found[rank] = f"it has entered {_named(call)} of {table.label} like them"
+    for one in ranks:
+        if one.rank is not None and not one.pid:
+            last_words = last_call_words(one.groups.values())
+            found[one.rank] = f"its last collective was {last_words}" if last_words else ""
+    return {rank: words for rank, words in found.items() if words}
+
+
+def _cleared(tables: Sequence[_Table], disagreements: Iterable[Disagreement], crossing: set[int]) -> frozenset[int]:
+    waits = _waits(tables)
+    waited_for = {other for _, behind in waits.values() for other in behind}
+    # One that called something else is no explanation for others, and not cleared itself where nobody has a majority.
+    if not waited_for or any(not found.odd for found in disagreements):
+        return frozenset()
+    odd = {rank for found in disagreements for rank in found.odd}
+    held = {rank for table in tables for rank in table.held}
+    return frozenset(held - waited_for - odd - crossing)
+
+
+def _group_calls(table: _Table, ranks: Iterable[_Rank], disagreement: Disagreement | None) -> GroupCalls:
+    name, kind, size, spans, is_point_to_point = table.key
+    members = []
+    for one in ranks:
+        group = one.groups.get(table.key)
+        known = one.rank in table.entered
+        if group is None and not known:
+            continue
+        newest = group.calls[0] if group is not None and group.calls else None
+        held = table.held.get(one.rank) if one.rank is not None else None
+        members.append(
+            RankCall(
+                host=one.host,
+                rank=one.rank,
+                pid=one.pid,
+                call=held or newest,
+                is_behind=table.is_compared and one.rank is not None and table.entered[one.rank] < table.front,
+                differs=disagreement is not None and one.rank in disagreement.odd,
+            )
+        )
+    members.sort(key=lambda member: (member.rank is None, member.rank, member.pid))
+    return GroupCalls(
+        name=name, kind=kind, size=size, ranks=spans, is_point_to_point=is_point_to_point, members=tuple(members)
+    )
+
+
+def _family(operation: str) -> str:
+    return _FAMILIES.get(operation, operation)
+
+
+def _named(call: CollectiveCall) -> str:
+    return f"{call.operation} #{call.number}"
+
+
+def _amount(call: CollectiveCall) -> str:
+    return f"{call.count} {call.dtype or 'elements'}"
+
+
+def _ago(call: CollectiveCall) -> str:
+    return f"{call.age_s:.0f} s ago"
+
+
+def _shown(name: str) -> str:
+    if len(name) < _HASH_CHARACTERS:
+        return name
+    return name[:_SHOWN_CHARACTERS]

@@ -1,0 +1,1 @@
+"""The network between the hosts of one machine: namespaces, links, bridges, switches, relays."""

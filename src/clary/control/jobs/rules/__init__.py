@@ -1,0 +1,1 @@
+"""Debugger rules of a job: what a request asks for, and what their verdicts do."""

@@ -1,0 +1,1 @@
+"""What people ask of running hosts, and what hosts answer: dumps, profiles, rehearsals."""

@@ -1,0 +1,132 @@
+"""Has profiles that are whole looked at, and stores them where ProfilerConfig says.
+
+Where: the server runs one task of this. What is read from traces is read by a process of its own, one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from clary.base.errors import ObjectStoreError
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.desks.profile_desk import SUMMARY, KeptRequest, ProfileDesk
+from clary.control.reconcile.hub import JobHub
+
+LOOK_S = 0.5
+LIMIT_S = 600.0  # for the traces of all ranks
+MAX_OBJECT_BYTES = 64 * 1024 * 1024  # of a file that is stored in the object store; larger ones stay here alone
+_HTTP_OK = 200
+
+_log = logging.getLogger(__name__)
+
+
+FindJob = Callable[[str], Awaitable[TrainingJob | None]]
+
+
+class Answer(Protocol):
+    """What an object store answers."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+
+
+class ObjectWriter(Protocol):
+    """Stores small objects."""
+
+    async def request(self, method: str, bucket: str, *, key: str = "", body: bytes = b"") -> Answer:
+        """Send one request. Raises: ObjectStoreError."""
+
+
+async def keep_profiles(
+    desk: ProfileDesk, hub: JobHub, stored_job: FindJob, objects: ObjectWriter, *, interval_s: float = LOOK_S
+) -> None:
+    """Look at what is whole, now and then, until cancelled; sleep while nothing can become whole.
+
+    Profiles are asked for while their job has hosts, so without jobs and open profiles there is nothing to look at.
+
+    Args:
+        stored_job: returns a job that is over.
+    """
+    await asyncio.to_thread(desk.load)
+    while True:
+        if not desk.open:
+            await hub.wait_for_jobs()
+        await asyncio.sleep(interval_s)
+        for (name, number), request in sorted(desk.open.items()):
+            job = hub.live_job(name)
+            try:
+                if await asyncio.to_thread(desk.is_ready, job, request):
+                    desk.close_request(name, number)
+                    await _finish(desk, job or await stored_job(name), name, request, objects)
+            except Exception:  # noqa: BLE001 - boundary: one profile must not keep others from being looked at
+                _log.exception("profile %d of %s could not be looked at", number, name)
+                desk.close_request(name, number)
+
+
+async def _finish(
+    desk: ProfileDesk, job: TrainingJob | None, name: str, request: KeptRequest, objects: ObjectWriter
+) -> None:
+    folder = desk.place(name, request.number)
+    error = await look_at(folder)
+    if error and folder.is_dir():
+        summary = {"ranks": [], "errors": [error], "clocks": {}, "skew": {}, "merged": ""}
+        (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
+    config = job.request.get("ProfilerConfig") or {} if job is not None else {}
+    if config.get("S3OutputPath"):
+        await _store(folder, str(config["S3OutputPath"]), name, request.number, objects)
+
+
+async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
+    """Have the traces of a profile read; return why that failed, else nothing."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "clary.control.traces",
+        str(folder),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, said = await asyncio.wait_for(process.communicate(), limit_s)
+    except TimeoutError:
+        return f"the traces could not be read within {limit_s:g} s: ask for fewer steps or ranks"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return f"the traces could not be read: {last[:500] or f'exit code {process.returncode}'}"
+    return ""
+
+
+async def _store(folder: Path, s3_path: str, name: str, number: int, objects: ObjectWriter) -> None:
+    """Put everything of a profile below <S3OutputPath>/<job>/profiler-output/framework/."""
+    place = urlsplit(s3_path)
+    prefix = "/".join(part for part in (place.path.strip("/"), name, "profiler-output/framework", str(number)) if part)
+    for file in await asyncio.to_thread(_files, folder):
+        if file.stat().st_size > MAX_OBJECT_BYTES:
+            _log.warning("%s is too long for the object store, and stays at %s", file.name, file)
+            continue
+        try:
+            body = await asyncio.to_thread(file.read_bytes)
+            answer = await objects.request("PUT", place.netloc, key=f"{prefix}/{file.name}", body=body)
+            if answer.status != _HTTP_OK:
+                _log.warning("s3://%s/%s/%s was refused with HTTP %d", place.netloc, prefix, file.name, answer.status)
+                return
+        except ObjectStoreError as error:
+            _log.warning("profile %d of %s is not stored in %s: %s", number, name, s3_path, error.message)
+            return
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix in (".gz", ".json") and file.name[0] != ".")

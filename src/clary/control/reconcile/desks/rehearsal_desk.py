@@ -1,0 +1,305 @@
+"""Has rehearsals carried out that people ask the service for, follows them, and leaves nothing of them behind.
+
+Where: the page `rehearsals` of a job starts and cancels them; the server begins with `load` and ends with `interrupt`.
+
+[Note: who carries a rehearsal out]
+A process of its own runs `clary rehearse`, the very command that its page shows. It may be given expressions that never
+end and logs of any length, none of which the service waits for. It talks to the service alone, so it can not outlive
+it: without an answer it ends by itself, and what an earlier service has left is ended by the next one. The service
+knows both jobs' names beforehand, so it stops them however the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clary.base.clock import Clock
+from clary.base.errors import ClaryError, WireError
+from clary.base.processes import ProcessId
+from clary.control.jobs import events
+from clary.control.jobs.training_job import EndCause, TrainingJob
+from clary.control.reconcile.desks.rehearsal_shelf import (
+    CERTIFICATE,
+    ERRORS,
+    NUM_KEPT,
+    OUTPUT,
+    KeptRehearsal,
+    RehearsalShelf,
+    RehearsalState,
+)
+from clary.control.reconcile.hub import JobHub
+from clary.control.rehearsal.orders import RehearsalOrder
+from clary.control.rehearsal.requests import rehearsal_names
+
+COMMAND = (sys.executable, "-m", "clary.cli.main")
+MAX_RUNNING = 4  # in all; each has two jobs
+LIMIT_S = 2 * 86_400.0 + 3600.0  # the command gives each of its jobs a day
+KILL_S = 10.0
+LATE_S = 60.0  # within which a request is carried out that the process had sent when it was killed
+SUFFIX_BYTES = 3  # in hexadecimal
+STOPPED = "the service was stopped while it ran, and its jobs with it: start it again"
+KILLED = "the service ended while it ran, and the next one has stopped its jobs: start it again"
+CANCELLED = "it was cancelled, and its jobs were stopped"
+
+log = logging.getLogger(__name__)
+
+
+class Role(NamedTuple):
+    """What a job is to a rehearsal."""
+
+    job: str  # that is rehearsed
+    number: int
+    role: str  # twin or rehearsal
+
+
+class _Ending(NamedTuple):
+    """How a process is to end before its time."""
+
+    state: RehearsalState
+    why: str
+
+
+@dataclass(eq=False)
+class _Run:
+    """A rehearsal that runs."""
+
+    ending: asyncio.Future[_Ending]
+    task: asyncio.Task[None] | None = None
+    is_forgotten: bool = False  # its job was deleted: nothing of it is kept
+
+
+@dataclass(eq=False)
+class RehearsalDesk:
+    """Starts, ends and remembers rehearsals; all methods belong to one event loop.
+
+    Args:
+        shelf: keeps them.
+        home: the service's state folder, where the command finds the service.
+        grace_s: that programs of stopped jobs get.
+        command: of `clary`.
+    """
+
+    shelf: RehearsalShelf
+    hub: JobHub
+    clock: Clock
+    home: Path
+    grace_s: float
+    command: Sequence[str] = COMMAND
+    _kept: dict[str, list[KeptRehearsal]] = field(init=False, default_factory=dict)  # job -> oldest first
+    _runs: dict[tuple[str, int], _Run] = field(init=False, default_factory=dict)
+    _roles: dict[str, Role] = field(init=False, default_factory=dict)  # name of a twin or a rehearsal -> what it is
+    _late: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    _is_leaving: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        """Hear of jobs that are created."""
+        self.hub.listen(self._stop_late)
+
+    def of(self, job_name: str) -> list[KeptRehearsal]:
+        """Return the rehearsals of a job, the newest first."""
+        return self._kept.get(job_name, [])[::-1]
+
+    def role_of(self, job_name: str) -> Role | None:
+        """Return what a job is to a rehearsal; None for one that was not made for any."""
+        return self._roles.get(job_name)
+
+    def start(self, job_name: str, order: RehearsalOrder) -> KeptRehearsal:
+        """Have a rehearsal carried out; answers before its jobs are created.
+
+        Raises: WireError while one of this job, or as many as can be, are under way.
+        """
+        if self._is_leaving:
+            raise WireError("ServiceUnavailable", "the service is leaving: try again when it is back", http_status=503)
+        running = next((kept for kept in self.of(job_name) if not kept.is_over), None)
+        if running is not None:
+            raise WireError(
+                "ResourceInUse",
+                f"rehearsal {running.number} of {job_name} is under way: wait for its certificate, or cancel it",
+            )
+        if len(self._runs) >= MAX_RUNNING:
+            others = ", ".join(sorted({name for name, _ in self._runs}))
+            raise WireError(
+                "ResourceLimitExceeded",
+                f"{len(self._runs)} rehearsals are under way, of {others}: try again when one of them has ended",
+            )
+        suffix = secrets.token_hex(SUFFIX_BYTES)
+        twin, rehearsal = rehearsal_names(job_name, suffix)
+        kept = KeptRehearsal(
+            job=job_name,
+            number=max((item.number for item in self.of(job_name)), default=0) + 1,
+            state=RehearsalState.RUNNING,
+            faults=order.faults,
+            arguments=order.arguments,
+            seed=order.seed,
+            twin=twin,
+            rehearsal=rehearsal,
+            started_at=self.clock.now(),
+        )
+        self.shelf.remove(job_name, kept.number)  # what is there has no record that can be read
+        self._keep(kept)
+        for old in self._kept[job_name][:-NUM_KEPT]:
+            self._drop(old)
+        run = self._runs[job_name, kept.number] = _Run(asyncio.get_running_loop().create_future())
+        name = f"rehearsal {kept.number} of {job_name}"
+        run.task = asyncio.create_task(self._carry_out(kept, run, suffix), name=name)
+        return kept
+
+    def cancel(self, job_name: str, number: int) -> None:
+        """End a rehearsal; answers before it has ended. Raises: WireError for one that is not under way."""
+        run = self._runs.get((job_name, number))
+        if run is None or not any(kept.number == number and not kept.is_over for kept in self.of(job_name)):
+            raise WireError("ValidationException", f"rehearsal {number} of {job_name} is not under way")
+        _end(run, _Ending(RehearsalState.CANCELLED, CANCELLED))
+
+    def forget(self, job_name: str) -> None:
+        """Remove the rehearsals of a job that was deleted; one that is under way ends first."""
+        for kept in self.of(job_name):
+            run = self._runs.get((job_name, kept.number))
+            if run is None:
+                self._drop(kept)
+            else:
+                run.is_forgotten = True
+                _end(run, _Ending(RehearsalState.CANCELLED, CANCELLED))
+
+    async def load(self) -> None:
+        """Take up what an earlier service has left: end what still runs, and stop its jobs."""
+        for found in await asyncio.to_thread(self.shelf.read_all):
+            kept = found
+            self._remember(found)
+            if not found.is_over:
+                if found.process is not None:
+                    await asyncio.to_thread(found.process.kill, timeout_s=KILL_S)
+                kept = self._settled(found, _Ending(RehearsalState.INTERRUPTED, KILLED))
+                self._keep(kept)
+            await self._stop_jobs(kept)  # a killed service may not have come to it
+
+    async def interrupt(self) -> None:
+        """End all that run, since the service leaves, and take no more."""
+        self._is_leaving = True
+        for run in self._runs.values():
+            _end(run, _Ending(RehearsalState.INTERRUPTED, STOPPED))
+        tasks = [*(run.task for run in self._runs.values() if run.task is not None), *self._late]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry_out(self, kept: KeptRehearsal, run: _Run, suffix: str) -> None:
+        ending = _Ending(RehearsalState.INTERRUPTED, STOPPED)
+        try:
+            try:
+                ending = await self._run_command(kept, run, suffix)
+            except Exception as error:  # boundary: whatever it was, the rehearsal is over and makes room for others
+                log.exception("rehearsal %d of %s could not be carried out", kept.number, kept.job)
+                ending = _Ending(RehearsalState.FAILED, f"the command could not be started: {error}")
+            finally:
+                ended = self._settled(kept, ending)
+                self._keep(ended)
+            await self._stop_jobs(ended)
+        finally:
+            del self._runs[kept.job, kept.number]
+            if run.is_forgotten:
+                self._drop(kept)
+
+    async def _run_command(self, kept: KeptRehearsal, run: _Run, suffix: str) -> _Ending:
+        folder = self.shelf.place(kept.job, kept.number)
+        arguments = ["rehearse", *kept.arguments, f"--suffix={suffix}", f"--certificate={CERTIFICATE}", "--", kept.job]
+        with (folder / OUTPUT).open("wb") as output, (folder / ERRORS).open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *self.command,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                cwd=folder,  # where no file is called as a job may be, which the command would take for a request
+                # It says what programs have printed, whatever the service's locale and their encoding.
+                env={**os.environ, "CLARY_HOME": str(self.home), "PYTHONIOENCODING": "utf-8:backslashreplace"},
+                start_new_session=True,
+            )
+        waiting = asyncio.ensure_future(process.wait())
+        try:
+            self._keep(replace(kept, process=ProcessId.of(process.pid)))
+            watched: set[asyncio.Future[Any]] = {waiting, run.ending}
+            await asyncio.wait(watched, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+            is_late = not waiting.done() and not run.ending.done()
+        finally:
+            if not waiting.done():
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            await waiting
+        if run.ending.done():
+            return run.ending.result()
+        if is_late:
+            return _Ending(RehearsalState.FAILED, f"it did not end within {LIMIT_S / 3600:g} hours")
+        said = [line for line in self.shelf.lines(kept.job, kept.number, ERRORS) if line.strip()]
+        why = said[-1].removeprefix("clary: ")[:2000] if said else f"the command ended with {process.returncode}"
+        return _Ending(RehearsalState.FAILED, why)
+
+    def _settled(self, kept: KeptRehearsal, ending: _Ending) -> KeptRehearsal:
+        """Return a rehearsal as it has ended; a certificate that is there counts, whatever came then."""
+        ended = replace(kept, ended_at=self.clock.now(), process=None)
+        certificate = self.shelf.certificate(kept.job, kept.number)
+        if certificate is None:
+            return replace(ended, state=ending.state, why=ending.why)
+        reason = str(certificate.get("reason", ""))
+        return replace(ended, state=RehearsalState.CERTIFIED, verdict=certificate["verdict"], reason=reason)
+
+    def _stop_late(self, before: TrainingJob | None, job: TrainingJob) -> None:
+        """Stop a job that is created when its rehearsal is over: the process had asked for it when it was killed."""
+        role = self._roles.get(job.name)
+        if before is not None or role is None:
+            return
+        for kept in self._kept.get(role.job, ()):
+            if kept.number == role.number and kept.is_over:
+                task = asyncio.create_task(self._stop_jobs(kept), name=f"stop of {job.name}")
+                self._late.add(task)
+                task.add_done_callback(self._late.discard)
+
+    async def _stop_jobs(self, kept: KeptRehearsal) -> None:
+        """Stop what a rehearsal without a certificate has left; others may have taken the names since."""
+        if kept.state is RehearsalState.CERTIFIED or kept.ended_at is None:
+            return
+        for name in (kept.twin, kept.rehearsal):
+            job = self.hub.live_job(name)
+            if job is None or job.created_at > kept.ended_at + timedelta(seconds=LATE_S):
+                continue
+            wanted = events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=self.grace_s)
+            try:
+                await self.hub.apply(name, wanted)
+            except ClaryError as error:
+                log.warning("%s, of rehearsal %d of %s: not stopped: %s", name, kept.number, kept.job, error.message)
+
+    def _keep(self, kept: KeptRehearsal) -> None:
+        self._remember(kept)
+        try:
+            self.shelf.write(kept)
+        except OSError:  # a full disk: what is in memory holds until the service ends
+            log.exception("rehearsal %d of %s could not be written down", kept.number, kept.job)
+
+    def _remember(self, kept: KeptRehearsal) -> None:
+        known = self._kept.setdefault(kept.job, [])
+        known[:] = sorted([*(item for item in known if item.number != kept.number), kept], key=lambda item: item.number)
+        self._roles[kept.twin] = Role(kept.job, kept.number, "twin")
+        self._roles[kept.rehearsal] = Role(kept.job, kept.number, "rehearsal")
+
+    def _drop(self, kept: KeptRehearsal) -> None:
+        left = [item for item in self._kept.get(kept.job, []) if item.number != kept.number]
+        if left:
+            self._kept[kept.job] = left
+        else:
+            self._kept.pop(kept.job, None)
+        for name in (kept.twin, kept.rehearsal):
+            self._roles.pop(name, None)
+        self.shelf.remove(kept.job, kept.number)
+
+
+def _end(run: _Run, ending: _Ending) -> None:
+    if not run.ending.done():
+        run.ending.set_result(ending)

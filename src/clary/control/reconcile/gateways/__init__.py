@@ -1,0 +1,1 @@
+"""What agents send to the service, checked and handed on."""

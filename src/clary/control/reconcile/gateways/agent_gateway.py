@@ -1,0 +1,362 @@
+"""The service's side of the agent protocol.
+
+Where: `server.agent_routes` parses HTTP and calls this; facts go to the hub as events, orders come from the job record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Protocol
+
+from clary.base.clock import Clock
+from clary.base.errors import Fault, WireError
+from clary.base.plain import from_plain
+from clary.contract.agent_protocol import (
+    HEARTBEAT_INTERVAL_S,
+    MAX_BATCH_LINES,
+    CheckpointFacts,
+    HostPhase,
+    LogBatch,
+    LogBlock,
+    LogReceipt,
+    Order,
+    OrderKind,
+    Report,
+    ReportReceipt,
+)
+from clary.contract.deep_profiles import HostProfile
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.stack_dumps import HostDump
+from clary.control.jobs import events, host_metrics
+from clary.control.jobs.log_steps import step_of
+from clary.control.jobs.training_job import FinalMetric, TrainingJob
+from clary.control.reconcile.desks.dump_desk import DumpDesk
+from clary.control.reconcile.desks.profile_desk import ProfileDesk
+from clary.control.reconcile.hub import JobHub
+from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
+
+LISTEN_INTERVAL_S = 0.25  # between looks at whether this service could listen at all
+MAX_LAG_S = 0.1  # a service that was held up for longer heard nobody meanwhile; on an overloaded machine that adds up
+MAX_METRIC_NAME_BYTES = 4 * 255  # CreateTrainingJob, MetricDefinition.Name: 255 characters
+_FAULTS = tuple(fault.value for fault in Fault)
+
+
+class LogSink(Protocol):
+    """What the gateway needs of the log store."""
+
+    async def next_sequence(self, stream: str) -> int:
+        """Return the sequence that the stream expects next."""
+
+    async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:
+        """Store lines exactly once by sequence; return the next sequence."""
+
+
+class MetricSink(Protocol):
+    """What the gateway needs of the metric store."""
+
+    async def add_metrics(self, job_name: str, values: list[FinalMetric]) -> None:
+        """Store metric values."""
+
+
+class AgentGateway:
+    """Answers agents; holds when each was last heard, which is not worth a write."""
+
+    def __init__(
+        self,
+        hub: JobHub,
+        logs: LogSink,
+        metrics: MetricSink,
+        dumps: DumpDesk,
+        clock: Clock,
+        *,
+        profiles: ProfileDesk,
+    ) -> None:
+        self._hub = hub
+        self._logs = logs
+        self._metrics = metrics
+        self._dumps = dumps
+        self._profiles = profiles
+        self._clock = clock
+        self._started_s = clock.monotonic()
+        self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
+        self._signs_s: dict[tuple[str, int], dict[str, float]] = {}  # the same -> when it last reported
+        self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being taken up
+        self._listened_s: float | None = None  # when this service last had a moment to listen; None: not looked at
+        self._expects_hosts = asyncio.Event()
+        self._log_locks: dict[str, asyncio.Lock] = {}  # by stream, as the next
+        self._counted: dict[str, int] = {}  # lines below this number have their metrics stored
+        self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # job, host -> when stored, and what
+
+    def silent_s(self, job: TrainingJob) -> dict[str, float]:
+        """Return host -> seconds since it was last heard, or expected; none count from before this service began."""
+        self._excuse_silence()
+        now_s = self._clock.monotonic()
+        heard_s = self._heard_s.get((job.name, job.attempt), {})
+        return {
+            # An agent waits for the answer to one report before it makes the next.
+            name: 0.0 if self._open_reports[job.name, job.attempt, name] else now_s - heard_s.get(name, self._started_s)
+            for name in job.hosts
+        }
+
+    def last_signs(self, job: TrainingJob) -> dict[str, datetime]:
+        """Return host -> when it was certainly well, by its reports; none for hosts that this service has not heard.
+
+        Unlike its silence, by which a host is lost, this excuses nobody: a service that was held up may have taken a
+        report up late, so what a report says is as old as the interval of reports. The times are of the wall clock as
+        it stands now, by which hosts tell of their errors too, wherever it stood when they reported.
+        """
+        now, now_s = self._clock.now(), self._clock.monotonic()
+        signs_s = self._signs_s.get((job.name, job.attempt), {})
+        return {host: now - timedelta(seconds=now_s - at_s + HEARTBEAT_INTERVAL_S) for host, at_s in signs_s.items()}
+
+    async def keep_listening(self) -> None:
+        """Notice, until cancelled, when this service is held up: by its disk, by other programs, by a paused machine.
+
+        Agents speak meanwhile and nobody listens; what they said waits behind whoever asks for their silence. Until now
+        the service has been starting, so silence counts from here.
+        """
+        self._started_s = self._clock.monotonic()
+        for heard_s in self._heard_s.values():
+            heard_s.update(dict.fromkeys(heard_s, self._started_s))
+        try:
+            while True:
+                if self._heard_s:
+                    self._excuse_silence()
+                    self._listened_s = self._clock.monotonic()
+                    await asyncio.sleep(LISTEN_INTERVAL_S)
+                else:  # nobody's silence counts, so nothing has to be looked at
+                    self._listened_s = None
+                    self._expects_hosts.clear()
+                    await self._expects_hosts.wait()
+        finally:
+            self._listened_s = None
+
+    def expect(self, job: TrainingJob) -> None:
+        """Count silence from now on for hosts whose agents have just been started and were not heard yet."""
+        heard_s = self._heard_s.setdefault((job.name, job.attempt), {})
+        self._expects_hosts.set()
+        for name in job.hosts:
+            heard_s.setdefault(name, self._clock.monotonic())
+
+    def _excuse_silence(self) -> None:
+        """Take the time in which this service was held up off every host's silence."""
+        if self._listened_s is None:
+            return
+        now_s = self._clock.monotonic()
+        lag_s = now_s - self._listened_s - LISTEN_INTERVAL_S
+        if lag_s < MAX_LAG_S:
+            return
+        self._listened_s = now_s
+        self._started_s = min(now_s, self._started_s + lag_s)
+        for heard_s in self._heard_s.values():
+            for name, at_s in heard_s.items():
+                heard_s[name] = min(now_s, at_s + lag_s)
+
+    def forget(self, job: TrainingJob) -> None:
+        """Drop what is remembered of a job that is over."""
+        self._heard_s.pop((job.name, job.attempt), None)
+        self._signs_s.pop((job.name, job.attempt), None)
+        # A report that came in between this and the release of an attempt has put its keys back.
+        for table in (self._heard_s, self._signs_s):
+            for name, attempt in list(table):
+                live = self._hub.live_job(name)
+                if live is None or live.attempt != attempt:
+                    del table[name, attempt]
+        for stream in job.log_streams:
+            self._log_locks.pop(stream, None)
+            self._counted.pop(stream, None)
+        for key in [key for key in self._lags if key[0] == job.name]:
+            del self._lags[key]
+        self._dumps.want_no_more(job.name)
+
+    def authorize(self, name: str, attempt: int, host: str, token: str) -> TrainingJob:
+        """Return the live job that the agent belongs to.
+
+        Raises: WireError 410 when the attempt is over, 403 when the token is wrong, 404 for an unknown host.
+        """
+        job = self._hub.live_job(name)
+        if job is None or job.plan is None or job.attempt != attempt:
+            raise _attempt_over(name, attempt)
+        # Headers may hold bytes that are no text; they are a wrong token like any other.
+        if not hmac.compare_digest(str(job.plan["agent_token"]).encode(), token.encode("utf-8", "backslashreplace")):
+            raise WireError("AccessDenied", f"the token does not open attempt {attempt} of {name}", http_status=403)
+        if host not in job.hosts:
+            raise WireError("NoSuchHost", f"{name} has no host {host}", http_status=404)
+        return job
+
+    def assignment(self, job: TrainingJob) -> LaunchPlan:
+        """Return the plan of the current attempt."""
+        return from_plain(LaunchPlan, job.plan)
+
+    async def report(self, job: TrainingJob, host: str, report: Report) -> ReportReceipt:
+        """Take up facts; unchanged facts are a heartbeat and cost no write.
+
+        Raises: WireError 400 for facts that no agent can have, 410 when the job was deleted meanwhile.
+        """
+        failure = report.facts.failure
+        if failure is not None and failure.fault not in _FAULTS:
+            raise WireError(
+                "ValidationException", f"{failure.fault[:80]!r} is to blame for nothing: {', '.join(_FAULTS)}"
+            )
+        record = job.hosts[host]
+        was_told = record.order is not None and record.order.kind is OrderKind.RELEASE
+        if report.facts.phase is HostPhase.RELEASED and not was_told:
+            # Nothing is expected of a host that has left, nor is its silence noticed: the job would never end.
+            raise WireError("ValidationException", f"{host} was not told to leave: it is released by an order alone")
+        self._signs_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
+        self._hear(job, host)
+        if report.facts != record.facts and report.number > record.report_number:
+            reporter = (job.name, job.attempt, host)
+            self._open_reports[reporter] += 1
+            try:
+                job = await self._hub.apply(job.name, events.HostReported(host=host, report=report))
+            except JobNotFound as error:
+                raise _attempt_over(job.name, job.attempt) from error
+            finally:
+                self._open_reports[reporter] -= 1
+                self._open_reports += Counter()  # drops what is down to zero
+            await self._store_lag(job, host, report.facts.checkpoints)
+            if host not in job.hosts:  # the attempt was put on record meanwhile
+                raise _attempt_over(job.name, job.attempt)
+            self._hear(job, host)  # silence counts from the answer
+            record = job.hosts[host]
+        order, dump = record.order, self._dumps.wanted(job, host)
+        is_wanted = record.facts.phase is not HostPhase.LOST
+        return ReportReceipt(
+            accepted=is_wanted,
+            order_number=order.number if order is not None else 0,
+            dump_number=dump.number if dump is not None else 0,
+            dump_reason=dump.reason if dump is not None else "",
+            profile=self._profiles.wanted(job, host),
+            metrics_interval_s=(job.plan or {}).get("metrics_interval_s", 0.0),  # UpdateTrainingJob may change it
+        )
+
+    def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
+        """Keep what a host's processes are doing. Raises: WireError 404 for a dump that nobody wants any more."""
+        self._dumps.take(job, host, dump)
+
+    def take_profile(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
+        """Keep what a host's ranks say of a profile. Raises: WireError 404 for one that is not wanted any more."""
+        self._profiles.take(job, host, profile)
+
+    async def take_trace(
+        self, job: TrainingJob, host: str, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool
+    ) -> None:
+        """Keep a part of a rank's trace. Raises: WireError as `take_profile`, 400 for a part that does not fit."""
+        take = partial(self._profiles.take_piece, number=number, rank=rank, offset=offset, is_last=is_last)
+        await asyncio.to_thread(take, job, host, piece)
+
+    async def _store_lag(self, job: TrainingJob, host: str, facts: CheckpointFacts | None) -> None:
+        """Store how far a host's checkpoints are behind, every few seconds while that changes."""
+        if facts is None:
+            return
+        now_s = self._clock.monotonic()
+        stored_s, last = self._lags.get((job.name, host), (now_s, None))
+        if not host_metrics.is_due(facts, last, since_s=now_s - stored_s):
+            return
+        self._lags[job.name, host] = (now_s, facts)
+        try:
+            await self._metrics.add_metrics(job.name, host_metrics.values_of(host, facts, at=self._clock.now()))
+        except JobNotFound as error:
+            raise _attempt_over(job.name, job.attempt) from error
+
+    def _hear(self, job: TrainingJob, host: str) -> None:
+        self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
+        self._expects_hosts.set()
+
+    async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
+        """Wait until an order newer than `after` stands for the host; answer the standing one after `wait_s`."""
+        deadline_s = self._clock.monotonic() + max(0.0, wait_s)  # in this order, NaN becomes 0
+        while True:
+            current = self._hub.live_job(job.name)
+            # A deleted job's name may be in use again by now; a job that waits for its next attempt has no hosts.
+            is_same = current is not None and (current.attempt, current.created_at) == (job.attempt, job.created_at)
+            if current is None or not is_same or host not in current.hosts:
+                return Order(number=after + 1, kind=OrderKind.RELEASE, reason="the attempt is over")
+            self._hear(job, host)
+            order = current.hosts[host].order
+            left_s = deadline_s - self._clock.monotonic()
+            if order is not None and (order.number > after or left_s <= 0):
+                return order
+            await self._hub.wait_for_job(job.name, max(left_s, 0.0))
+
+    async def append_logs(self, job: TrainingJob, host: str, batch: LogBatch) -> LogReceipt:
+        """Store lines exactly once, and once the metrics that agents found in them.
+
+        Raises: WireError 400 for numbers that no line can have and for too many lines; 410 when the job was deleted.
+        """
+        if batch.first_sequence < 0:
+            raise WireError("ValidationException", f"first_sequence counts from 0, got {batch.first_sequence}")
+        num_lines = batch.end_sequence - batch.first_sequence
+        if num_lines > MAX_BATCH_LINES:
+            raise WireError("ValidationException", f"a batch has at most {MAX_BATCH_LINES} lines, got {num_lines}")
+        for metric in (metric for block in batch.blocks for metric in block.metrics):
+            _check_metric_name(metric.name)
+        stream = next(name for name in job.log_streams if _host_of(name) == host)
+        base = job.log_bases.get(stream, 0)  # agents count from 0 in every attempt
+        batch = replace(batch, first_sequence=base + batch.first_sequence)
+        try:
+            # A batch that is sent again while its first copy is still being stored must not count twice.
+            async with self._log_locks.setdefault(stream, asyncio.Lock()):
+                return LogReceipt(next_sequence=await self._append(job, stream, batch) - base)
+        except SequenceGap as gap:
+            return LogReceipt(next_sequence=gap.next_sequence - base)
+        except JobNotFound as error:
+            raise _attempt_over(job.name, job.attempt) from error
+        except StreamNotFound as error:
+            if self._hub.live_job(job.name) is not None:
+                raise
+            raise _attempt_over(job.name, job.attempt) from error
+
+    async def _append(self, job: TrainingJob, stream: str, batch: LogBatch) -> int:
+        """Store lines, then the metrics of those whose metrics are not stored yet; return the next sequence.
+
+        Lines are never stored twice, but a failure can come between lines and metrics; the agent sends the batch again
+        then, and this service still knows how far metrics are stored. One that has just started takes it that metrics
+        of stored lines are.
+        """
+        if stream not in self._counted and any(block.metrics for block in batch.blocks):
+            self._counted[stream] = await self._logs.next_sequence(stream)
+        next_sequence = await self._logs.append(stream, batch.first_sequence, batch.blocks)
+        if stream not in self._counted:
+            return next_sequence
+        values = []
+        end_sequence = batch.first_sequence
+        for block in batch.blocks:
+            end_sequence += block.num_lines
+            if end_sequence > self._counted[stream]:
+                step = step_of(block.text) if block.metrics else None  # such a block is one line
+                values += [
+                    FinalMetric(name=found.name, value=found.value, at=found.at, step=step) for found in block.metrics
+                ]
+        if values:
+            await self._metrics.add_metrics(job.name, values)
+        self._counted[stream] = max(self._counted[stream], end_sequence)
+        if values:
+            await self._hub.record_metrics(job.name, values)
+        return next_sequence
+
+
+def _host_of(stream: str) -> str:
+    """Return `algo-1` of `job/algo-1-1767225600`."""
+    return stream.partition("/")[2].rpartition("-")[0]
+
+
+def _check_metric_name(name: str) -> None:
+    """Refuse a name that no request can have given to a metric, and that not every database can keep."""
+    try:
+        num_bytes = len(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        num_bytes = 0
+    if not 0 < num_bytes <= MAX_METRIC_NAME_BYTES or "\0" in name:
+        raise WireError("ValidationException", f"this is no name of a metric: {name[:80]!r}")
+
+
+def _attempt_over(name: str, attempt: int) -> WireError:
+    return WireError("AttemptOver", f"attempt {attempt} of {name} is over", http_status=410)

@@ -1,0 +1,161 @@
+"""Rehearsals over HTTP: what can be had here, striking a job, and what its programs wrote down.
+
+Where: `clary rehearse` sends these. A job is struck only if it was created as a rehearsal.
+
+    GET  /clary/v1/rehearsal                 -> kinds of faults that can not be had here; room for disks
+    GET  /clary/v1/jobs/NAME/request         -> the job's CreateTrainingJob request
+    POST /clary/v1/jobs/NAME/strike          {"kind": "kill", "hosts": ["algo-2"]}
+                                             {"kind": "kill-rank", "rank": 3}
+                                             {"kind": "partition", "hosts": ["algo-2"], "is_over": false}
+                                             {"kind": "partition", "hosts": ["algo-1", "algo-2"], "between": true}
+                                             {"kind": "disk-full", "hosts": ["algo-2"], "is_over": false}
+                                             {"kind": "slow", "hosts": ["algo-2"], "rate_mbit_s": 5, "is_over": false}
+    GET  /clary/v1/jobs/NAME/records?attempt=1   -> records of an attempt that is over
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from clary.base.errors import EngineError, WireError
+from clary.base.plain import from_plain
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.rehearsals import is_rehearsal
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.server.edge.internal_http import bearer_token, json_answer
+from clary.control.wire.messages import HttpRequest, HttpResponse
+
+PATH = "/clary/v1/rehearsal"
+MAX_RATE_MBIT_S = 1_000_000.0
+KINDS = ("kill", "kill-rank", "partition", "slow", "disk-full")
+
+
+class Faults(Protocol):
+    """What an engine can do to the hosts of a rehearsal; every method raises EngineError if it can not."""
+
+    def refusals(self) -> Mapping[str, str]:
+        """Return kind of fault -> why it can not be had here."""
+
+    def largest_disk_bytes(self) -> int:
+        """Return how much the disks of all hosts of a rehearsal may hold together."""
+
+    async def kill_host(self, plan: LaunchPlan, host: str) -> None:
+        """Kill everything on a host at once."""
+
+    async def kill_rank(self, plan: LaunchPlan, rank: int) -> None:
+        """Kill the processes of one rank."""
+
+    async def connect(self, plan: LaunchPlan, hosts: Sequence[str], *, up: bool) -> None:
+        """Cut hosts off their job's network, or connect them again."""
+
+    async def connect_two(self, plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
+        """Cut two hosts off each other and from nobody else, or connect them again."""
+
+    async def fill_disk(self, plan: LaunchPlan, host: str, *, is_full: bool) -> None:
+        """Leave no room on the disk that a host has to itself, or give it its room again."""
+
+    async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
+        """Let a host's link pass no more than this; None: what its plan says."""
+
+    async def records(self, job_name: str, attempt: int) -> list[dict[str, Any]]:
+        """Return what the programs of an attempt that is over wrote down."""
+
+
+class RehearsalActions:
+    """Answers for rehearsals; `people_routes` passes on what belongs to a job."""
+
+    def __init__(self, faults: Faults, *, admin_token: str) -> None:
+        self._faults = faults
+        self._admin_token = admin_token
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Say what can not be had here; raises WireError for a wrong token."""
+        if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
+            raise WireError("AccessDenied", "the token does not open this service", http_status=403)
+        largest_bytes = self._faults.largest_disk_bytes()
+        return json_answer({"refusals": dict(self._faults.refusals()), "largest_disk_bytes": largest_bytes})
+
+    async def records(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return the records of one attempt. Raises: WireError for a job that is no rehearsal."""
+        _require_rehearsal(job, "has written nothing down")
+        attempt = query.get("attempt", str(job.attempt))
+        if attempt not in {str(number) for number in range(1, job.attempt + 1)}:
+            raise WireError("NotFound", f"{job.name} has no attempt {attempt[:20]}", http_status=404)
+        return {"is_released": job.is_released, "records": await self._faults.records(job.name, int(attempt))}
+
+    async def strike(self, job: TrainingJob, body: Any) -> dict[str, Any]:
+        """Strike a job's hosts, or end what struck them.
+
+        Raises: WireError for a job that is no rehearsal, that trains nothing now, or has no such host, and for a
+        fault that could not be done.
+        """
+        _require_rehearsal(job, "is not struck")
+        if not isinstance(body, dict) or body.get("kind") not in KINDS:
+            raise WireError("ValidationException", f"expected kind {', '.join(KINDS)}, got {str(body)[:80]}")
+        kind, is_over = body["kind"], bool(body.get("is_over"))
+        refusal = self._faults.refusals().get(kind)
+        if refusal is not None:
+            raise WireError("ValidationException", f"{kind}: {refusal}")
+        is_training = any(record.facts.phase is HostPhase.RUNNING for record in job.hosts.values())
+        if job.plan is None or job.is_terminal or job.ending is not None or not is_training:
+            raise WireError("ValidationException", f"{job.name} trains nothing now; it is {job.secondary_status.value}")
+        plan = from_plain(LaunchPlan, job.plan)
+        try:
+            if kind == "kill-rank":
+                await self._faults.kill_rank(plan, _number(body, "rank", int))
+            else:
+                await self._strike_hosts(plan, kind, _hosts(job, body), body, is_over=is_over)
+        except EngineError as error:
+            raise WireError("ValidationException", error.message) from error
+        return {"name": job.name, "attempt": job.attempt}
+
+    async def _strike_hosts(
+        self, plan: LaunchPlan, kind: str, hosts: list[str], body: dict[str, Any], *, is_over: bool
+    ) -> None:
+        if kind == "partition" and body.get("between"):
+            if len(hosts) != 2 or hosts[0] == hosts[1]:
+                raise WireError("ValidationException", f"between takes two hosts, got {', '.join(hosts)[:80]}")
+            await self._faults.connect_two(plan, (hosts[0], hosts[1]), up=is_over)
+            return
+        if kind == "partition":
+            await self._faults.connect(plan, hosts, up=is_over)
+            return
+        for host in hosts:
+            if kind == "kill":
+                await self._faults.kill_host(plan, host)
+            elif kind == "disk-full":
+                await self._faults.fill_disk(plan, host, is_full=not is_over)
+            else:
+                rate = None if is_over else _number(body, "rate_mbit_s", float)
+                await self._faults.set_rate(plan, host, rate)
+
+
+def _require_rehearsal(job: TrainingJob, what: str) -> None:
+    if not is_rehearsal(job.request):
+        raise WireError(
+            "AccessDenied",
+            f"{job.name} is no rehearsal and {what}; make one of it with: clary rehearse {job.name}",
+            http_status=403,
+        )
+
+
+def _hosts(job: TrainingJob, body: dict[str, Any]) -> list[str]:
+    hosts = body.get("hosts")
+    if not isinstance(hosts, list) or not hosts:
+        raise WireError("ValidationException", f"expected hosts, some of {', '.join(job.hosts)}, got {str(hosts)[:80]}")
+    unknown = [str(host)[:80] for host in hosts if host not in job.hosts]
+    if unknown:
+        message = f"{job.name} has no host {', '.join(unknown)}; it has {', '.join(job.hosts)}"
+        raise WireError("NotFound", message, http_status=404)
+    return hosts
+
+
+def _number(body: dict[str, Any], name: str, kind: type[int | float]) -> Any:
+    value = body.get(name)
+    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= MAX_RATE_MBIT_S:  # type: ignore[operator] # is_number says so
+        raise WireError("ValidationException", f"{name} must be a number from 0, got {str(value)[:40]}")
+    return value

@@ -1,0 +1,102 @@
+"""Who asks: by token from the command line, or by the console's cookie from a browser.
+
+Where: `clary_handler` passes each request of a person through here before any page sees it. A request that comes with
+a valid cookie goes on as if it carried the admin token, with `hides_secrets` set; so every page is open to both, and
+knows nothing of cookies.
+
+Browsers send cookies along whoever caused a request. A change, which is anything but GET and HEAD, therefore needs two
+things that a page of another origin can not have: the session's CSRF value in a header, and our own origin.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from clary.base.errors import WireError
+from clary.control.server.edge.internal_http import bearer_token
+from clary.control.server.edge.sessions import Session, Sessions
+from clary.control.server.edge.sign_in import cookie_of, not_signed_in
+from clary.control.wire.messages import HttpRequest
+
+CSRF_HEADER = "X-Clary-Csrf"
+_SAFE_METHODS = ("GET", "HEAD")
+
+
+class Access:
+    """Reads cookies.
+
+    Args:
+        sessions: knows which are valid.
+        admin_token: what requests by cookie carry from here on.
+    """
+
+    def __init__(self, sessions: Sessions, *, admin_token: str) -> None:
+        self._sessions = sessions
+        self._admin_token = admin_token
+
+    def session_of(self, request: HttpRequest) -> Session | None:
+        """Return the session that a request belongs to; None for one without a valid cookie.
+
+        Raises: WireError 403 for a change that comes from a page of another origin.
+        """
+        if request.header("authorization") is not None:
+            return None  # which no page of another origin can send unasked; whoever reads it decides
+        cookie = cookie_of(request, self._sessions.cookie_name(is_secure=request.is_secure))
+        if request.method not in _SAFE_METHODS:
+            _require_own_origin(request, must_say=cookie is not None)
+        return None if cookie is None else self._sessions.read(cookie)
+
+    def let_in(self, request: HttpRequest) -> HttpRequest:
+        """Return the request as pages take it.
+
+        Raises: WireError 401 for somebody who is not signed in; 403 for a change without its CSRF value or of another
+            origin.
+        """
+        if request.header("authorization") is not None:
+            return replace(request, headers=_without_cookie(request))
+        session = self.session_of(request)
+        if session is None:
+            raise not_signed_in()
+        require_csrf(request, session)
+        headers = [*_without_cookie(request), ("Authorization", f"Bearer {self._admin_token}")]
+        return replace(request, headers=headers, hides_secrets=True)
+
+    def require_admin(self, request: HttpRequest) -> None:
+        """Raise what `let_in` does, and WireError 403 for a token that is not the admin's."""
+        inside = self.let_in(request)
+        if not hmac.compare_digest(bearer_token(inside).encode(), self._admin_token.encode()):
+            raise WireError("AccessDenied", "the token does not open this service", http_status=403)
+
+
+def require_csrf(request: HttpRequest, session: Session) -> None:
+    """Raise WireError 403 if a change does not carry the CSRF value of its session."""
+    if request.method in _SAFE_METHODS:
+        return
+    given = request.header(CSRF_HEADER) or ""
+    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), session.csrf.encode()):
+        message = f"a change by cookie needs the session's `csrf` in {CSRF_HEADER}; GET /clary/v1/session has it"
+        raise WireError("AccessDenied", message, http_status=403)
+
+
+def _require_own_origin(request: HttpRequest, *, must_say: bool) -> None:
+    site, origin = request.header("sec-fetch-site"), request.header("origin")
+    is_ours = site in (None, "same-origin") and (origin is None or _host_of(origin) == request.header("host"))
+    if is_ours and (not must_say or site is not None or origin is not None):
+        return
+    from_where = (origin or site or "one that hides its origin")[:80]
+    message = f"a change by cookie is taken from a page of this service alone; this one came from {from_where}"
+    raise WireError("AccessDenied", message, http_status=403)
+
+
+def _host_of(origin: str) -> str | None:
+    """Return host and port of an origin; None for `null` and anything else that names no host."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
+
+
+def _without_cookie(request: HttpRequest) -> list[tuple[str, str]]:
+    return [pair for pair in request.headers if pair[0].lower() != "cookie"]

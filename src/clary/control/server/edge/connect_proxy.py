@@ -1,0 +1,246 @@
+"""A proxy for clients that insist on AWS's own addresses, and for programs that want the internet or the owner's LAN.
+
+Where: `clary env --tls` sets HTTPS_PROXY to it, so that https://sts.<region>.amazonaws.com ends at the service's TLS
+port and no other shell or file of the user is touched; programs inside hosts, which have no route of their own, get it
+through their relay. It answers CONNECT, and requests with a URL of http://:
+
+    names that the certificate covers -> the TLS port
+    every other name of AWS           -> refused: nothing meant for AWS leaves the machine
+    everything else                   -> what `egress.policy` allows a client on this machine: the internet at port 443
+                                         and what setting `reachable_networks` names
+
+[Note: a refusal looks at nothing] A name is looked up once, every address that it has is judged before anything is
+connected, and the connection goes to a judged address. What is refused is refused before anybody has looked whether
+something listens there, so that neither the words nor the time of the answer tell.
+
+[Note: clients prove nothing] A client of a proxy shows no key. So another user of the machine could hold every place
+for as long as a tunnel may rest. Connections of the service's own user, which relays of jobs are as well, and of root
+keep their places; those of others have what is left and give way, the longest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from clary.base.errors import EngineError, Fault
+from clary.control.egress import forwarding, local_users, own_addresses, tunnels
+from clary.control.egress.addresses import Address
+from clary.control.egress.heads import Asked, BadHead, body_length, read_request
+from clary.control.egress.policy import Decision, EgressPolicy
+from clary.control.egress.resolver import Resolver
+from clary.control.egress.tunnels import close
+from clary.control.server.edge.acceptor import Acceptor
+from clary.control.server.edge.connection_table import OWN_ADDRESSES, ConnectionTable, counted_address
+
+log = logging.getLogger(__name__)
+
+HEAD_TIMEOUT_S = 10.0  # for a client to say what it wants
+CONNECT_TIMEOUT_S = 10.0  # for the name and all of its addresses together
+IDLE_TIMEOUT_S = 900.0  # without a byte either way; longer than any upload of results pauses
+MAX_HEAD_BYTES = 16 * 1024
+MAX_CONNECTIONS = 512  # at once, tunnels and heads together; each takes two descriptors
+# Of every partition; botocore, endpoints.json, dnsSuffix.
+AWS_DOMAINS = (
+    "amazonaws.com",
+    "amazonaws.com.cn",
+    "amazonaws.eu",
+    "api.amazonwebservices.com.cn",
+    "api.aws",
+)
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class ConnectProxy:
+    """Listens on a port of its own; one task a connection.
+
+    Args:
+        host: address to listen on.
+        tls_port: of the service, on the same address; 0 where it has none.
+        own_names: names of AWS that lead to the TLS port; `*.` in front stands for one label, as in a certificate.
+        has_internet: whether names outside AWS are connected, where there is no `policy`.
+        policy: says what is; None connects to the internet or to nothing, as `has_internet` says.
+        is_own: whether an address is this machine's; None asks the kernel.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        tls_port: int,
+        own_names: frozenset[str],
+        has_internet: bool = False,
+        policy: EgressPolicy | None = None,
+        is_own: Callable[[Address], bool] | None = None,
+    ) -> None:
+        self._host = host
+        self._tls_port = tls_port
+        self._own_names = own_names
+        policy = policy or EgressPolicy(has_internet=has_internet)
+        self._policy = replace(policy, own_ports=policy.own_ports | {tls_port})
+        self._is_own = is_own or own_addresses.is_own
+        self._resolver = Resolver()
+        # A job has a quarter of all places at most, and jobs never take those of the owner's own clients.
+        self._table: ConnectionTable[asyncio.StreamWriter] = ConnectionTable(MAX_CONNECTIONS)
+        self._acceptor = Acceptor(self._serve_logged, limit=MAX_HEAD_BYTES)
+
+    @property
+    def num_connections(self) -> int:
+        """How many clients are connected."""
+        return self._acceptor.num_connections
+
+    async def start(self, port: int = 0) -> int:
+        """Listen and return the port; 0 takes a free one.
+
+        Raises: EngineError if the port can not be had.
+        """
+        try:
+            taken = self._acceptor.start(self._host, port)
+        except OSError as error:
+            raise EngineError(f"can not listen on {self._host}:{port}: {error}", fault=Fault.USER) from error
+        self._policy = replace(self._policy, own_ports=self._policy.own_ports | {taken})
+        return taken
+
+    async def close(self) -> None:
+        """Stop listening and break off what is connected."""
+        await self._acceptor.close()
+        self._resolver.close()
+
+    async def _serve_logged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address = counted_address(writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
+        arrival = self._table.arrive(writer, address)
+        if arrival.evicted is not None:
+            log.debug("proxy: %s: one of nobody who is known was closed", arrival.reason)
+            arrival.evicted.transport.abort()
+        try:
+            if arrival.is_accepted:
+                await self._serve((reader, writer))
+            else:
+                await _answer(writer, "503 Service Unavailable", f"{arrival.reason}; close some, or try again")
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            log.debug("proxy: connection ended: %s", error)
+            writer.transport.abort()  # what was cut must not look complete
+        finally:
+            self._table.leave(writer)
+            await close(writer)
+
+    async def _serve(self, near: Ends) -> None:
+        reader, writer = near
+        async with asyncio.timeout(HEAD_TIMEOUT_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        if local_users.is_own_client(writer.get_extra_info("peername"), writer.get_extra_info("sockname")):
+            self._table.settle(writer)  # [Note: clients prove nothing]
+        try:
+            asked = read_request(head)
+            body_length(asked)
+        except BadHead as error:
+            await _answer(writer, "405 Method Not Allowed", str(error))
+            return
+        far = await self._connect(asked, writer)
+        if far is None:
+            return
+        try:
+            if asked.is_tunnel:
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                await tunnels.join(near, far, idle_timeout_s=IDLE_TIMEOUT_S)
+                return
+            try:
+                await forwarding.forward(asked, near, far, idle_timeout_s=IDLE_TIMEOUT_S)
+            except BadHead as error:
+                await _answer(writer, "502 Bad Gateway", f"{asked.place}: {error}")
+        except BaseException:
+            far[1].transport.abort()
+            raise
+        finally:
+            await close(far[1])
+
+    async def _connect(self, asked: Asked, writer: asyncio.StreamWriter) -> Ends | None:
+        """Return both ends of a connection to what a client asks for; None if it has been told why not."""
+        source = ""
+        if self._is_ours(asked.name) and asked.is_tunnel and self._tls_port:
+            decision, port = Decision((self._host,)), self._tls_port
+            source = _job_address(writer)
+        else:
+            port = asked.port
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    decision = await self._decide(asked, writer)
+            except (OSError, TimeoutError, UnicodeError) as error:  # a name like "a..b" has no encoding for DNS
+                await _answer(writer, "502 Bad Gateway", f"{asked.place} can not be found: {error or 'no answer'}")
+                return None
+        if not decision.is_allowed:
+            log.debug("proxy: refused: %s", decision.reason)
+            await _answer(writer, "403 Forbidden", decision.reason)
+            return None
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                return await _open(decision.addresses, port, source=source)
+        except (OSError, TimeoutError) as error:
+            await _answer(writer, "502 Bad Gateway", f"{asked.place} can not be reached: {error or 'no answer'}")
+            return None
+
+    async def _decide(self, asked: Asked, writer: asyncio.StreamWriter) -> Decision:
+        name, port = asked.name, asked.port
+        if self._is_ours(name) or f".{name}".endswith(tuple(f".{domain}" for domain in AWS_DOMAINS)):
+            return Decision(
+                reason=f"{name} belongs to AWS and is not offered here; nothing meant for AWS leaves this machine"
+            )
+        if not _is_from_here(writer):
+            return Decision(reason=f"{name}: this service connects clients on its own machine only")
+        asked_first = self._policy.may_ask(name, port, is_plain_http=not asked.is_tunnel)
+        if not asked_first.is_allowed:
+            return asked_first
+        resolved = await self._resolver.resolve(name, port, client=_peer_text(writer))
+        return self._policy.judge(name, port, resolved, is_own=self._is_own, is_plain_http=not asked.is_tunnel)
+
+    def _is_ours(self, name: str) -> bool:
+        return name in self._own_names or f"*.{name.partition('.')[2]}" in self._own_names
+
+
+async def _open(addresses: Sequence[str], port: int, *, source: str = "") -> Ends:
+    """Connect to the first address that answers, from `source` if it is given; raises the last one's OSError."""
+    local = (source, 0) if source else None
+    for address in addresses[:-1]:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S / len(addresses)):
+                return await asyncio.open_connection(address, port, limit=MAX_HEAD_BYTES, local_addr=local)
+        except (OSError, TimeoutError) as error:
+            log.debug("proxy: %s:%d: %s", address, port, error)
+    return await asyncio.open_connection(addresses[-1], port, limit=MAX_HEAD_BYTES, local_addr=local)
+
+
+def _peer_text(writer: asyncio.StreamWriter) -> str:
+    peer = writer.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
+
+
+def _job_address(writer: asyncio.StreamWriter) -> str:
+    """Return the loopback address that a client has as a job's, empty for all others.
+
+    The service counts by addresses: a job that comes to it through here would pass for the owner.
+    """
+    peer = _peer_text(writer)
+    return peer if peer.startswith("127.") and peer not in OWN_ADDRESSES else ""
+
+
+def _is_from_here(writer: asyncio.StreamWriter) -> bool:
+    """Whether the client is on this machine: then both ends of the connection have one address, or it is loopback."""
+    peer = _address(writer, "peername")
+    return peer.is_loopback or peer == _address(writer, "sockname")
+
+
+def _address(writer: asyncio.StreamWriter, end: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the address of one end of a connection; one of IPv4 inside one of IPv6 is taken out."""
+    address = ipaddress.ip_address(writer.get_extra_info(end)[0].partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+async def _answer(writer: asyncio.StreamWriter, status: str, text: str) -> None:
+    body = text.encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()

@@ -1,0 +1,83 @@
+"""JSON, bearer tokens and errors of the service's own pages, shared by agents' and people's routes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qsl
+
+from clary.base.errors import WireError
+from clary.control.wire.json_bounds import has_more_values
+from clary.control.wire.messages import HttpRequest, HttpResponse
+
+MAX_VALUES = 500_000  # a full batch of log lines, each of which stands alone
+
+# What pages hold changes all the time and may be hostile text: no browser keeps it, or takes it for anything but JSON.
+JSON_HEADERS = [
+    ("Content-Type", "application/json"),
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+]
+
+
+def bearer_token(request: HttpRequest) -> str:
+    """Return the bearer token of a request; raises WireError 403 if there is none."""
+    scheme, _, token = (request.header("authorization") or "").partition(" ")
+    if scheme.lower() != "bearer" or not token or not token.isascii():
+        raise WireError("AccessDenied", "this page needs `Authorization: Bearer TOKEN`", http_status=403)
+    return token.strip()
+
+
+def read_json(request: HttpRequest, *, most_values: int = MAX_VALUES) -> Any:
+    """Return the JSON body; raises WireError 400 if it is none, or has values beyond reason."""
+    if has_more_values(request.body, most_values):
+        raise WireError("SerializationException", f"the body has more than {most_values} values")
+    try:
+        with _no_collection():
+            return json.loads(request.body)
+    except (ValueError, RecursionError) as error:
+        raise WireError("SerializationException", f"the body is not JSON: {error}") from error
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python from looking for garbage: among objects that are being made it is three quarters of the time.
+
+    The parser is one call that lets no other thread run, so this is time in which the service answers nobody.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def query_of(request: HttpRequest) -> dict[str, str]:
+    """Return the decoded query; of a repeated name the last value, and no NUL, which not every database takes."""
+    pairs = parse_qsl(request.query, keep_blank_values=True)
+    return {name.replace("\0", ""): value.replace("\0", "") for name, value in pairs}
+
+
+def json_answer(document: Any, *, status: int = 200) -> HttpResponse:
+    """Return a JSON answer."""
+    return HttpResponse(status, list(JSON_HEADERS), json.dumps(document).encode())
+
+
+def finite_answer(answer: HttpResponse) -> HttpResponse:
+    """Return a JSON answer as all readers take it: null for what is not finite, which Python writes by name."""
+    if answer.header("content-type") != "application/json":
+        return answer
+    if b"NaN" not in answer.body and b"Infinity" not in answer.body:
+        return answer  # nearly all; those that have it may have it within a text
+    document = json.loads(answer.body, parse_constant=lambda _name: None)
+    return HttpResponse(answer.status, answer.headers, json.dumps(document).encode())
+
+
+def error_answer(error: WireError) -> HttpResponse:
+    """Return an error in the shape of AWS's JSON errors."""
+    return json_answer({"__type": error.code, "message": error.message}, status=error.http_status)

@@ -1,0 +1,177 @@
+"""Signed cookies of people who are signed in to the console, and the one-time codes of `clary console`.
+
+Where: `sign_in` gives them out and takes them back, `access` reads one with each request. A cookie carries all that is
+known of its session, so a service that starts again still knows it; only those that were given up before their time
+are remembered, in a file of the state folder.
+
+A cookie: BASE64(JSON of id, user, end, boot and began) . BASE64(HMAC-SHA256 of that with the key of the state folder).
+Within one boot of the machine a session lasts by monotonic time, whatever becomes of the time of day; after another
+boot, by its end in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clary.base.clock import Clock, boot_id
+
+SESSION_S = 12 * 3600
+CODE_S = 120.0  # a one-time code is for the browser that opens next
+MAX_CODES = 100  # that wait at once; the oldest goes
+MAX_COOKIE_LENGTH = 1024  # ours have about 300 characters
+MAX_REVOKED = 1000  # that are remembered; the oldest goes. Not by their ends: the clock may be set back again
+OWNER = "owner"  # who has the admin token; a state folder has no other users
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Somebody who is signed in."""
+
+    session_id: str
+    user: str
+    ends_at_s: int  # seconds since 1970
+    csrf: str  # what a page of this session sends with each change; it can not be guessed from outside
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether everything is open to this person."""
+        return self.user == OWNER
+
+
+class Sessions:
+    """Makes, reads and revokes sessions.
+
+    Args:
+        key: of the state folder; whoever has it can make sessions.
+        revoked_path: file of revoked sessions; it need not exist.
+        clock: for ends.
+    """
+
+    def __init__(self, key: bytes, revoked_path: Path, clock: Clock) -> None:
+        self._key = key
+        self._revoked_path = revoked_path
+        self._clock = clock
+        self._revoked = _read_revoked(revoked_path)
+        self._codes: dict[str, float] = {}  # digest of a code -> its end, monotonic
+
+    def cookie_name(self, *, is_secure: bool) -> str:
+        """Return the name of this state folder's cookies.
+
+        Browsers keep cookies by host and not by port: two services of one machine need two names. With `__Host-` in
+        front a browser takes a cookie over TLS alone, and from no other host of the domain.
+        """
+        name = f"clary_session_{self._sign(b'name', b'')[:6].hex()}"
+        return f"__Host-{name}" if is_secure else name
+
+    def begin(self) -> tuple[Session, str]:
+        """Return a new session of the owner, and its cookie."""
+        facts = {
+            "id": secrets.token_urlsafe(16),
+            "user": OWNER,
+            "end": int(self._now_s() + SESSION_S),
+            "boot": boot_id(),
+            "began": self._clock.monotonic(),
+        }
+        payload = json.dumps(facts, separators=(",", ":")).encode()
+        cookie = f"{_encode(payload)}.{_encode(self._sign(b'cookie', payload))}"
+        session = self.read(cookie)
+        assert session is not None, "what was just signed is valid"
+        return session, cookie
+
+    def read(self, cookie: str) -> Session | None:
+        """Return the session of a cookie; None for one that is forged, damaged, over or revoked."""
+        if len(cookie) > MAX_COOKIE_LENGTH:
+            return None
+        left, _, right = cookie.partition(".")
+        try:
+            payload, signature = _decode(left), _decode(right)
+        except (UnicodeEncodeError, binascii.Error, ValueError):
+            return None
+        if not hmac.compare_digest(signature, self._sign(b"cookie", payload)):
+            return None
+        facts = json.loads(payload)
+        if self._left_s(facts) <= 0 or facts["id"] in self._revoked:
+            return None
+        csrf = _encode(self._sign(b"csrf", facts["id"].encode()))
+        return Session(session_id=facts["id"], user=facts["user"], ends_at_s=facts["end"], csrf=csrf)
+
+    def revoke(self, session: Session) -> None:
+        """End a session for ever; it stays ended over restarts if the disk takes the note."""
+        self._revoked[session.session_id] = session.ends_at_s
+        while len(self._revoked) > MAX_REVOKED:
+            del self._revoked[next(iter(self._revoked))]
+        temporary = self._revoked_path.with_suffix(".tmp")
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump(self._revoked, file)
+            temporary.replace(self._revoked_path)
+        except OSError as error:  # the person is signed out all the same, until the service starts again
+            _log.warning("cannot write %s: %s; sessions given up are valid after a restart", self._revoked_path, error)
+
+    def new_code(self) -> str:
+        """Return a code that opens one session within CODE_S."""
+        now_s = self._clock.monotonic()
+        self._codes = {digest: end for digest, end in self._codes.items() if end > now_s}
+        while len(self._codes) >= MAX_CODES:
+            del self._codes[next(iter(self._codes))]
+        code = secrets.token_urlsafe(24)
+        self._codes[_digest(code)] = now_s + CODE_S
+        return code
+
+    def redeem(self, code: str) -> bool:
+        """Whether a code was given out, in time, and not used before; it is used up by this."""
+        # Found by digest, so that the time of the search tells nothing about codes that exist.
+        end = self._codes.pop(_digest(code), None)
+        return end is not None and end > self._clock.monotonic()
+
+    def _sign(self, purpose: bytes, payload: bytes) -> bytes:
+        return hmac.new(self._key, purpose + b":" + payload, hashlib.sha256).digest()
+
+    def _left_s(self, facts: Mapping[str, Any]) -> float:
+        """Return how long a session still lasts."""
+        if boot_id() and facts.get("boot") == boot_id():
+            return float(facts["began"]) + SESSION_S - self._clock.monotonic()
+        return float(facts["end"]) - self._now_s()
+
+    def _now_s(self) -> float:
+        return self._clock.now().timestamp()
+
+
+def _read_revoked(path: Path) -> dict[str, int]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {str(key): int(end) for key, end in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        _log.warning("cannot read %s: %s; sessions given up before are valid until they end", path, error)
+        return {}
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def _decode(text: str) -> bytes:
+    data = text.encode("ascii")
+    decoded = base64.b64decode(data + b"=" * (-len(data) % 4), altchars=b"-_", validate=True)
+    if _encode(decoded) != text:  # a digest has one spelling
+        raise ValueError("not the spelling that is given out")
+    return decoded
+
+
+def _digest(code: str) -> str:
+    return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()

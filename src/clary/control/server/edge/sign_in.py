@@ -1,0 +1,137 @@
+"""Signing in to the console and out of it.
+
+Where: `clary_handler` sends these two paths here; `access` checked cookie, origin and CSRF value before.
+
+    POST   /clary/v1/session       {"token": "..."} or {"code": "..."} -> Set-Cookie; {"user", "is_admin", "csrf", ...}
+    GET    /clary/v1/session       -> the same without a new cookie, or 401
+    DELETE /clary/v1/session       -> the session is over
+    POST   /clary/v1/session-code  -> {"code", "valid_s"}: opens one session; with the admin token (`clary console`)
+
+The token is the admin token of the state folder. A code reaches the browser in the fragment of an address, which no
+server and no proxy ever sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from typing import Any
+
+from clary.base.errors import WireError
+from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
+from clary.control.server.edge.internal_http import bearer_token, json_answer, read_json
+from clary.control.server.edge.sessions import CODE_S, SESSION_S, Session, Sessions
+from clary.control.wire.messages import HttpRequest, HttpResponse
+
+PATH = "/clary/v1/session"
+CODE_PATH = "/clary/v1/session-code"
+MAX_SECRET_LENGTH = 4096
+
+_log = logging.getLogger(__name__)
+
+
+class SignIn:
+    """Answers the two paths.
+
+    Args:
+        sessions: makes and ends sessions.
+        admin_token: what a person signs in with.
+        guesses: counts wrong tokens and codes.
+    """
+
+    def __init__(self, sessions: Sessions, *, admin_token: str, guesses: GuessLimiter) -> None:
+        self._sessions = sessions
+        self._admin_token = admin_token
+        self._guesses = guesses
+
+    async def handle(self, request: HttpRequest, session: Session | None) -> HttpResponse:
+        """Answer one request of somebody with this session, or none; raises WireError with the status to send."""
+        if request.raw_path == CODE_PATH:
+            return self._new_code(request)
+        match request.method:
+            case "POST":
+                return await self._begin(request)
+            case "DELETE":
+                if session is not None:
+                    self._sessions.revoke(session)
+                answer = json_answer({})
+                answer.headers.append(self._set_cookie("", is_secure=request.is_secure, max_age_s=0))
+                return answer
+            case "GET" | "HEAD" if session is not None:
+                return json_answer(_facts(session))
+            case "GET" | "HEAD":
+                raise not_signed_in()
+        raise WireError("MethodNotAllowed", f"a session has no {request.method[:20]}", http_status=405)
+
+    async def _begin(self, request: HttpRequest) -> HttpResponse:
+        kind, secret = _secret_of(read_json(request))
+        # Looked at before anything is counted: programs of jobs may guess from the owner's address.
+        if kind == "code":
+            is_right = self._sessions.redeem(secret)
+        else:
+            given = secret.strip().encode("utf-8", "surrogatepass")
+            is_right = hmac.compare_digest(given, self._admin_token.encode())
+        if not is_right:
+            wrong = self._guesses.note_wrong(request.remote)
+            await asyncio.sleep(wrong.delay_s)
+            if wrong.retry_after_s:
+                raise too_many_guesses(request.remote, wrong)
+            _log.warning("a wrong token or code for the console came from %s", request.remote)
+            raise WireError(
+                "AccessDenied",
+                "this token or code does not open this service: `clary console` on its machine prints a fresh link",
+                http_status=403,
+            )
+        session, cookie = self._sessions.begin()
+        answer = json_answer(_facts(session))
+        answer.headers.append(self._set_cookie(cookie, is_secure=request.is_secure, max_age_s=SESSION_S))
+        return answer
+
+    def _new_code(self, request: HttpRequest) -> HttpResponse:
+        if request.method != "POST":
+            raise WireError("MethodNotAllowed", "a code is asked for by POST", http_status=405)
+        # A session may not make others: one that was taken over must end with its time.
+        if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
+            raise WireError("AccessDenied", "the token does not open this service", http_status=403)
+        return json_answer({"code": self._sessions.new_code(), "valid_s": CODE_S})
+
+    def _set_cookie(self, value: str, *, is_secure: bool, max_age_s: int) -> tuple[str, str]:
+        name = self._sessions.cookie_name(is_secure=is_secure)
+        secure = "; Secure" if is_secure else ""
+        return ("Set-Cookie", f"{name}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={max_age_s}{secure}")
+
+
+def not_signed_in() -> WireError:
+    """Return the error of somebody who has neither a session nor a token."""
+    return WireError("NotSignedIn", "sign in first: `clary console` prints a link", http_status=401)
+
+
+def cookie_of(request: HttpRequest, cookie_name: str) -> str | None:
+    """Return the cookie of this name; None if there is none, or there are several."""
+    found = []
+    # Several headers of the name were joined with commas, which no cookie of ours contains.
+    for pair in (request.header("cookie") or "").replace(",", ";").split(";"):
+        name, _, value = pair.strip().partition("=")
+        if name == cookie_name:
+            found.append(value)
+    return found[0] if len(found) == 1 else None
+
+
+def _secret_of(body: Any) -> tuple[str, str]:
+    """Return `token` or `code`, and which one was given; raises WireError 400 for a body that has neither."""
+    document = body if isinstance(body, dict) else {}
+    kind = "token" if "token" in document else "code"
+    secret = document.get(kind)
+    if not isinstance(secret, str) or not secret or len(secret) > MAX_SECRET_LENGTH:
+        raise WireError("ValidationException", 'expected {"token": "..."} or {"code": "..."}')
+    return kind, secret
+
+
+def _facts(session: Session) -> dict[str, Any]:
+    return {
+        "user": session.user,
+        "is_admin": session.is_admin,
+        "csrf": session.csrf,
+        "ends_at_ms": session.ends_at_s * 1000,
+    }

@@ -1,0 +1,28 @@
+"""The page `health` of a job: what its hosts have found, and who is sick."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clary.base.plain import to_plain
+from clary.control.jobs.health import diagnose, findings_of
+from clary.control.jobs.job_state import job_state
+from clary.control.jobs.training_job import TrainingJob
+
+
+def health_page(job: TrainingJob) -> dict[str, Any]:
+    """Return the findings of the present attempt's hosts, or of the last one's, with the diagnosis."""
+    plan = job.plan or {}
+    findings = findings_of(job)
+    return {
+        "job": job.name,
+        "status": job.status.value,
+        "state": job_state(job).value,
+        "attempt": job.attempt,
+        "is_checked": bool(plan.get("health_checks", True)),
+        "hosts": {name: to_plain(found) for name, found in findings.items()},
+        "sick": [to_plain(sickness) for sickness in diagnose(findings)],
+        "past_attempts": [
+            {"number": attempt.number, "reason": attempt.reason} for attempt in job.past_attempts if attempt.reason
+        ],
+    }

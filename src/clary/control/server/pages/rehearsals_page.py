@@ -1,0 +1,169 @@
+"""The page `rehearsals` of a job: rehearsals asked for, followed, cancelled, and their certificates.
+
+    GET  /clary/v1/jobs/NAME/rehearsals              -> {"rehearsals": [...], "rehearsal": the newest}
+    GET  /clary/v1/jobs/NAME/rehearsals?number=2     -> the same with that one
+    GET  /clary/v1/jobs/NAME/rehearsals?options=1    -> what could be had: hosts, refusals, room for disks
+    POST /clary/v1/jobs/NAME/rehearsals              {"confirm": "NAME", ...}, an order -> {"number": 3}
+                                                     {"cancel": 3} -> {"number": 3}
+
+Source: `control.rehearsal.orders` for what an order says; docs/rehearsal.md for what comes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shlex
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from clary.base.errors import ContractError, WireError
+from clary.base.plain import to_plain
+from clary.control.jobs.job_state import job_state
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.desks.rehearsal_desk import RehearsalDesk
+from clary.control.reconcile.desks.rehearsal_shelf import KeptRehearsal
+from clary.control.rehearsal.orders import MAX_SEED, read_order
+from clary.control.rehearsal.requests import host_names
+from clary.control.services.call import Services
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+class Possibilities(Protocol):
+    """Knows what can strike here."""
+
+    def refusals(self) -> Mapping[str, str]:
+        """Return kind of fault -> why it can not be had here."""
+
+    def largest_disk_bytes(self) -> int:
+        """Return how much the disks of all hosts of a rehearsal may hold together."""
+
+
+class RehearsalPages:
+    """Answers for the rehearsals of jobs.
+
+    Args:
+        services: jobs, live and stored.
+        desk: carries rehearsals out.
+        faults: what can be had here.
+    """
+
+    def __init__(self, services: Services, desk: RehearsalDesk, faults: Possibilities) -> None:
+        self._services = services
+        self._desk = desk
+        self._faults = faults
+
+    def facts(self, job: TrainingJob) -> dict[str, Any]:
+        """Return what the page of a job says of its rehearsals, and whether it was made for one."""
+        role = self._desk.role_of(job.name)
+        return {
+            "rehearsals": [_brief(kept) for kept in self._desk.of(job.name)],
+            "rehearsal_of": None if role is None else role._asdict(),
+        }
+
+    async def page(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return the page. Raises: WireError 404 for a rehearsal that there is not."""
+        if "options" in query:
+            return await asyncio.to_thread(self._options, job)
+        all_kept = self._desk.of(job.name)
+        wanted = query.get("number", "")
+        chosen = all_kept[0] if all_kept and not wanted else None
+        if wanted:
+            number = int(wanted) if _NUMBER.fullmatch(wanted) else -1
+            chosen = next((kept for kept in all_kept if kept.number == number), None)
+            if chosen is None:
+                having = (
+                    f"there are {', '.join(str(kept.number) for kept in all_kept)}" if all_kept else "none was made"
+                )
+                message = f"{job.name} has no rehearsal {wanted[:20]}; {having}"
+                raise WireError("NotFound", message, http_status=404)
+        return {
+            "job": job.name,
+            "rehearsals": [_brief(kept) for kept in all_kept],
+            "rehearsal": None if chosen is None else await self._whole(chosen),
+        }
+
+    def act(self, job: TrainingJob, body: Any) -> dict[str, Any]:
+        """Begin a rehearsal, or end one; answers before it has happened.
+
+        Raises: WireError for what can not be had, for an order without the job's name, and while another is under way.
+        """
+        asked = body if isinstance(body, Mapping) else {}
+        if "cancel" in asked:
+            number = asked["cancel"]
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise WireError(
+                    "ValidationException", f"cancel names a rehearsal by its number, got {str(number)[:40]}"
+                )
+            self._desk.cancel(job.name, number)
+            return {"number": number}
+        if asked.get("confirm") != job.name:
+            raise WireError(
+                "ValidationException",
+                f"a rehearsal creates two jobs: say that you want it with confirm, the job's name ({job.name}), "
+                f"got {str(asked.get('confirm'))[:80]}",
+            )
+        try:
+            order = read_order(
+                asked,
+                request=job.request,
+                refusals=self._faults.refusals(),
+                largest_disk_bytes=self._faults.largest_disk_bytes(),
+                new_seed=secrets.randbelow(MAX_SEED + 1),
+            )
+        except ContractError as error:
+            raise WireError("ValidationException", error.message) from error
+        return {"number": self._desk.start(job.name, order).number}
+
+    def _options(self, job: TrainingJob) -> dict[str, Any]:
+        return {
+            "job": job.name,
+            "hosts": list(host_names(job.request)),
+            "refusals": dict(self._faults.refusals()),
+            "largest_disk_bytes": self._faults.largest_disk_bytes(),
+            "has_checkpoints": bool((job.request.get("CheckpointConfig") or {}).get("S3Uri")),
+            "is_spot": bool(job.request.get("EnableManagedSpotTraining")),
+            "under_way": next((kept.number for kept in self._desk.of(job.name) if not kept.is_over), None),
+        }
+
+    async def _whole(self, kept: KeptRehearsal) -> dict[str, Any]:
+        shelf = self._desk.shelf
+        return {
+            **_brief(kept),
+            "faults": list(kept.faults),
+            "seed": kept.seed,
+            "command": shlex.join(["clary", "rehearse", *kept.arguments, kept.job]),
+            "jobs": {"twin": await self._job(kept.twin), "rehearsal": await self._job(kept.rehearsal)},
+            "lines": await asyncio.to_thread(shelf.lines, kept.job, kept.number),
+            "certificate": await asyncio.to_thread(shelf.certificate, kept.job, kept.number) if kept.is_over else None,
+        }
+
+    async def _job(self, name: str) -> dict[str, Any]:
+        """Return how one of the two jobs stands; its statuses are null before it was created and once it is deleted."""
+        job = self._services.hub.live_job(name) or await self._services.store.get_job(name)
+        if job is None:
+            gone = dict.fromkeys(("status", "secondary_status", "state"))
+            return {"name": name, **gone, "attempt": 0, "failure_reason": ""}
+        return {
+            "name": name,
+            "status": job.status.value,
+            "secondary_status": job.secondary_status.value,
+            "state": job_state(job).value,
+            "attempt": job.attempt,
+            "failure_reason": "" if job.failure is None else job.failure.reason,
+        }
+
+
+def _brief(kept: KeptRehearsal) -> dict[str, Any]:
+    return {
+        "number": kept.number,
+        "state": kept.state.value,
+        "why": kept.why,
+        "verdict": kept.verdict,
+        "reason": kept.reason,
+        "num_faults": len(kept.faults),
+        "started_at": to_plain(kept.started_at),
+        "ended_at": to_plain(kept.ended_at),
+    }

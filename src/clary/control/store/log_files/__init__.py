@@ -1,0 +1,1 @@
+"""Log streams on disk: appended, paged, searched, scanned and removed."""

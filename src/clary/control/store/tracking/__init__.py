@@ -1,0 +1,1 @@
+"""Experiments, trials, their components, metrics and associations in the database."""

@@ -1,0 +1,131 @@
+"""Strike connections: between agents and the service, to the object store, between the hosts of a job.
+
+Where: `fault_executor` calls it; `fault_links` does it to single connections.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import clary
+from clary.base.processes import ProcessId
+from clary.testing.faults import fault_links
+from clary.testing.faults.fault_damage import Damage, choose, damage_of
+from clary.testing.faults.fault_plan import Fault
+from clary.testing.faults.fault_world import FaultWorld
+
+STEP_S = 0.02  # between looks for new connections of a link that is cut
+SWALLOW_WAIT_S = 0.5  # for bytes to arrive
+COMMAND_TIMEOUT_S = 30.0
+FAULT_COMMAND = "clary.control.engines.local.network_faults"
+
+
+class Link:
+    """Connections of some processes to one port.
+
+    Args:
+        processes: that opened them; None stands for one that is gone.
+        port: at the other end.
+        job_name: whose link it is; empty if it is nobody's in particular.
+    """
+
+    def __init__(self, processes: Sequence[ProcessId | None], port: int, job_name: str = "") -> None:
+        self._pids = [process.pid for process in processes if process is not None]
+        self._wanted = fault_links.leads_to_port(port)
+        self._job_name = job_name
+
+    def cut(self, fault: Fault) -> Damage | None:
+        """Cut what there is, and what is opened again until the fault is over."""
+        deadline = time.monotonic() + fault.duration_s
+        num_cut = 0
+        while True:
+            for pid in self._pids:
+                with fault_links.connections_of(pid, self._wanted) as items:
+                    num_cut += len(items)
+                    for item in items:
+                        fault_links.cut(item)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(STEP_S)
+        return self._damage(fault, num_cut, f"{num_cut} connections")
+
+    def slow_down(self, fault: Fault) -> Damage | None:
+        """Let what is sent trickle for a while."""
+        num_paced = self._pace(fault_links.SLOW_BYTES_PER_S)
+        if not num_paced:
+            return None
+        target = f"{num_paced} connections"
+        mend = lambda: self._pace(fault_links.NO_PACING)  # noqa: E731 - one call, later
+        return damage_of(fault, target, job_name=self._job_name, mend=mend)
+
+    def garble(self, fault: Fault) -> Damage | None:
+        """Send bytes that nobody sent; they follow from the plan."""
+        noise = hashlib.shake_128(str(fault.choice).encode()).digest(int(fault.amount))
+        num_garbled = 0
+        for pid in self._pids:
+            with fault_links.connections_of(pid, self._wanted) as items:
+                num_garbled += len(items)
+                for item in items:
+                    fault_links.garble(item, noise)
+        return self._damage(fault, num_garbled, f"{len(noise)} bytes into {num_garbled} connections")
+
+    def swallow(self, fault: Fault) -> Damage | None:
+        """Take bytes of an answer away, on connections that stay open."""
+        deadline = time.monotonic() + SWALLOW_WAIT_S
+        num_swallowed = 0
+        while not num_swallowed and time.monotonic() < deadline:
+            for pid in self._pids:
+                with fault_links.connections_of(pid, self._wanted) as items:
+                    num_swallowed += sum(fault_links.swallow(item, int(fault.amount)) for item in items)
+        return self._damage(fault, num_swallowed, f"{num_swallowed} bytes")
+
+    def _pace(self, bytes_per_s: int) -> int:
+        num_paced = 0
+        for pid in self._pids:
+            with fault_links.connections_of(pid, self._wanted) as items:
+                num_paced += len(items)
+                for item in items:
+                    fault_links.slow_down(item, bytes_per_s)
+        return num_paced
+
+    def _damage(self, fault: Fault, num_struck: int, target: str) -> Damage | None:
+        return damage_of(fault, target, job_name=self._job_name) if num_struck else None
+
+
+def link_of_agent(world: FaultWorld, fault: Fault, job_name: str) -> Link:
+    """Return the link between the service and one of the job's agents."""
+    agents = world.agents(job_name)
+    return Link([agents.get(choose(sorted(agents), fault) or "")], world.service_port(), job_name)
+
+
+def links_to_store(world: FaultWorld) -> Link:
+    """Return the links of the service and of all agents to the object store."""
+    agents = [
+        ProcessId.of(pid)
+        for commands in world.processes_of_jobs().values()
+        for pid, command in commands.items()
+        if "clary.agent" in command
+    ]
+    return Link([world.service.process(), *agents], world.store_record()["ports"].get("s3", 0))
+
+
+def cut_off_host(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
+    """Cut a host off its job's other hosts."""
+    host = choose(sorted(world.agents(job_name)), fault)
+    if host is None or world.anchor(job_name) is None:
+        return None
+
+    def set_link(direction: str) -> None:
+        folder = str(world.attempt_folder(job_name))
+        command = [sys.executable, "-S", "-m", FAULT_COMMAND, folder, host, direction]
+        environment = {"PYTHONPATH": str(Path(clary.__file__).parents[1])}
+        # The job may end meanwhile, and its network with it.
+        subprocess.run(command, env=environment, timeout=COMMAND_TIMEOUT_S, capture_output=True, check=False)
+
+    set_link("down")
+    return damage_of(fault, f"{host} of", job_name=job_name, mend=lambda: set_link("up"))

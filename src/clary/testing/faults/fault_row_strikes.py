@@ -1,0 +1,103 @@
+"""Spoil the record of one job in the database, and mend it as its owner would.
+
+Where: `fault_executor` calls it. Until it is mended the job may be refused by name, with the command that takes it
+back; every other job goes on, and no other name is given away. Afterwards the job is what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
+
+from clary.testing.faults.fault_damage import Damage, damage_of
+from clary.testing.faults.fault_plan import Fault
+from clary.testing.faults.fault_ruin import WAIT_S, BrokenPromise
+from clary.testing.faults.fault_state_strikes import DATABASE
+from clary.testing.faults.fault_world import FaultWorld
+
+KEPT_CHARACTERS = 60  # of the record: half of a name, which no JSON ends with
+LOCK_TIMEOUT_S = 20.0
+POLL_S = 0.1
+
+
+def spoil_row(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
+    """Cut a job's record short, while the service runs (amount 0) or is down (1)."""
+    if not job_name:
+        return None
+    before = ""
+    with world.service.down() if fault.amount else nullcontext(), suppress(OSError):
+        before = _exchange(world, job_name, None)
+    if not before:
+        return None
+    when = "while the service was down" if fault.amount else "while the service ran"
+    return damage_of(fault, when, job_name=job_name, mend=partial(_mend, world, job_name, before))
+
+
+def _mend(world: FaultWorld, job_name: str, before: str) -> None:
+    """Put the record back, unless the service has written it anew, and take it out of quarantine; raises BrokenPromise.
+
+    A record of which the service had a copy in memory is whole again by itself.
+    """
+    world.ask(lambda: _exchange(world, job_name, before))
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        held = [entry["id"] for entry in _entries(world) if entry["is_held"] and entry["name"] == job_name]
+        if not held:
+            return
+        if time.monotonic() > deadline:
+            raise BrokenPromise(f"the record of {job_name} stays in quarantine though it was mended and released")
+        for number in held:
+            world.ask(partial(world.own_page, "quarantine", {"action": "release", "id": number}))
+        time.sleep(POLL_S)
+
+
+def held_records(world: FaultWorld) -> list[str]:
+    """Return which records wait in quarantine, with the reasons."""
+    return [f"{entry['source']} {entry['name']}: {entry['reason']}" for entry in _entries(world) if entry["is_held"]]
+
+
+def _entries(world: FaultWorld) -> list[dict[str, Any]]:
+    answer: dict[str, Any] = world.ask(lambda: world.own_page("quarantine"))
+    return list(answer["entries"])
+
+
+def _exchange(world: FaultWorld, job_name: str, back: str | None) -> str:
+    """Cut a job's record short and return what it was, or put that back if it still is short; empty if neither.
+
+    Raises: OSError while the database takes nothing.
+    """
+    with _connected(world) as (execute, mark):
+        found = execute(f"SELECT document FROM jobs WHERE name = {mark}", (job_name,)).fetchone()  # noqa: S608
+        whole = str(found[0]) if found else ""
+        if back is not None and whole != back[:KEPT_CHARACTERS]:
+            return ""
+        text = whole[:KEPT_CHARACTERS] if back is None else back
+        execute(f"UPDATE jobs SET document = {mark} WHERE name = {mark}", (text, job_name))  # noqa: S608
+        return whole
+
+
+@contextlib.contextmanager
+def _connected(world: FaultWorld) -> Iterator[tuple[Any, str]]:
+    """Yield what executes a statement inside one transaction, and the mark of a parameter; raises OSError."""
+    if world.database_url:
+        import psycopg
+
+        try:
+            with psycopg.connect(world.database_url, connect_timeout=int(LOCK_TIMEOUT_S)) as server:
+                yield server.execute, "%s"
+        except psycopg.Error as error:
+            raise OSError(f"PostgreSQL: {error}") from error
+        return
+    url = f"file:{world.home / DATABASE}?mode=rw"
+    try:
+        with contextlib.closing(sqlite3.connect(url, uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as file:
+            file.execute("BEGIN IMMEDIATE")
+            yield file.execute, "?"
+            file.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise OSError(f"{DATABASE}: {error}") from error

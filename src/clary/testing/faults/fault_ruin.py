@@ -1,0 +1,66 @@
+"""A file of the state folder is deleted, emptied, cut in half or overwritten, as a person or a disk would do it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from clary.testing.faults.fault_plan import Fault, Ruin
+
+WAIT_S = 30.0  # for what a service that runs has to put right by itself
+POLL_S = 0.05
+
+
+class BrokenPromise(Exception):
+    """Damage was not answered as it must be."""
+
+
+def ruin(path: Path, fault: Fault) -> bool:
+    """Do to a file what the plan says; return whether it was there. What is written follows from the fault's number."""
+    try:
+        size = path.stat().st_size
+        if fault.ruin is Ruin.DELETED:
+            path.unlink()
+            return True
+        with path.open("r+b") as file:
+            if fault.ruin is Ruin.GARBLED:
+                file.write(noise(fault, size))
+            else:
+                file.truncate(size // 2 if fault.ruin is Ruin.HALVED else 0)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def noise(fault: Fault, size: int) -> bytes:
+    """Return bytes that are no text of any kind."""
+    return (b"\xff" + random.Random(fault.number).randbytes(max(size - 1, 0)))[:size]
+
+
+def wait_until(condition: Callable[[], bool], promise: str) -> None:
+    """Wait for what must come to be; raises BrokenPromise with the promise if it does not."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BrokenPromise(f"{promise}: not within {WAIT_S:g} s")
+        time.sleep(POLL_S)
+
+
+def put_aside(paths: list[Path], folder: Path) -> Callable[[], None]:
+    """Copy the files that are there; return what puts them back as they are now, and removes the others."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in paths:
+        if path.exists():
+            shutil.copy2(path, folder / path.name)
+
+    def put_back() -> None:
+        for path in paths:
+            path.unlink(missing_ok=True)
+            if (folder / path.name).exists():
+                shutil.copy2(folder / path.name, path)
+
+    return put_back

@@ -1,0 +1,139 @@
+"""Let a number of faults strike a service at work, and check after each and at the end that every promise was kept.
+
+Run: `python -m clary.testing.faults.fault_runner --seed 7 --faults 1000` (or `make faults SEED=7 FAULTS=1000`).
+Progress and the table go to stderr, one JSON object a kind to stdout; the exit code is 1 if anything was lost, doubled or hung.
+The same seed gives the same faults and the same jobs. `--journal` keeps what each fault has met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import TextIO
+
+from clary.testing.faults.fault_counts import RunResult
+from clary.testing.faults.fault_plan import FaultKind, make_faults
+from clary.testing.faults.fault_run import FaultRun, Say
+from clary.testing.faults.fault_world import Abilities, FaultWorld, find_abilities
+
+SPARE_PER_FAULT = 2  # some find nobody to strike
+
+
+def possible_kinds(abilities: Abilities, database_url: str) -> tuple[FaultKind, ...]:
+    """Return the kinds of faults that this machine and this database allow."""
+    impossible = set()
+    if not abilities.has_disks:
+        impossible |= {FaultKind.FILL_HOME, FaultKind.FILL_HOSTS}
+    if not abilities.compiler:
+        impossible.add(FaultKind.JUMP_CLOCK)
+    if database_url:
+        impossible |= {FaultKind.DELETE_DATABASE, FaultKind.LOSE_DATABASE}  # no files of ours
+    else:
+        impossible |= {FaultKind.CUT_DATABASE, FaultKind.KILL_DATABASE}
+    return tuple(kind for kind in FaultKind if kind not in impossible)
+
+
+def run_faults(
+    seed: int,
+    num_faults: int,
+    *,
+    database_url: str = "",
+    kinds: Collection[FaultKind] = tuple(FaultKind),
+    python: str = sys.executable,
+    say: Say = lambda text: print(text, file=sys.stderr, flush=True),
+    journal: TextIO | None = None,
+    keep_in: Path | None = None,
+) -> RunResult:
+    """Start a service of its own, let faults strike it, and return what came of it.
+
+    Args:
+        seed: of faults and jobs.
+        num_faults: that strike.
+        database_url: empty is SQLite.
+        kinds: those that the machine does not allow are left out, which is said.
+        python: interpreter of the training programs.
+        say: told the progress.
+        journal: gets one JSON object for each fault that has struck.
+        keep_in: folder for what the service has logged, if a promise was broken.
+    """
+    abilities = find_abilities()
+    for reason in abilities.missing:
+        say(reason)
+    allowed = [kind for kind in possible_kinds(abilities, database_url) if kind in kinds]
+    folder = Path(tempfile.mkdtemp(prefix="clary-faults-"))
+    world = FaultWorld(folder, abilities=abilities, python=python, database_url=database_url)
+    run = FaultRun(world, seed, say, journal)
+    started_at_s = time.monotonic()
+    try:
+        world.open()
+        faults = make_faults(seed, num_faults, allowed, num_spare=SPARE_PER_FAULT * num_faults)
+        run.run(faults, num_faults)
+        result = run.result(time.monotonic() - started_at_s)
+        if not result.is_clean and keep_in is not None:
+            _keep(world.home, keep_in)
+    finally:
+        world.close()
+        shutil.rmtree(folder)
+    return result
+
+
+def _keep(home: Path, folder: Path) -> None:
+    """Copy the service's log and the agents' into a folder for whoever looks for the cause."""
+    folder.mkdir(parents=True, exist_ok=True)
+    logs = [home / "service.log", home / "run" / "seaweed.log", *home.glob("jobs/*/*/*.log")]
+    for path in [
+        *logs,
+        *home.glob("jobs/*/*/*/agent.log"),
+        *home.glob("jobs/*/*/engine.json*"),
+        *home.glob("run/*.json"),
+    ]:
+        if path.is_file():
+            target = folder / path.relative_to(home)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m clary.testing.faults.fault_runner", description=__doc__)
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 10**6, help="default: a new one, which is said")
+    parser.add_argument("--faults", type=int, default=1000)
+    parser.add_argument("--database-url", default="", help="of a PostgreSQL that may be harmed; default is SQLite")
+    parser.add_argument("--kinds", nargs="*", choices=[kind.value for kind in FaultKind], help="default: all")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the training programs")
+    parser.add_argument("--journal", type=argparse.FileType("w"), help="file for what each fault has met")
+    parser.add_argument("--keep", type=Path, help="folder for the service's logs if a promise was broken")
+    options = parser.parse_args(arguments)
+    kinds = [FaultKind(kind) for kind in options.kinds] if options.kinds else tuple(FaultKind)
+    # As for ctrl-c: what was started ends with it, and disks are unmounted.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"seed {options.seed}, {options.faults} faults", file=sys.stderr)
+    result = run_faults(
+        options.seed,
+        options.faults,
+        database_url=options.database_url,
+        kinds=kinds,
+        python=options.python,
+        journal=options.journal,
+        keep_in=options.keep,
+    )
+    print(result.json_lines(), flush=True)
+    print(result.table(), file=sys.stderr)
+    if result.is_clean:
+        return 0
+    print("broken:", *result.violations, sep="\n  ", file=sys.stderr)
+    again = f"make faults SEED={options.seed} FAULTS={options.faults}"
+    again += f" DATABASE_URL={options.database_url}" if options.database_url else ""
+    again += f" FAULT_ARGS='--kinds {' '.join(options.kinds)}'" if options.kinds else ""
+    print(f"once more: {again}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

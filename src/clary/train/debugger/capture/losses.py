@@ -1,0 +1,82 @@
+"""Sees losses without a change to the program: torch's own loss functions are wrapped, and its loss modules call them.
+
+A function's tensors have the name of its module, `CrossEntropyLoss_output_0`, so that it makes no difference which of
+the two a program uses. Where nobody listens, or a compiler traces, a wrapper only calls what it wraps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+from torch.nn import functional
+
+from clary.train.debugger.capture.surroundings import is_traced
+
+MODULES_OF: Mapping[str, str] = {
+    "binary_cross_entropy": "BCELoss",
+    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+    "cosine_embedding_loss": "CosineEmbeddingLoss",
+    "cross_entropy": "CrossEntropyLoss",
+    "ctc_loss": "CTCLoss",
+    "gaussian_nll_loss": "GaussianNLLLoss",
+    "hinge_embedding_loss": "HingeEmbeddingLoss",
+    "huber_loss": "HuberLoss",
+    "kl_div": "KLDivLoss",
+    "l1_loss": "L1Loss",
+    "margin_ranking_loss": "MarginRankingLoss",
+    "mse_loss": "MSELoss",
+    "multi_margin_loss": "MultiMarginLoss",
+    "multilabel_margin_loss": "MultiLabelMarginLoss",
+    "multilabel_soft_margin_loss": "MultiLabelSoftMarginLoss",
+    "nll_loss": "NLLLoss",
+    "poisson_nll_loss": "PoissonNLLLoss",
+    "smooth_l1_loss": "SmoothL1Loss",
+    "soft_margin_loss": "SoftMarginLoss",
+    "triplet_margin_loss": "TripletMarginLoss",
+    "triplet_margin_with_distance_loss": "TripletMarginWithDistanceLoss",
+}
+Listener = Callable[[str, tuple[Any, ...], Any], None]  # name of the module, arguments, result
+_listeners: list[Listener] = []
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+def listen(listener: Listener) -> None:
+    """Call somebody with each loss from now on."""
+    _listeners.append(listener)
+    for name, module in MODULES_OF.items():
+        if name not in _originals and hasattr(functional, name):
+            _originals[name] = getattr(functional, name)
+            setattr(functional, name, _wrapped(_originals[name], module))
+
+
+def stop_listening(listener: Listener) -> None:
+    """Call them no more. The last one to go leaves torch as it was."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+    if not _listeners:
+        for name, original in _originals.items():
+            if getattr(getattr(functional, name), "__wrapped__", None) is original:
+                setattr(functional, name, original)
+        _originals.clear()
+
+
+def _wrapped(original: Callable[..., Any], module: str) -> Callable[..., Any]:
+    tell = functools.partial(_tell, module)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        tell(args, kwargs, result)
+        return result
+
+    # torch.jit.script compiles the original's text and looks its names up in the globals of what it was given.
+    names = getattr(original, "__globals__", call.__globals__)
+    return functools.wraps(original)(FunctionType(call.__code__, names, call.__name__, None, call.__closure__))
+
+
+def _tell(module: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    if not is_traced():
+        for listener in tuple(_listeners):
+            listener(module, (*args, *(kwargs.get(name) for name in ("input", "target") if name in kwargs)), result)

@@ -1,0 +1,245 @@
+"""Where the hook hangs in torch: on the model for as long as it lives, on the rest only in steps that are saved.
+
+A hook on every module and parameter costs each step, also the 499 of 500 that save nothing. So the model alone has one,
+which tells when a step begins; what else is needed is put in place then and taken away when the step ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+
+from clary.train.debugger.capture.choosing import needs_modules
+from clary.train.debugger.capture.graphed_callables import stay, step_aside
+from clary.train.debugger.capture.surroundings import is_compiled, is_traced
+from clary.train.debugger.collection import Collection, CollectionKeys
+
+GRADIENT = "gradient/"
+OPTIMIZER = "optimizer/"
+SEARCH_S = 0.5  # of the program's time, for a model to be found; a program that trains none is left alone then
+_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # of torch.compile, DDP, FSDP
+
+
+class ModuleWatch:
+    """Knows the model, its modules and parameters by name, and when it is called.
+
+    Args:
+        begin_step: is called with the model before it is.
+        give_up: is told what went wrong in the search for a model, which must not fail the program.
+    """
+
+    def __init__(self, begin_step: Callable[[torch.nn.Module], None], give_up: Callable[[Exception], None]) -> None:
+        self._begin_step, self._give_up = begin_step, give_up
+        self._searched_s = 0.0
+        self._handles: list[Any] = []
+        self._searching: Any = None
+        self._is_closed = False
+        self._model: weakref.ref[torch.nn.Module] | None = None  # a program that is done with a model gets its memory
+        self.names: dict[int, str] = {}  # of modules, by id; the model's own is its class's
+        self.losses: dict[int, torch.nn.Module] = {}
+        step_aside(self.without_hook)
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model; None as long as there is none, and when it is gone."""
+        return None if self._model is None else self._model()
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Take a model as the one. The first counts: several registered ones have their tensors saved, not counted."""
+        self._stop_searching()
+        root = _unwrapped(model).__class__.__name__
+        for name, module in model.named_modules():
+            self.names.setdefault(id(module), _without_wrappers(name) or root)
+        if self._model is None:
+            self._model = weakref.ref(model)
+            self._handles.append(model.register_forward_pre_hook(_Call(self._called)))
+
+    def add_loss(self, loss: torch.nn.Module) -> None:
+        """Take a module as a loss, whatever its class."""
+        self.losses[id(loss)] = loss
+
+    def watch_for_first(self) -> None:
+        """Take the first module that is called and has parameters to train."""
+        self._searching = torch_module.register_module_forward_pre_hook(self._search)
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Return the model's parameters with the names that they are saved under, less those that have no shape yet."""
+        model = self.model
+        if model is not None:
+            root = _unwrapped(model).__class__.__name__
+            for name, parameter in model.named_parameters():
+                if not torch.nn.parameter.is_lazy(parameter):
+                    yield f"{root}_{_without_wrappers(name)}", parameter
+
+    @contextlib.contextmanager
+    def without_hook(self) -> Iterator[None]:
+        """Take the hook off the model for a while: what is called meanwhile is no step."""
+        model, handles, self._handles = self.model, self._handles, []
+        for handle in handles:
+            handle.remove()
+        try:
+            yield
+        finally:
+            if model is not None and handles and not self._is_closed:
+                self._handles.append(model.register_forward_pre_hook(_Call(self._called)))
+
+    def close(self) -> None:
+        """Leave torch as it was."""
+        self._is_closed = True
+        stay(self.without_hook)
+        self._stop_searching()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _search(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if is_traced():
+            return
+        began_s = time.perf_counter()
+        try:
+            is_found = (
+                self._model is None
+                and not isinstance(module, torch.jit.ScriptModule)  # takes no hooks
+                and any(parameter.requires_grad for parameter in module.parameters())
+            )
+            if is_found:
+                self.watch(module)
+        except Exception as error:  # noqa: BLE001 - a model of the user's may do as it likes with its methods
+            self._give_up(error)
+            return
+        if is_found:
+            self._begin_step(module)  # its own hooks have been looked up already
+            return
+        self._searched_s += time.perf_counter() - began_s
+        if self._searched_s > SEARCH_S:
+            self._stop_searching()
+
+    def _stop_searching(self) -> None:
+        if self._searching is not None:
+            self._searching.remove()
+            self._searching = None
+
+    def _called(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if not is_traced():
+            self._begin_step(module)
+
+
+class _Call:
+    """What hangs on the model. Copies and pickles of the model, which take its hooks along, get one that does nothing.
+
+    It is the standard library's: a model that was saved whole is loaded where there is no Clary.
+    """
+
+    def __init__(self, call: Callable[[torch.nn.Module, Any], None]) -> None:
+        self._call = call
+
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        self._call(module, inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class StepWatch:
+    """Hangs in torch for one step.
+
+    Args:
+        collections: that the step saves.
+        see_tensor: is told a name and a tensor.
+        see_module: is told a module's name, its class where the name does not say it, what it was given and returned.
+        is_wanted: whether a tensor of this name is saved.
+    """
+
+    def __init__(
+        self,
+        modules: ModuleWatch,
+        collections: list[Collection],
+        see_tensor: Callable[[str, torch.Tensor], None],
+        see_module: Callable[[str, str, Any, Any], None],
+        is_wanted: Callable[[str], bool],
+    ) -> None:
+        self._modules = modules
+        self._names = {one.name for one in collections}
+        self._needs_modules = needs_modules(collections)
+        self._see_tensor, self._see_module, self._is_wanted = see_tensor, see_module, is_wanted
+        self._handles: list[Any] = []
+        self._has_gradient: set[str] = set()
+
+    def begin(self) -> None:
+        """Save weights, and be told of what comes."""
+        for name, parameter in self._modules.parameters():
+            if self._is_wanted(name):
+                self._see_tensor(name, parameter)
+            if parameter.requires_grad and parameter.is_leaf and self._is_wanted(GRADIENT + name):
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_hook(name)))
+        register = torch_optimizer.register_optimizer_step_pre_hook
+        self._handles.append(register(self._before_optimizer))
+        if CollectionKeys.OPTIMIZER_VARIABLES in self._names or CollectionKeys.ALL in self._names:
+            self._handles.append(torch_optimizer.register_optimizer_step_post_hook(self._after_optimizer))
+        model = self._modules.model
+        if model is not None and not is_compiled(model.modules()):
+            self._handles.append(torch_module.register_module_forward_hook(self._after_module))
+
+    def end(self) -> None:
+        """Leave torch as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _gradient_hook(self, name: str) -> Callable[[torch.Tensor], None]:
+        def see(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                self._has_gradient.add(name)
+                self._see_tensor(GRADIENT + name, parameter.grad)
+
+        return see
+
+    def _before_optimizer(self, *_: Any) -> None:
+        """Save gradients that came another way: put there by a library, or of a sharded parameter."""
+        for name, parameter in self._modules.parameters():
+            if name not in self._has_gradient and parameter.grad is not None and self._is_wanted(GRADIENT + name):
+                self._see_tensor(GRADIENT + name, parameter.grad)
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        names = {id(parameter): name for name, parameter in self._modules.parameters()}
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and id(parameter) in names:
+                    self._see_tensor(f"{OPTIMIZER}{names[id(parameter)]}_{key}", value)
+
+    def _after_module(self, module: torch.nn.Module, given: Any, result: Any) -> None:
+        if is_traced():
+            return
+        name = self._modules.names.get(id(module))
+        if name is not None:
+            if self._needs_modules:
+                self._see_module(name, module.__class__.__name__.lower(), given, result)
+        elif id(module) in self._modules.losses or (
+            isinstance(module, torch.nn.modules.loss._Loss)
+            and not module.__class__.__module__.startswith("torch.")  # those call functions, which are seen
+        ):
+            self._see_module(module.__class__.__name__, "", given, result)
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside what torch puts around one, so that names are the same with and without."""
+    children = dict(module.named_children())
+    for name in _WRAPPERS:
+        inner = children.get(name)
+        if inner is not None and len(children) == 1:
+            return _unwrapped(inner)
+    return module
+
+
+def _without_wrappers(name: str) -> str:
+    parts = name.split(".")
+    while parts and parts[0] in _WRAPPERS:
+        parts.pop(0)
+    return ".".join(part for part in parts if part not in ("_orig_mod", "_fsdp_wrapped_module"))

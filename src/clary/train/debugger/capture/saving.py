@@ -1,0 +1,129 @@
+"""Where one worker's steps go: memory to copy into, the writer behind it, and what is said when either is late."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from clary.train.debugger.capture.buffers import Pieces
+from clary.train.debugger.capture.copying import StepCopy
+from clary.train.debugger.capture.writing import Writer
+from clary.train.debugger.collection import CollectionManager
+from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.tensor_files import StepIndex
+
+_log = logging.getLogger("clary.debugger")
+
+
+class Saver:
+    """Takes steps of this process, one at a time. `close` it.
+
+    Args:
+        folder: is made.
+        num_workers: that save.
+        num_ends: workers that end before the training has.
+        limit_s: seconds that a step waits for memory, and `close` for the disk.
+        goes_on_after: step of an earlier attempt that this one goes on from; -1 if there was none.
+
+    Raises: FolderTaken, OSError.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        worker: str,
+        *,
+        num_workers: int,
+        collections: CollectionManager,
+        limit_s: float,
+        num_ends: int = 1,
+        goes_on_after: int = -1,
+    ) -> None:
+        self.limit_s = limit_s
+        self.num_dropped = 0
+        self._folder, self._worker = folder, worker
+        self._num_workers, self._num_ends = num_workers, num_ends
+        self._goes_on_after = goes_on_after
+        self._collections = collections
+        self._writer = Writer(folder, worker)
+        self._pieces = Pieces()
+        self._copy: StepCopy | None = None
+        self._dropped_step: int | None = None
+        self._is_behind = False
+        self.write_collections()
+
+    @property
+    def copy(self) -> StepCopy | None:
+        """What the step has so far; None if nothing was asked for."""
+        return self._copy
+
+    def open_copy(self, step: int, mode: ModeKeys, mode_step: int) -> StepCopy | None:
+        """Return where the step's tensors go; waits for memory. None if the step has to do without."""
+        if self._copy is not None or step == self._dropped_step:
+            return self._copy
+        # Once a step was dropped none waits until writing has caught up: a disk that hangs costs one wait, not many.
+        piece = self._pieces.acquire(0.0 if self._is_behind else self.limit_s)
+        self._is_behind = piece is None
+        if piece is None:
+            self._drop(step)
+            return None
+        index = StepIndex(
+            step=step,
+            mode=mode,
+            mode_step=mode_step,
+            worker=self._worker,
+            num_workers=self._num_workers,
+            written_at=max(time.time(), self._writer.began_at),  # whatever the clock is set to meanwhile
+        )
+        self._copy = StepCopy(index, piece, self._pieces)
+        return self._copy
+
+    def finish_step(self) -> None:
+        """Have the step written, if it has anything."""
+        copy, self._copy = self._copy, None
+        if copy is None:
+            return
+        copy.close()
+        if copy.is_empty:
+            copy.release()
+        else:
+            self._writer.submit(copy)
+
+    def abandon_step(self) -> None:
+        """Let the step go unwritten, and take nothing more for it."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.close()
+
+    def write_collections(self) -> None:
+        """Say which collections there are. Raises: OSError."""
+        self._writer.write_collections(
+            self._collections.to_plain(), self._num_workers, self._num_ends, goes_on_after=self._goes_on_after
+        )
+
+    def close(self, *, failure: str) -> None:
+        """Wait until all is written, and say that this worker has ended.
+
+        Args:
+            failure: what ended the saving before the training; empty if nothing did.
+        """
+        try:
+            is_written = self._writer.close(limit_s=self.limit_s, num_dropped=self.num_dropped, failure=failure)
+        except OSError as error:
+            _log.warning("debugger: the end of %s was not written: %s", self._worker, error)
+            return
+        if not is_written:
+            _log.warning("debugger: %s was not written in %.0f s; the last steps are lost", self._folder, self.limit_s)
+
+    def _drop(self, step: int) -> None:
+        self.num_dropped += 1
+        self._dropped_step = step
+        if self.num_dropped == 1:
+            _log.warning(
+                "debugger: step %d was not saved: %s took longer than %.0f s for the steps before; the number of such "
+                "steps will stand in `ended`. Save less, or less often.",
+                step,
+                self._folder,
+                self.limit_s,
+            )

@@ -1,0 +1,240 @@
+"""Sees what happens in the program, step by step, and has what was asked for copied.
+
+A step begins when the model is called, in whatever phase, and ends when it is called again: what is seen in between
+belongs to it. Weights are those that the step was computed with, gradients those that its backward pass has left.
+
+Whatever fails here ends the saving, not the training: it is said once, and `failure` keeps it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from clary.train.debugger.capture import losses
+from clary.train.debugger.capture.choosing import Chooser, Wanted
+from clary.train.debugger.capture.copying import StepCopy
+from clary.train.debugger.capture.hook_options import HookOptions
+from clary.train.debugger.capture.module_watch import ModuleWatch, StepWatch
+from clary.train.debugger.capture.step_counting import CountsFile, restored_counts
+from clary.train.debugger.capture.surroundings import has_plain_tensors
+from clary.train.debugger.capture.worker_output import WorkerOutput
+from clary.train.debugger.collection import Collection, CollectionKeys
+from clary.train.debugger.errors import FolderTaken
+from clary.train.debugger.modes import ModeKeys
+
+_log = logging.getLogger("clary.debugger")
+
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    """Have what fails in a method end the saving; with `strict`, raise it."""
+
+    @functools.wraps(method)
+    def call(self: StepCapture, *args: Any, **kwargs: Any) -> None:
+        if self.failure is not None or self._pid != os.getpid():
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            if self._is_strict:
+                raise
+            self._give_up(error)
+
+    return call
+
+
+class StepCapture:
+    """Counts the steps of one program and sees its tensors; losses from now on. `close` it.
+
+    Args:
+        options: may change while the program runs.
+        strict: raise what fails.
+    """
+
+    def __init__(self, options: HookOptions, output: WorkerOutput, *, strict: bool) -> None:
+        self.step = -1
+        self.mode_steps = dict.fromkeys(ModeKeys, -1)
+        self.failure: Exception | None = None
+        self.modules = ModuleWatch(self._begin_step, self._give_up)
+        self._options, self._output = options, output
+        self._is_strict, self._pid = strict, os.getpid()
+        self._chooser: Chooser | None = None
+        self._now: list[Collection] = []  # collections that this step saves
+        self._leaves_be = False  # this step would take the place of another program's
+        self._has_trained = False
+        self._step_watch: StepWatch | None = None
+        self._counts_file: CountsFile | None = None  # once the first step has begun
+        self._is_closed = False
+        self._listener = self._see_loss  # one object, to be found again
+        losses.listen(self._listener)
+
+    # What programs say themselves.
+
+    @_guarded
+    def save_scalar(self, name: str, value: float, sm_metric: bool) -> None:
+        """Save a number with the current step, as `scalar/NAME`."""
+        self._up_to_date()
+        if self._output.saves and (copy := self._open_copy()) is not None:
+            if sm_metric:
+                self._options.collection_manager.get(CollectionKeys.SM_METRICS).add_tensor_name(f"scalar/{name}")
+                self._output.write_collections()
+            copy.add(f"scalar/{name}", torch.tensor(value, dtype=torch.float64, device="cpu"), Wanted(True, ()))
+
+    @_guarded
+    def save_tensor(self, name: str, value: Any, collections: list[str]) -> None:
+        """Save values with the current step, where one of the collections is saved then."""
+        self._options.add_tensor_name(name, collections)
+        if self._options.has_changed:
+            chooser = self._up_to_date()
+            if self.step >= 0 and self._output.saves:
+                self._now = chooser.at(self._options.mode, self.mode_steps[self._options.mode])
+                self._output.write_collections()
+        self._see_tensor(name, value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu"))
+
+    @_guarded
+    def see_module(self, name: str, kind: str, given: Any, result: Any) -> None:
+        """Save what a module was given and returned, by its name; `kind` is its class where the name says none."""
+        if not self._now:
+            return
+        for side, values in (("input", given), ("output", result)):
+            for place, tensor in enumerate(_tensors(values)):
+                alias = f"{name}.{kind}_{side}_{place}" if kind and kind not in name.lower() else ""
+                full = f"{name}_{side}_{place}"
+                # A module's name is its own; a loss may be computed several times.
+                self._see_tensor(full if kind else self._output.free_name(full), tensor, alias)
+
+    def close(self) -> None:
+        """End the last step, write what is left and say that this worker has ended. Harmless when repeated."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._is_closed = True
+        losses.stop_listening(self._listener)
+        self.modules.close()
+        self._finish_step()
+        if self._counts_file is not None:
+            self._counts_file.close()
+        self._output.close(failure="" if self.failure is None else repr(self.failure))
+
+    # What happens in the program.
+
+    @_guarded
+    def _begin_step(self, model: torch.nn.Module) -> None:
+        self._finish_step()
+        if self._counts_file is None:
+            self._counts_file = self._go_on()
+        mode = self._options.mode
+        self.step += 1
+        self.mode_steps[mode] += 1
+        if mode is not ModeKeys.GLOBAL:
+            self.mode_steps[ModeKeys.GLOBAL] = self.step
+        chooser = self._up_to_date()
+        self._now = chooser.at(mode, self.mode_steps[mode]) if self._output.saves else []
+        self._leave_count(self._counts_file)
+        if self._now:
+            self._leaves_be = self._is_evaluation_after_training()
+        elif self._leaves_be and torch.is_grad_enabled():
+            self._leaves_be = False
+        if not self._now or self._leaves_be:
+            self._now = []
+            return
+        self._step_watch = StepWatch(self.modules, self._now, self._see_tensor, self.see_module, self._is_wanted)
+        self._step_watch.begin()
+
+    @_guarded
+    def _finish_step(self) -> None:
+        if self._step_watch is not None:
+            self._step_watch.end()
+            self._step_watch = None
+        self._now = []
+        self._output.finish_step()
+
+    @_guarded
+    def _see_tensor(self, name: str, tensor: torch.Tensor, alias: str = "") -> None:
+        if not has_plain_tensors():
+            return
+        wanted = self._up_to_date().wants(self._now, name, alias)
+        if wanted is not None and (copy := self._open_copy()) is not None:
+            copy.add(name, tensor, wanted, alias)
+
+    def _see_loss(self, module: str, given: tuple[Any, ...], result: Any) -> None:
+        if self._now:
+            self.see_module(module, "", given, result)
+
+    # How it counts.
+
+    def _go_on(self) -> CountsFile:
+        """Count on from the checkpoints that this attempt was restored from; return what takes this one's counts."""
+        self._up_to_date()  # which has looked which worker this is
+        before = restored_counts(trains_alone=self._output.place.num_trainings > 1)
+        self.step = self._output.goes_on_after = before.total
+        self.mode_steps = {
+            ModeKeys.GLOBAL: before.total,
+            ModeKeys.TRAIN: before.train,
+            ModeKeys.EVAL: before.evaluate,
+            ModeKeys.PREDICT: before.predict,
+        }
+        return CountsFile(before)
+
+    def _leave_count(self, file: CountsFile) -> None:
+        """Leave that a step has begun, if this program trains: one that only evaluates writes no checkpoints."""
+        self._has_trained = self._has_trained or torch.is_grad_enabled()
+        if self._has_trained and self._output.saves:
+            modes = self.mode_steps
+            parts = (modes[ModeKeys.TRAIN], modes[ModeKeys.EVAL], modes[ModeKeys.PREDICT])
+            file.add(self._output.place.name, self.step, *parts)
+
+    # What becomes of it.
+
+    def _up_to_date(self) -> Chooser:
+        """Return what decides, made anew once the program may have changed its mind."""
+        if self._chooser is None or self._options.has_changed:
+            self._chooser = self._options.make_chooser(self.modules.names)
+            self._output.find_worker()
+        return self._chooser
+
+    def _is_wanted(self, name: str) -> bool:
+        return self._up_to_date().wants(self._now, name) is not None
+
+    def _is_evaluation_after_training(self) -> bool:
+        """Whether this step computes no gradients, and another program has saved here and ended well.
+
+        Whoever trains again saves again: a script that is run in a loop, what follows a preparation.
+        """
+        return self._options.is_automatic and not torch.is_grad_enabled() and self._output.was_saved_before()
+
+    def _open_copy(self) -> StepCopy | None:
+        """Return where this step's tensors go; None if it has to do without."""
+        if self._is_closed or self.step < 0 or self._leaves_be:
+            return None
+        mode = self._options.mode
+        return self._output.open_copy(self.step, mode, self.mode_steps[mode])
+
+    def _give_up(self, error: Exception) -> None:
+        self.failure = error
+        if isinstance(error, FolderTaken):
+            _log.warning("debugger: this process saves nothing, training goes on: %s", error)
+        else:
+            _log.error("debugger: nothing more is saved, training goes on: %r", error, exc_info=error)
+        self._now = []
+        self._output.abandon_step()
+        watch, self._step_watch = self._step_watch, None
+        if watch is not None:
+            watch.end()
+        self.modules.close()
+        losses.stop_listening(self._listener)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Return the tensors in what a module takes or returns, in order."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, list | tuple):
+        return []
+    return [tensor for value in values for tensor in _tensors(value)]

@@ -1,0 +1,121 @@
+"""Where a hook begins to count, and how its agent learns how far it has come.
+
+Where: `step_capture`. In a job with checkpoints the agent names a folder (`contract.step_counts`): there lies how far
+steps had been counted when the checkpoints were written that this attempt was restored from, and there goes a row for
+each step. Without that folder a hook begins with step 0, and leaves nothing.
+
+Whatever fails here is said once; the hook counts from 0 then, or on without leaving rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain
+from clary.contract.step_counts import (
+    ENDING,
+    FOLDER_VARIABLE,
+    RESTORED_FILE,
+    CountsHeader,
+    RestoredCounts,
+    StepCounts,
+    offset_of,
+    pack_header,
+    pack_row,
+)
+
+_MAX_BYTES = 64 * 1024  # of the file that a restore leaves
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_log = logging.getLogger("clary.debugger")
+
+
+def restored_counts(*, trains_alone: bool) -> StepCounts:
+    """Return how far steps had been counted at the checkpoints that this attempt was restored from; never raises.
+
+    Args:
+        trains_alone: whether each host has a training of its own.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE, "")
+    if not folder:
+        return StepCounts()
+    try:
+        found = _read(os.path.join(folder, RESTORED_FILE))
+    except FileNotFoundError:
+        return StepCounts()
+    except (OSError, ValueError, RecursionError, ContractError) as error:
+        _log.warning("debugger: steps are counted from 0: what the restored checkpoints say is not read: %s", error)
+        return StepCounts()
+    counts = (found.own if trains_alone else found.first) or StepCounts()
+    if not counts.is_possible:
+        _log.warning("debugger: steps are counted from 0: the restored checkpoints say %s, which cannot be", counts)
+        return StepCounts()
+    return counts
+
+
+class CountsFile:
+    """Takes a row for each step of this process, once it trains; a process that does not leaves no file.
+
+    Args:
+        before: what had been counted when the process began.
+    """
+
+    def __init__(self, before: StepCounts) -> None:
+        self._folder = os.environ.get(FOLDER_VARIABLE, "")
+        self._before = before
+        self._number = 0
+        self._descriptor = -1
+        self._identity = (0, 0)
+
+    def add(self, worker: str, total: int, train: int, evaluate: int, predict: int) -> None:
+        """Leave that a step begins; never raises. One write, no thread, no lock."""
+        if not self._folder:
+            return
+        now_ns = time.time_ns()
+        try:
+            if self._descriptor < 0:
+                self._open(worker, now_ns)
+            # Programs may close descriptors that are not theirs: the number may be that of a file of their own by now.
+            if _identity(self._descriptor) != self._identity:
+                self._descriptor = -1
+                raise OSError("the program has closed their file")
+            self._number += 1
+            row = pack_row(self._number, now_ns, (total, train, evaluate, predict))
+            os.pwrite(self._descriptor, row, offset_of(self._number))
+        except (OSError, ValueError, OverflowError) as error:
+            _log.warning("debugger: checkpoints are stored without the number of their step: %s", error)
+            self._folder = ""
+            self.close()
+
+    def close(self) -> None:
+        """Leave no more. Harmless when repeated."""
+        descriptor, self._descriptor, self._folder = self._descriptor, -1, ""
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                if _identity(descriptor) == self._identity:
+                    os.close(descriptor)
+
+    def _open(self, worker: str, now_ns: int) -> None:
+        path = os.path.join(self._folder, f"{worker}-{os.getpid()}{ENDING}")
+        self._descriptor = os.open(path, _WRITE_FLAGS, 0o644)
+        self._identity = _identity(self._descriptor)
+        header = CountsHeader(int(worker.removeprefix("worker_")), now_ns, self._before)
+        os.pwrite(self._descriptor, pack_header(header), 0)
+
+
+def _read(path: str) -> RestoredCounts:
+    descriptor = os.open(path, _READ_FLAGS)
+    try:
+        return from_plain(RestoredCounts, json.loads(os.read(descriptor, _MAX_BYTES)))
+    finally:
+        os.close(descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    facts = os.fstat(descriptor)
+    return facts.st_dev, facts.st_ino

@@ -1,0 +1,100 @@
+"""Where the steps of this process go. Nothing is made in the folder before there is a tensor to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clary.train.debugger.capture.copying import StepCopy
+from clary.train.debugger.capture.folder_claims import has_ended_well
+from clary.train.debugger.capture.hook_options import HookOptions
+from clary.train.debugger.capture.ranks import WorkerPlace, worker_place
+from clary.train.debugger.capture.saving import Saver
+from clary.train.debugger.modes import ModeKeys
+
+
+class WorkerOutput:
+    """Saves as the worker that this process is, if that one is to save. `close` it.
+
+    Args:
+        limit_s: seconds that a step waits for memory, and `close` for the disk.
+    """
+
+    def __init__(self, options: HookOptions, *, limit_s: float) -> None:
+        self._options, self._limit_s = options, limit_s
+        self.goes_on_after = -1  # step of an earlier attempt; to be set before the first step is saved
+        self._place: WorkerPlace | None = None
+        self._saver: Saver | None = None
+
+    @property
+    def num_dropped(self) -> int:
+        """Steps that had no memory in time."""
+        return 0 if self._saver is None else self._saver.num_dropped
+
+    @property
+    def saves(self) -> bool:
+        """Whether this worker is to save; one that has not been found yet is not known to be the chief."""
+        saves_here = self._options.include_workers == "all" or (self._place is not None and self._place.is_chief)
+        return saves_here and not self._options.dry_run
+
+    @property
+    def place(self) -> WorkerPlace:
+        """Which worker this is, as far as is known."""
+        return self._place or worker_place()
+
+    def find_worker(self) -> None:
+        """Look which worker this is, as long as it has saved nothing: a process group may come to be meanwhile."""
+        if self._saver is None:
+            self._place = worker_place()
+
+    def was_saved_before(self) -> bool:
+        """Whether another program has saved here as this worker and ended well, and this one has saved nothing."""
+        if self._saver is not None:
+            return False
+        return has_ended_well(Path(self._options.out_dir), self.place.name)
+
+    def open_copy(self, step: int, mode: ModeKeys, mode_step: int) -> StepCopy | None:
+        """Return where a step's tensors go; None if it has to do without. Raises: FolderTaken, OSError."""
+        if self._saver is None:
+            place, saves_all = self.place, self._options.include_workers == "all"
+            self._saver = Saver(
+                Path(self._options.out_dir),
+                place.name,
+                num_workers=place.num_workers if saves_all else 1,
+                num_ends=place.num_workers if saves_all else place.num_trainings,
+                collections=self._options.collection_manager,
+                limit_s=self._limit_s,
+                goes_on_after=self.goes_on_after,
+            )
+        return self._saver.open_copy(step, mode, mode_step)
+
+    def free_name(self, name: str) -> str:
+        """Return a name that the step does not have yet: this one, or this one with a number."""
+        copy = None if self._saver is None else self._saver.copy
+        found, number = name, 1
+        while copy is not None and found in copy:
+            found, number = f"{name}_{number}", number + 1
+        return found
+
+    def write_collections(self) -> None:
+        """Say which collections there are, if anything was saved; otherwise it is said then. Raises: OSError."""
+        if self._saver is not None:
+            self._saver.write_collections()
+
+    def finish_step(self) -> None:
+        """Have the step written, if it has anything."""
+        if self._saver is not None:
+            self._saver.finish_step()
+
+    def abandon_step(self) -> None:
+        """Let the step go unwritten, and take nothing more for it."""
+        if self._saver is not None:
+            self._saver.abandon_step()
+
+    def close(self, *, failure: str) -> None:
+        """Wait until all is written, and say that this worker has ended.
+
+        Args:
+            failure: what ended the saving before the training; empty if nothing did.
+        """
+        if self._saver is not None:
+            self._saver.close(failure=failure)

@@ -1,0 +1,1 @@
+"""What was saved, read again: files and objects, steps, tensors, trials."""

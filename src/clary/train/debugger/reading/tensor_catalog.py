@@ -1,0 +1,55 @@
+"""The tensors of a trial by name, and those of their values that are small enough to be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from clary.train.debugger.files import STEPS, Files, step_file
+from clary.train.debugger.reading.saved_tensor import Tensor
+from clary.train.debugger.tensor_files import StepIndex, TensorEntry, read_values
+
+_KEPT_BYTES = 4096  # values up to this size are kept: losses are asked for again and again
+
+
+class TensorCatalog:
+    """Tensors that have been seen.
+
+    Args:
+        make_tensor: makes one of a name.
+    """
+
+    def __init__(self, files: Files, make_tensor: Callable[[str], Tensor]) -> None:
+        self.by_name: dict[str, Tensor] = {}
+        self._files, self._make_tensor = files, make_tensor
+        self._aliases: dict[str, str] = {}
+        self._kept: dict[tuple[int, str, str], bytes] = {}  # values by global step, worker and name
+
+    def take(self, index: StepIndex) -> None:
+        """Take what a worker has saved of a step."""
+        for entry in index.tensors.values():
+            if entry.name not in self.by_name:
+                self.by_name[entry.name] = self._make_tensor(entry.name)
+            self.by_name[entry.name].add(index.step, index.worker, entry)
+            if entry.alias:
+                self._aliases[entry.name] = entry.alias
+
+    def forget(self, worker: str, indexes: Iterable[StepIndex]) -> None:
+        """Let go of what a worker has saved, as these files said."""
+        self._kept = {key: values for key, values in self._kept.items() if key[1] != worker}
+        for index in indexes:
+            for entry in index.tensors.values():
+                self.by_name[entry.name].remove(index.step, worker)
+
+    def alias(self, name: str) -> str:
+        """Return the other name that expressions match; empty if a tensor has none."""
+        return self._aliases.get(name, "")
+
+    def read(self, index: StepIndex, entry: TensorEntry) -> bytes:
+        """Return a tensor's bytes. Raises: TensorFileError, OSError."""
+        key = (index.step, index.worker, entry.name)
+        if key in self._kept:
+            return self._kept[key]
+        values = read_values(self._files, f"{STEPS}/{step_file(index.step, index.worker)}", index, entry)
+        if len(values) <= _KEPT_BYTES:
+            self._kept[key] = values
+        return values

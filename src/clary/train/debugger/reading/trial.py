@@ -1,0 +1,246 @@
+"""What a training has saved so far, while it goes on or after. The names are smdebug's.
+
+Where: rules and scripts ask it. `trial_reader` reads what has come, `saved_steps` knows which steps are whole,
+`tensor_catalog` has the tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterable
+
+from clary.train.debugger.collection import Collection
+from clary.train.debugger.errors import ConfigurationError, StepNotYetAvailable, StepUnavailable, TensorUnavailable
+from clary.train.debugger.files import Files
+from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.reading.saved_steps import StepState
+from clary.train.debugger.reading.saved_tensor import Tensor
+from clary.train.debugger.reading.tensor_catalog import TensorCatalog
+from clary.train.debugger.reading.trial_reader import TrialReader
+from clary.train.debugger.tensor_files import StepIndex, TensorEntry
+
+WAIT_LIMIT_S = 28 * 24 * 3600.0  # of `wait_for_steps`; no job is longer
+_PAUSE_S = 0.5  # between two looks
+_log = logging.getLogger("clary.debugger")
+
+
+class Trial:
+    """A training by its files.
+
+    Args:
+        range_steps: global steps to look at, from the first on, up to and not including the second.
+        since: seconds since 1970; what was saved before is of an earlier try, and left out.
+        ends_by_mark: whether training ends once agents say so, whatever workers say.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        name: str,
+        range_steps: tuple[int | None, int | None] | None = None,
+        path: str = "",
+        since: float = 0.0,
+        ends_by_mark: bool = False,
+    ) -> None:
+        start, end = range_steps or (None, None)
+        if start is not None and end is not None and end <= start:
+            raise ConfigurationError(f"range_steps is {range_steps}; expected a first step below the last")
+        self.name, self.path, self.range_steps = name, path or str(files), range_steps
+        self.dynamic_refresh = True  # False while a rule looks, so that it sees one state
+        self.logger = _log
+        self._files, self._next_look_s = files, 0.0
+        self._tensors = TensorCatalog(files, functools.partial(Tensor, trial=self))
+        self._reader = TrialReader(
+            files, self._tensors, first_step=start or 0, end_step=end, since=since, ends_by_mark=ends_by_mark
+        )
+        self._steps = self._reader.steps
+
+    def __repr__(self) -> str:
+        return f"Trial({self.name!r}, {self.path!r}, {len(self._steps)} steps, {len(self._tensors.by_name)} tensors)"
+
+    # What there is.
+
+    def tensor_names(
+        self,
+        *,
+        step: int | None = None,
+        mode: ModeKeys = ModeKeys.GLOBAL,
+        regex: str | Iterable[str] | None = None,
+        collection: str | Collection | None = None,
+    ) -> list[str]:
+        """Return names of tensors, sorted: all, or those of a step, of a phase, that match, of a collection.
+
+        Raises: ConfigurationError where both `regex` and `collection` are given.
+        """
+        if regex is not None and collection is not None:
+            raise ConfigurationError("tensor_names takes regex or collection, not both")
+        self.refresh()
+        if step is not None:
+            found = self._steps.global_step(mode, step)
+            names = set() if found is None else self._names_of([found])
+        elif mode is not ModeKeys.GLOBAL:
+            names = self._names_of(self._steps.of_mode(mode))
+        else:
+            names = set(self._tensors.by_name)
+        if collection is not None:
+            one = self.collection(collection) if isinstance(collection, str) else collection
+            names = {name for name in names if one.matches(name, self.alias(name))}
+        if regex is not None:
+            asked = Collection("asked", regex)
+            names = {name for name in names if asked.matches(name, self.alias(name))}
+        return sorted(names)
+
+    def tensor(self, tname: str) -> Tensor:
+        """Return a tensor. Raises: TensorUnavailable."""
+        if not self.has_tensor(tname):
+            raise TensorUnavailable(tname)
+        return self._tensors.by_name[tname]
+
+    def has_tensor(self, tname: str) -> bool:
+        """Whether some step has it."""
+        if tname not in self._tensors.by_name:
+            self.refresh()
+        return tname in self._tensors.by_name
+
+    def steps(self, mode: ModeKeys | None = None, show_incomplete_steps: bool = False) -> list[int]:
+        """Return the steps that were saved, of all phases or as one phase counts them."""
+        self.refresh()
+        return self.steps_among(self._steps, mode or ModeKeys.GLOBAL, with_incomplete=show_incomplete_steps)
+
+    def modes(self) -> list[ModeKeys]:
+        """Return the phases that steps were saved in."""
+        self.refresh()
+        return sorted(self._steps.modes, key=lambda mode: mode.value)
+
+    def mode(self, global_step: int) -> ModeKeys:
+        """Return a step's phase. Raises: StepUnavailable and its like."""
+        return self._index(global_step).mode
+
+    def mode_step(self, global_step: int) -> int:
+        """Return a step's number in its phase. Raises: StepUnavailable and its like."""
+        return self._index(global_step).mode_step
+
+    def global_step(self, mode: ModeKeys, mode_step: int) -> int:
+        """Return the number among all steps of a phase's step. Raises: StepUnavailable and its like."""
+        found = self.known_global_step(mode, mode_step)
+        if found is None:
+            self.check_step(mode_step, mode)
+            raise StepUnavailable(mode_step, mode)
+        return found
+
+    def workers(self) -> list[str]:
+        """Return the workers that save."""
+        self.refresh()
+        return self._steps.workers
+
+    def collections(self) -> dict[str, Collection]:
+        """Return the collections by name, whether they were saved or not."""
+        self.refresh()
+        return self._reader.collections.collections
+
+    def collection(self, coll_name: str) -> Collection:
+        """Return a collection; one that holds nothing where there is none of this name."""
+        self.refresh()
+        return self._reader.collections.get(coll_name)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether training has ended, as far as was seen."""
+        return self._steps.has_ended
+
+    @property
+    def num_restarts(self) -> int:
+        """Programs that have taken another one's place."""
+        return self._reader.num_restarts
+
+    @property
+    def damaged(self) -> dict[str, str]:
+        """Files that were refused, and why."""
+        return self._reader.damaged
+
+    @property
+    def written_at(self) -> dict[int, float]:
+        """When steps were written, seconds since 1970, by global step."""
+        return self._steps.written_at
+
+    @property
+    def last_complete_step(self) -> int:
+        """The last step that all workers have passed, -1 for none."""
+        return max(self.steps_among(self._steps, ModeKeys.GLOBAL, with_incomplete=False), default=-1)
+
+    def next_step(self, step: int) -> int:
+        """Return the first global step from one on that all workers have passed; -1 as long as there is none."""
+        return min(
+            self.steps_among((one for one in self._steps if one >= step), ModeKeys.GLOBAL, with_incomplete=False),
+            default=-1,
+        )
+
+    def alias(self, tname: str) -> str:
+        """Return the other name that expressions match: a tensor's with its module's class; empty if it has none."""
+        return self._tensors.alias(tname)
+
+    # What is to come.
+
+    def has_passed_step(self, step: int, mode: ModeKeys = ModeKeys.GLOBAL) -> StepState:
+        """Return what is known of a step."""
+        self.refresh()
+        return self._steps.state(step, mode)
+
+    def wait_for_steps(
+        self, required_steps: Iterable[int], mode: ModeKeys = ModeKeys.GLOBAL, limit_s: float = WAIT_LIMIT_S
+    ) -> None:
+        """Wait until steps were saved.
+
+        Raises: StepUnavailable if one is passed without, NoMoreData if training ends before it, StepNotYetAvailable
+            after `limit_s` seconds.
+        """
+        deadline = time.monotonic() + limit_s
+        for step in required_steps:
+            while (state := self.has_passed_step(step, mode)) is StepState.NOT_YET_AVAILABLE:
+                if time.monotonic() > deadline:
+                    raise StepNotYetAvailable(step, mode)
+                if not self.dynamic_refresh:
+                    raise StepNotYetAvailable(step, mode)
+                time.sleep(max(_PAUSE_S, self._files.interval_s))
+            if state is StepState.UNAVAILABLE:
+                self.check_step(step, mode)
+
+    def check_step(self, step: int, mode: ModeKeys) -> None:
+        """Return if a step is there. Raises: StepNotYetAvailable, StepUnavailable, NoMoreData."""
+        self._steps.check(step, mode)
+
+    def refresh(self) -> None:
+        """Look for new files; does nothing within `no_refresh`, once all is known, or right after the last look.
+
+        Raises: OSError; what was seen until then is kept.
+        """
+        now_s = time.monotonic()
+        if self.has_ended or not self.dynamic_refresh or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + self._files.interval_s
+        self._reader.look()
+
+    # What tensors ask for.
+
+    def known_global_step(self, mode: ModeKeys, mode_step: int) -> int | None:
+        """Return the number among all steps of a phase's step, None if it has not been seen."""
+        return self._steps.global_step(mode, mode_step)
+
+    def steps_among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
+        """Return those of some global steps that are of a phase, as it counts them, sorted."""
+        return self._steps.among(steps, mode, with_incomplete=with_incomplete)
+
+    def values_of(self, step: int, worker: str, entry: TensorEntry) -> bytes:
+        """Return a tensor's bytes. Raises: TensorFileError, OSError."""
+        return self._tensors.read(self._steps.of_workers(step)[worker], entry)
+
+    def _names_of(self, steps: Iterable[int]) -> set[str]:
+        return {name for step in steps for index in self._steps.of_workers(step).values() for name in index.tensors}
+
+    def _index(self, global_step: int) -> StepIndex:
+        self.refresh()
+        self.check_step(global_step, ModeKeys.GLOBAL)
+        return self._steps.first_index(global_step)

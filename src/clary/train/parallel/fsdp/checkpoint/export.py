@@ -1,0 +1,152 @@
+"""`save_model_checkpoint` and `load_model_checkpoint`: a model, its optimizer and its scheduler in one call.
+
+Where: scripts of the first releases of SMP v2 call these; later ones save by `async_save`, in the same layout, so that
+either reads what the other has written.
+Source: aws/amazon-sagemaker-examples of December 2023 to June 2024, model_parallel_v2/shared-scripts/checkpoints.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+from clary.train.parallel.fsdp.checkpoint.loading import load
+from clary.train.parallel.fsdp.checkpoint.saving import save
+from clary.train.parallel.fsdp.checkpoint.sharded_optimizer import load_optimizer_shards
+from clary.train.parallel.fsdp.checkpoint.storage import make_reader
+from clary.train.parallel.fsdp.logs import get_logger
+from clary.train.parallel.fsdp.state import state
+
+EXPORT_KEY_MODEL = "model"
+EXPORT_KEY_OPTIMIZER = "optimizer"
+EXPORT_KEY_SCHEDULER = "scheduler"
+EXPORT_KEY_IDENTITY = "identity"  # of what `load_model_checkpoint` returns: all that is the script's own
+_OWN = (EXPORT_KEY_MODEL, EXPORT_KEY_OPTIMIZER, EXPORT_KEY_SCHEDULER)
+
+
+def save_model_checkpoint(
+    model: nn.Module,
+    state_dict_type: StateDictType,
+    folder: str | os.PathLike[str],
+    sharding_strategy: Any = None,
+    pg_metadata: tuple[Any, int, bool] | None = None,
+    log: bool = False,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    extra_exports: Mapping[str, Any] | None = None,
+) -> None:
+    """Save a sharded state below a folder, each slice in a folder of its own there. Every rank calls it.
+
+    Args:
+        sharding_strategy: taken for the sake of scripts: the model knows its own.
+        pg_metadata: who saves together, which of them plans, and whether this rank saves; None is the model's group,
+            and the first of ranks that hold the same.
+        log: say where it was saved.
+        extra_exports: values of the script's own, by names that are not those of model, optimizer and scheduler.
+
+    Raises: ValueError for a state that is not sharded, or a name that is taken; CheckpointError on all ranks, naming
+        those that failed.
+    """
+    del sharding_strategy
+    _check("save_model_checkpoint", state_dict_type, extra_exports)
+    saved: dict[str, Any] = {}
+    with FullyShardedDataParallel.state_dict_type(model, state_dict_type):
+        saved[EXPORT_KEY_MODEL] = model.state_dict()
+        if optimizer is not None:
+            saved[EXPORT_KEY_OPTIMIZER] = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    if scheduler is not None:
+        saved[EXPORT_KEY_SCHEDULER] = scheduler.state_dict()
+    group, coordinator, is_saving = pg_metadata or _groups(model)
+    if is_saving:
+        at = folder_of_slice(folder)
+        save(saved | dict(extra_exports or {}), checkpoint_id=at, process_group=group, coordinator_rank=coordinator)
+        if log:
+            get_logger().info("saved to %s", at)
+
+
+def load_model_checkpoint(
+    model: nn.Module,
+    state_dict_type: StateDictType,
+    folder: str | os.PathLike[str],
+    sharding_strategy: Any = None,
+    pg_metadata: tuple[Any, int, bool] | None = None,
+    log: bool = False,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    extra_imports: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Load what `save_model_checkpoint` has saved, in place. Every rank calls it, with arguments likewise.
+
+    Args:
+        extra_imports: the script's own values that are wanted; each is there with the value that was saved.
+
+    Returns: the model, optimizer and scheduler under EXPORT_KEY_MODEL and so on, those that were given, and the
+        script's own values, a dict, under EXPORT_KEY_IDENTITY.
+    Raises: ValueError likewise; torch's CheckpointException on all ranks, naming those that failed.
+    """
+    del sharding_strategy
+    _check("load_model_checkpoint", state_dict_type, extra_imports)
+    group, _, _ = pg_metadata or _groups(model)
+    at, own = folder_of_slice(folder), dict(extra_imports or {})
+    with FullyShardedDataParallel.state_dict_type(model, state_dict_type):
+        found: dict[str, Any] = {EXPORT_KEY_MODEL: model.state_dict(), **own}
+        if scheduler is not None:
+            found[EXPORT_KEY_SCHEDULER] = scheduler.state_dict()
+        load(found, checkpoint_id=at, process_group=group)
+        model.load_state_dict(found[EXPORT_KEY_MODEL])
+        if optimizer is not None:
+            moments = load_optimizer_shards(
+                found[EXPORT_KEY_MODEL],
+                EXPORT_KEY_OPTIMIZER,
+                make_reader(at, s3_region=None, s3client_config=None),
+                process_group=group,
+            )
+            flat = FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, moments[EXPORT_KEY_OPTIMIZER])
+            optimizer.load_state_dict(flat)
+    if scheduler is not None:
+        scheduler.load_state_dict(found[EXPORT_KEY_SCHEDULER])
+    if log:
+        get_logger().info("loaded from %s", at)
+    return {
+        EXPORT_KEY_MODEL: model,
+        EXPORT_KEY_OPTIMIZER: optimizer,
+        EXPORT_KEY_SCHEDULER: scheduler,
+        EXPORT_KEY_IDENTITY: {key: found[key] for key in own},
+    }
+
+
+def folder_of_slice(folder: str | os.PathLike[str]) -> str:
+    """Return the folder of this rank's slice below that of a checkpoint, which it is itself where nothing is cut."""
+    at = os.fspath(folder)
+    if state.tp_size > 1:
+        at = f"{at}/tp{state.tp_size}-{state.tp_rank}"
+    return f"{at}/ep{state.ep_size}-{state.ep_rank}" if state.ep_size > 1 else at
+
+
+def register_tp_processing_pre_comm_hook(*_: Any, **__: Any) -> None:
+    """Say that nothing is to be done: gradients of parameters that tensor ranks hold alike are alike already."""
+    get_logger().info(
+        "register_tp_processing_pre_comm_hook has no effect here: tensor ranks compute alike gradients of what they "
+        "hold alike"
+    )
+
+
+def _groups(model: Any) -> tuple[Any, int, bool]:
+    group = model.process_group
+    return group, min(dist.get_process_group_ranks(group)), state.ranker.get_rep_rank(dist.get_rank()) == 0
+
+
+def _check(call: str, state_dict_type: StateDictType, extras: Mapping[str, Any] | None) -> None:
+    if state_dict_type is not StateDictType.SHARDED_STATE_DICT:
+        raise ValueError(
+            f"{call}: state_dict_type is {state_dict_type}; expected StateDictType.SHARDED_STATE_DICT. Save full "
+            "states by model.state_dict() in FullyShardedDataParallel.state_dict_type, and local ones in "
+            "sm_state_dict_type"
+        )
+    if taken := [key for key in extras or {} if key in _OWN]:
+        raise ValueError(f"{call}: {', '.join(taken)} of the script's own values are names of model, optimizer or so")

@@ -1,0 +1,210 @@
+"""Distributed checkpoints are written in three parts: all ranks plan, each writes its own, all finish.
+
+Where: `save` does the three in a row; `asynchronous` has the second done by a thread. Planner and writer are those of
+torch.distributed.checkpoint, whose format this is. Only planning and finishing talk to other ranks, so a thread that
+writes never meets collectives of training.
+
+[Note: whole or not] The file `.metadata` makes a folder a checkpoint. It comes last, by renaming, after all ranks have
+written; a writer of ours takes an older one away before anybody overwrites its data. A save that is broken off leaves a
+folder that `load` refuses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.stateful import Stateful
+
+from clary.train.checkpoint.ranks import Ranks
+from clary.train.parallel.errors import CheckpointError
+from clary.train.parallel.fsdp.checkpoint.slice_groups import group_of, is_saved_by_another
+from clary.train.parallel.fsdp.checkpoint.storage import make_writer
+
+_under_way: set[str] = set()  # paths that saves of this process write to
+
+
+@dataclass
+class Saving:
+    """A save that is planned, on one rank. `write` needs no other rank; `finish` needs all."""
+
+    writer: Any
+    planner: Any
+    plan: Any
+    metadata: Any  # of the coordinator
+    ranks: Ranks
+    path: str
+
+    def stage(self, copy: Callable[[Any, Any], Any]) -> None:
+        """Have every rank put aside what it is to write, so that training may change it.
+
+        Args:
+            copy: of the plan and its planner; returns a planner for copies.
+
+        Raises: CheckpointError on all ranks if one failed; the save is over then.
+        """
+
+        def part() -> None:
+            self.planner = copy(self.plan, self.planner)
+
+        try:
+            self.ranks.map("copying a distributed checkpoint", part, lambda parts: parts)
+        except BaseException:
+            _under_way.discard(self.path)
+            raise
+
+    def write(self) -> Any:
+        """Write what is this rank's; returns what `finish` wants to know.
+
+        Raises: OSError naming what is missing: torch's writer with several threads forgets that one of them failed.
+        """
+        results = self.writer.write_data(self.plan, self.planner).wait()
+        written = {one.index for one in results}
+        missing = [str(item.index.fqn) for item in self.plan.items if item.index not in written]
+        if missing:
+            raise OSError(
+                f"{len(missing)} of {len(self.plan.items)} parts were not written, the first {missing[0]}: what kept "
+                "them stands above in this rank's log"
+            )
+        return results
+
+    def finish(self, result: Callable[[], Any]) -> Any:
+        """Make it a checkpoint, once all ranks have written.
+
+        Args:
+            result: returns what `write` returned, or raises what it raised.
+
+        Returns: the metadata on the coordinator, None elsewhere.
+        Raises: CheckpointError on all ranks if one failed; there is no checkpoint then.
+        """
+
+        def whole(results: list[Any]) -> list[Any]:
+            self.writer.finish(self.metadata, results)
+            return [None] * len(results)
+
+        try:
+            self.ranks.map("finishing a distributed checkpoint", result, whole)
+        finally:
+            _under_way.discard(self.path)
+        return self.metadata
+
+
+@dataclass
+class SavedByAnother(Saving):
+    """The save of a rank whose part another rank writes: it does nothing, when the others do something."""
+
+    def stage(self, copy: Callable[[Any, Any], Any]) -> None:
+        """Put nothing aside."""
+
+    def write(self) -> Any:
+        """Write nothing."""
+        return []
+
+    def finish(self, result: Callable[[], Any]) -> Any:
+        """Wait for nothing."""
+        result()
+        return None
+
+
+def plan_saving(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: Any,
+    storage_writer: Any,
+    planner: Any,
+    process_group: Any,
+    coordinator_rank: int,
+    s3_region: str | None,
+    s3client_config: Any,
+    num_threads: int = 1,
+) -> Saving:
+    """Agree with the other ranks on who writes what.
+
+    Raises: ValueError if neither a path nor a writer is given, a save to this path is under way, or ranks that hold
+        different slices were to save together; CheckpointError naming the ranks that failed.
+    """
+    if dist.is_initialized():
+        group = group_of(state_dict, process_group)
+        if group is not process_group:
+            process_group, coordinator_rank = group, min(dist.get_process_group_ranks(group))
+        if is_saved_by_another(state_dict):
+            ranks = Ranks(process_group, coordinator_rank, CheckpointError)
+            return SavedByAnother(storage_writer, planner, None, None, ranks, str(checkpoint_id))
+    ranks = Ranks(process_group, coordinator_rank, CheckpointError, "; there is none at its path")
+    if storage_writer is None:
+        storage_writer = make_writer(
+            checkpoint_id, s3_region=s3_region, s3client_config=s3client_config, num_threads=num_threads
+        )
+    elif checkpoint_id is not None:
+        storage_writer.reset(checkpoint_id)
+    path = os.path.normpath(str(getattr(storage_writer, "path", checkpoint_id)))
+    if path in _under_way:
+        raise ValueError(
+            f"an earlier save to {path} is not finished: call maybe_finalize_async_calls(blocking=True) first, or save "
+            "to another path"
+        )
+    planner = DefaultSavePlanner() if planner is None else planner
+    made: list[Any] = [None]
+
+    def local() -> Any:
+        plain = {key: one.state_dict() if isinstance(one, Stateful) else one for key, one in state_dict.items()}
+        planner.set_up_planner(plain, storage_writer.storage_meta(), ranks.is_coordinator)
+        storage_writer.set_up_storage_writer(ranks.is_coordinator)
+        return storage_writer.prepare_local_plan(planner.create_local_plan())
+
+    def whole(plans: list[Any]) -> list[Any]:
+        plans, made[0] = planner.create_global_plan(plans)
+        return list(storage_writer.prepare_global_plan(plans))
+
+    plan = planner.finish_plan(ranks.map("planning a distributed checkpoint", local, whole))
+    _under_way.add(path)
+    return Saving(storage_writer, planner, plan, made[0], ranks, path)
+
+
+@torch.no_grad()
+def save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: Any = None,
+    storage_writer: Any = None,
+    planner: Any = None,
+    process_group: Any = None,
+    coordinator_rank: int = 0,
+    wait_error_handling: bool = True,
+    force_check_all_plans: bool = True,
+    s3_region: str | None = None,
+    s3client_config: Any = None,
+) -> Any:
+    """Save a state dict whose tensors may lie in shards on many ranks. Every rank of the group calls it.
+
+    Args:
+        checkpoint_id: a folder that all ranks see, or a path s3://bucket/prefix.
+        storage_writer: used in place of the one for `checkpoint_id`.
+        process_group: who saves; None is all ranks.
+        coordinator_rank: of the world; must be in the group.
+        wait_error_handling: taken for the sake of scripts; errors of all ranks are always waited for.
+        force_check_all_plans: taken for the sake of scripts; plans are always checked.
+        s3_region: of the bucket; None is what boto3 finds in environment and configuration.
+        s3client_config: a botocore Config.
+
+    State after failure: no checkpoint is at this path, also not the one that was there before.
+    Returns: the metadata on the coordinator, None elsewhere.
+    Raises: ValueError for a path or rank that cannot be; CheckpointError on all ranks, naming those that failed.
+    """
+    del wait_error_handling, force_check_all_plans
+    saving = plan_saving(
+        state_dict,
+        checkpoint_id=checkpoint_id,
+        storage_writer=storage_writer,
+        planner=planner,
+        process_group=process_group,
+        coordinator_rank=coordinator_rank,
+        s3_region=s3_region,
+        s3client_config=s3client_config,
+    )
+    return saving.finish(saving.write)

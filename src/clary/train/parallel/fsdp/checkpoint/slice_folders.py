@@ -1,0 +1,231 @@
+"""Folders of slices say which slice they hold, so that none is overwritten by another, or loaded in place of another.
+
+Where: `additions` puts this into torch's writer and reader of folders, and ours are made from these. The file
+`slice.json` lies beside the data, written by the rank that plans before any data is.
+
+A folder that is not there is put together from the slices of another degree beside it, or from the whole that lies in
+the folder above; a whole that is not there from the slices in the folders below it. Tensors are read where they lie,
+each rank what it wants. In S3, where folders are not listed, only what is named is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, LoadPlan
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.futures import Future
+
+from clary.train.parallel.fsdp.checkpoint.slices import Place, Slice, merge, parameter_of
+from clary.train.parallel.fsdp.state import state
+
+_FILE = "slice.json"
+_METADATA = ".metadata"
+_MERGED = "_clary_merged_slices"  # the attribute of a reader that reads from slices of other degrees
+
+
+@dataclasses.dataclass(frozen=True)
+class _Merged:
+    readers: list[Any]
+    places: Mapping[Any, Place]
+
+
+def own_slice() -> Slice:
+    """Return the slice that this rank holds of models whose sharded states were asked for."""
+    if state.ep_size > 1:
+        return Slice("ep", state.ep_rank, state.ep_size, state.slice_cuts)
+    return Slice("tp", state.tp_rank, state.tp_size, state.slice_cuts)
+
+
+def folder_additions() -> list[tuple[type, str, Any]]:
+    """Return what takes the place of methods of torch's writer and reader: owner, name, method."""
+    return [
+        (FileSystemWriter, "prepare_global_plan", _claiming(FileSystemWriter.prepare_global_plan)),
+        (FileSystemReader, "read_metadata", _finding(FileSystemReader.read_metadata)),
+        (FileSystemReader, "read_data", _reading(FileSystemReader.read_data)),
+    ]
+
+
+def _claiming(original: Any) -> Any:
+    @functools.wraps(original)
+    def prepare(writer: Any, plans: list[Any]) -> Any:
+        own = own_slice()
+        if own.of > 1 and any(_is_of_slices(plan, own) for plan in plans):
+            _claim(writer.fs, writer.path, own)
+        return original(writer, plans)
+
+    return prepare
+
+
+def _is_of_slices(plan: Any, own: Slice) -> bool:
+    paths = plan.planner_data or {}
+    for item in plan.items:
+        name = parameter_of(paths.get(item.index.fqn, ()), own.cuts) if item.tensor_data else None
+        if name is not None and (not (cut := own.cuts[name]).parts or _is_slice(item.tensor_data.size, cut)):
+            return True
+    return False
+
+
+def _is_slice(size: Sequence[int], cut: Any) -> bool:
+    return bool(len(size) > cut.dim and size[cut.dim] != cut.length)
+
+
+def _claim(fs: Any, path: Any, own: Slice) -> None:
+    """Say that a folder holds this rank's slice.
+
+    Raises: ValueError if it holds another, or another is being written there.
+    """
+    at, text = fs.concat_path(path, _FILE), json.dumps(own.as_json()).encode()
+    held = _held(fs, path)
+    if held is None and isinstance(at, Path):
+        try:
+            with at.open("xb") as file:
+                file.write(text)
+                return
+        except FileExistsError:  # by a rank of another slice, which has begun at the same time
+            held = _held(fs, path)
+    if held is not None and (held.axis, held.number, held.of) != (own.axis, own.number, own.of):
+        raise ValueError(
+            f"{path} holds slice {held.name}, and slice {own.name} was to be saved there: save each slice into a "
+            f"folder of its own, such as {own.name}, or remove what is there"
+        )
+    if held != own:
+        with fs.create_stream(at, "wb") as stream:
+            stream.write(text)
+
+
+def _held(fs: Any, path: Any) -> Slice | None:
+    """Return the slice that a folder says it holds.
+
+    Raises: ValueError if what it says is damaged.
+    """
+    at = fs.concat_path(path, _FILE)
+    if not fs.exists(at):
+        return None
+    with fs.create_stream(at, "rb") as stream:
+        text = stream.read()
+    try:
+        return Slice.from_json(json.loads(text))
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{at} does not say which slice is there ({error!r}): save the checkpoint again") from None
+
+
+def has_sources(reader: Any) -> bool:
+    """Whether a folder that is no checkpoint can be put together from others; only after `tsm.init`."""
+    return state.configuration is not None and find_sources(reader) is not None
+
+
+def _finding(original: Any) -> Any:
+    @functools.wraps(original)
+    def read_metadata(reader: Any, *args: Any, **kwargs: Any) -> Any:
+        vars(reader).pop(_MERGED, None)
+        if args or kwargs:  # of one rank's own file, which no checkpoint of slices has
+            return original(reader, *args, **kwargs)
+        sources = find_sources(reader, original)
+        if sources is None:
+            return original(reader)
+        readers = [_at(reader, path) for _, path in sources]
+        found = [original(one) for one in readers]
+        for one, metadata in zip(readers, found, strict=True):
+            one.storage_data = metadata.storage_data
+        told = [slice_ for slice_, _ in sources]
+        merged, places = merge(list(zip(told, found, strict=True)), own_slice())
+        merged.storage_data = {}  # `places` says it
+        setattr(reader, _MERGED, _Merged(readers, places))
+        return merged
+
+    return read_metadata
+
+
+def find_sources(reader: Any, read: Any = None) -> list[tuple[Slice, Any]] | None:
+    """Return the slices of other degrees that a folder is to be read from, with their folders; None: it itself.
+
+    Raises: ValueError if the folder holds another slice than this rank wants, or there are several to choose from.
+    """
+    own, fs, path = own_slice(), reader.fs, reader.path
+    if fs.exists(fs.concat_path(path, _METADATA)):
+        held = _held(fs, path)
+        if held is None:
+            is_whole = own.of > 1 and _is_whole(read(reader), own)
+            return [(Slice(own.axis, 0, 1, {}), path)] if is_whole else None
+        if (held.axis, held.number, held.of) == (own.axis, own.number, own.of):
+            return None
+        raise ValueError(
+            f"{path} holds slice {held.name}; this rank wants {own.name if own.of > 1 else 'the whole'}: name the "
+            "folder of that, which is put together from slices beside it or below it if it is not there"
+        )
+    if "://" in str(path):
+        return None
+    above = os.path.dirname(str(path).rstrip("/"))
+    for base in (str(path), above):
+        if sets := _sets_below(fs, base):
+            if len(sets) > 1:
+                names = ", ".join(one[0][0].name for one in sets)
+                raise ValueError(
+                    f"{path} is no checkpoint; it could be put together from {names} and so on: remove all but one"
+                )
+            return sets[0]
+    at = fs.init_path(above) if above else path
+    is_above = own.of > 1 and fs.exists(fs.concat_path(at, _METADATA)) and _held(fs, at) is None
+    return [(Slice(own.axis, 0, 1, {}), at)] if is_above else None
+
+
+def _is_whole(metadata: Metadata, own: Slice) -> bool:
+    """Whether a checkpoint has whole tensors of parameters that are cut here."""
+    for key, one in metadata.state_dict_metadata.items():
+        name = parameter_of((metadata.planner_data or {}).get(key, ()), own.cuts)
+        if name is not None and isinstance(one, TensorStorageMetadata) and len(one.size) > own.cuts[name].dim:
+            return bool(one.size[own.cuts[name].dim] == own.cuts[name].length)
+    return False
+
+
+def _sets_below(fs: Any, base: str) -> list[list[tuple[Slice, Any]]]:
+    """Return the finished checkpoints of slices in the folders below one, each with all its slices by their numbers."""
+    found: dict[tuple[str, int], dict[int, tuple[Slice, Any]]] = {}
+    for folder in sorted(Path(base).iterdir()) if Path(base).is_dir() else ():
+        held = _held(fs, folder) if fs.exists(fs.concat_path(folder, _METADATA)) else None
+        if held is not None:
+            found.setdefault((held.axis, held.of), {})[held.number] = (held, folder)
+    return [[one[at] for at in range(of)] for (_, of), one in found.items() if len(one) == of]
+
+
+def _at(reader: Any, path: Any) -> Any:
+    """Return a reader like another one, at another folder."""
+    one = copy.copy(reader)
+    one.path = reader.fs.init_path(path)
+    return one
+
+
+def _reading(original: Any) -> Any:
+    @functools.wraps(original)
+    def read_data(reader: Any, plan: Any, planner: Any) -> Any:
+        merged = vars(reader).get(_MERGED)
+        if merged is None:
+            return original(reader, plan, planner)
+        by_source: dict[int, list[Any]] = {}
+        for item in plan.items:
+            place = merged.places[item.storage_index.fqn, item.storage_index.offset]
+            by_source.setdefault(place.source, []).append(_moved(item, place))
+        for source, items in by_source.items():
+            original(merged.readers[source], LoadPlan(items), planner).wait()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    return read_data
+
+
+def _moved(item: Any, place: Place) -> Any:
+    """Return an item of a plan as the folder that it lies in has it."""
+    offsets = (
+        [one + more for one, more in zip(item.storage_offsets, place.offsets, strict=True)] if place.offsets else []
+    )
+    storage_offsets = type(item.storage_offsets)(offsets) if place.offsets else item.storage_offsets
+    return dataclasses.replace(item, storage_index=place.index, storage_offsets=storage_offsets)

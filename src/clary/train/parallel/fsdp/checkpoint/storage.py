@@ -1,0 +1,132 @@
+"""Where distributed checkpoints lie: folders, or prefixes in S3. The format is torch.distributed.checkpoint's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from clary.train.parallel.fsdp.checkpoint.s3 import S3FileSystem, is_s3_uri
+from clary.train.parallel.fsdp.checkpoint.slice_folders import has_sources
+
+Hook = Callable[[], None]
+
+
+class DistributedFileSystemWriter(FileSystemWriter):
+    """Writes one rank's part; takes away what made the folder a checkpoint before anything in it is overwritten.
+
+    Args:
+        path: a folder, or s3://bucket/prefix.
+        pre_write_hooks: called without arguments before this rank's data is written, on the thread that writes.
+        post_write_hooks: called after it was written, if it was.
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        *args: Any,
+        pre_write_hooks: Iterable[Hook] = (),
+        post_write_hooks: Iterable[Hook] = (),
+        s3_region: str | None = None,
+        s3client_config: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__("." if is_s3_uri(path) else path, *args, **kwargs)
+        self.fs = path_to_file_system(path, s3_region=s3_region, s3client_config=s3client_config)
+        self.path = self.fs.init_path(path)
+        self._pre_write_hooks, self._post_write_hooks = list(pre_write_hooks), list(post_write_hooks)
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """Make the folder no checkpoint; ranks write only after the coordinator has done so here, and it alone does.
+
+        Raises: ValueError if the folder holds another slice, which stays then.
+        """
+        planned: list[Any] = super().prepare_global_plan(plans)
+        metadata = self.fs.concat_path(self.path, ".metadata")
+        if self.fs.exists(metadata):
+            self.fs.rm_file(metadata)
+        return planned
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """Write this rank's data between the hooks."""
+        for hook in self._pre_write_hooks:
+            hook()
+        future = super().write_data(plan, planner)
+        future.wait()
+        for hook in self._post_write_hooks:
+            hook()
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Whether this writer can write there."""
+        return is_s3_uri(checkpoint_id) or bool(FileSystem.validate_checkpoint_id(checkpoint_id))
+
+
+class DistributedFileSystemReader(FileSystemReader):
+    """Reads what the writer wrote.
+
+    Args:
+        path: a folder, or s3://bucket/prefix.
+    """
+
+    def __init__(
+        self, path: Any, *args: Any, s3_region: str | None = None, s3client_config: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__("." if is_s3_uri(path) else path, *args, **kwargs)
+        self.fs = path_to_file_system(path, s3_region=s3_region, s3client_config=s3client_config)
+        self.path = self.fs.init_path(path)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        """Read what makes the folder a checkpoint.
+
+        Raises: FileNotFoundError if it is none.
+        """
+        metadata = self.fs.concat_path(self.path, ".metadata")
+        if not self.fs.exists(metadata) and not has_sources(self):
+            raise FileNotFoundError(
+                f"{self.path} has no .metadata: no distributed checkpoint is there, or saving it was not finished. "
+                "Load another; after async_save, maybe_finalize_async_calls makes it one"
+            )
+        return super().read_metadata(*args, **kwargs)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Whether this reader can read there."""
+        return is_s3_uri(checkpoint_id) or bool(FileSystem.validate_checkpoint_id(checkpoint_id))
+
+
+def path_to_file_system(path: Any, s3_region: str | None = None, s3client_config: Any = None) -> Any:
+    """Return what opens files at a path, a folder's or S3's."""
+    return S3FileSystem(s3_region, s3client_config) if is_s3_uri(path) else FileSystem()
+
+
+def make_writer(path: Any, *, s3_region: str | None, s3client_config: Any, num_threads: int) -> Any:
+    """Return a writer for a path.
+
+    Raises: ValueError if it is none.
+    """
+    return DistributedFileSystemWriter(
+        _checked(path), s3_region=s3_region, s3client_config=s3client_config, thread_count=num_threads
+    )
+
+
+def make_reader(path: Any, *, s3_region: str | None, s3client_config: Any) -> Any:
+    """Return a reader for a path.
+
+    Raises: ValueError if it is none.
+    """
+    return DistributedFileSystemReader(_checked(path), s3_region=s3_region, s3client_config=s3client_config)
+
+
+def _checked(path: Any) -> Any:
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise ValueError(
+            f"checkpoint_id is {path!r}; expected a folder or s3://bucket/prefix, or a storage writer or reader"
+        )
+    if not isinstance(path, str) and os.fspath(path).startswith("s3:/"):
+        raise ValueError(f"checkpoint_id is {path!r}, a path that has lost a slash: give s3://bucket/prefix as text")
+    return path

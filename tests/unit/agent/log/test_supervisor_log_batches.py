@@ -1,0 +1,93 @@
+"""Batches that are made while others are sent: in order, made anew when the service asks for other lines."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clary.agent.log import log_batches
+from clary.agent.log.log_batches import LogBatches
+from clary.agent.log.log_spool import LogSpool
+from clary.agent.log.metrics import MetricFinder
+from clary.base.errors import AgentError
+from clary.base.plain import to_plain
+from clary.contract.agent_protocol import LogBatch
+
+
+class Encoder:
+    """Encodes, and notes the thread in which it did."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+        self.is_failing_ahead = False
+
+    def __call__(self, batch: LogBatch) -> bytes:
+        if self.is_failing_ahead and threading.current_thread() is not threading.main_thread():
+            raise AgentError("cannot be encoded")
+        self.threads.append(threading.current_thread().name)
+        return json.dumps(to_plain(batch)).encode()
+
+
+@pytest.fixture
+def encoder() -> Encoder:
+    return Encoder()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> LogSpool:
+    spool = LogSpool(tmp_path)
+    spool.append([f"line {number}" for number in range(10)])
+    return spool
+
+
+@pytest.fixture
+def batches(spool: LogSpool, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(log_batches, "BATCH_LINES", 3)
+    monkeypatch.setattr(log_batches, "FLOOD_BYTES", 1)
+    batches = LogBatches(spool, MetricFinder((), on_note=pytest.fail), encode=encoder)
+    yield batches
+    batches.close()
+
+
+def numbers(body: bytes) -> list[int]:
+    lines = [line for block in json.loads(body)["blocks"] for line in block["text"].splitlines()]
+    return [int(line.removeprefix("line ")) for line in lines]
+
+
+def test_in_a_flood_the_next_batch_is_made_in_another_thread(batches: LogBatches, encoder: Encoder) -> None:
+    first = batches.take(0)
+    second = batches.take(first.end_sequence)
+    assert (numbers(first.body), numbers(second.body)) == ([0, 1, 2], [3, 4, 5])
+    assert encoder.threads[0] == threading.current_thread().name
+    assert encoder.threads[1].startswith("log-batches")
+
+
+def test_a_batch_that_the_service_does_not_want_next_is_made_anew(batches: LogBatches) -> None:
+    batches.take(0)
+    assert numbers(batches.take(1).body) == [1, 2, 3]
+    assert numbers(batches.take(4).body) == [4, 5, 6]
+
+
+def test_the_last_batch_is_followed_by_none(batches: LogBatches, encoder: Encoder) -> None:
+    assert numbers(batches.take(9).body) == [9]
+    assert len(encoder.threads) == 1
+
+
+def test_an_error_of_a_batch_made_ahead_comes_when_it_is_wanted(batches: LogBatches, encoder: Encoder) -> None:
+    encoder.is_failing_ahead = True
+    first = batches.take(0)
+    with pytest.raises(AgentError, match="cannot be encoded"):
+        batches.take(first.end_sequence)
+
+
+def test_an_error_of_a_batch_that_is_not_wanted_is_nobodys(batches: LogBatches, encoder: Encoder) -> None:
+    encoder.is_failing_ahead = True
+    batches.take(0)
+    assert numbers(batches.take(1).body) == [1, 2, 3]
+
+
+def test_lines_that_the_spool_does_not_give_back_are_an_error(batches: LogBatches) -> None:
+    with pytest.raises(AgentError, match="gives back none"):
+        batches.take(10)

@@ -1,0 +1,72 @@
+"""The machine's process list and the tree below one process."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from clary.base.processes import live_descendants, parse_stat, read_arguments, read_process_list, read_variables
+
+
+@pytest.mark.parametrize("name", [b"sh", b"a b", b") R 1 (", b"((", b"x\n)"])
+def test_command_names_of_any_form_do_not_shift_the_fields(name):
+    fields = [b"S", b"41"] + [b"0"] * 17 + [b"987654"] + [b"0"] * 30
+    entry = parse_stat(b"42 (" + name + b") " + b" ".join(fields) + b"\n")
+    assert (entry.parent, entry.state, entry.started_at) == (41, "S", 987654)
+
+
+@pytest.mark.parametrize(("flags", "is_exiting"), [(0x400000, False), (0x400004, True), (0x400200, True)])
+def test_a_process_whose_end_has_begun_is_told_by_its_flags(flags, is_exiting):
+    fields = [b"R", b"41"] + [b"0"] * 4 + [str(flags).encode()] + [b"0"] * 12 + [b"987654"] + [b"0"] * 30
+    assert parse_stat(b"42 (sh) " + b" ".join(fields) + b"\n").is_exiting is is_exiting
+
+
+def test_own_entry_names_the_real_parent():
+    assert read_process_list()[os.getpid()].parent == os.getppid()
+
+
+def test_descendants_are_found_through_every_generation_and_zombies_are_not():
+    script = "sh -c 'sleep 600 & echo $!; exec sleep 600' & echo $!; wait"
+    shell = subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    dead = subprocess.Popen(["/bin/true"])
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        pids = {int(shell.stdout.readline()) for _ in range(2)}
+        assert set(live_descendants(shell.pid)) == pids
+        assert pids | {shell.pid} <= set(live_descendants(os.getpid()))
+        assert read_process_list()[dead.pid].state == "Z"
+        assert dead.pid not in live_descendants(os.getpid())
+    finally:
+        for pid in sorted(live_descendants(shell.pid), reverse=True):
+            os.kill(pid, 9)
+        shell.wait()
+        shell.stdout.close()
+        dead.wait()
+
+
+def test_programs_that_were_just_started_have_their_arguments_and_variables():
+    """The parent goes on before they are laid out: without waiting, four of five reads here found nothing."""
+    command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()", "marked"]
+    for _ in range(50):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env={"OF_A_TEST": "yes"}) as process:
+            assert read_arguments(process.pid) == command
+            process.stdin.close()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env={"OF_A_TEST": "yes"}) as process:
+            assert b"OF_A_TEST=yes" in read_variables(process.pid)
+            process.stdin.close()
+
+
+def test_a_scan_does_not_wait_for_processes_that_never_have_arguments():
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    before = time.monotonic()
+    assert read_arguments(ended.pid) == []
+    for pid, entry in read_process_list().items():
+        if entry.is_kernel_thread:
+            assert read_arguments(pid) == []
+            assert read_variables(pid) == []
+    assert time.monotonic() - before < 0.5
+    ended.wait()
+    assert read_arguments(ended.pid) == []

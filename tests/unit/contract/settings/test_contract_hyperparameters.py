@@ -1,0 +1,85 @@
+"""Hyperparameters: both dialects, the toolkit's command line, and what nothing can carry."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clary.contract.settings import hyperparameters as hps
+
+GOLDENS = Path(__file__).parents[3] / "assets" / "sm_variables"
+TOOLKIT_GOLDENS = sorted(path for path in GOLDENS.glob("*.json") if not path.stem.startswith("v3-"))
+
+
+@pytest.mark.parametrize("path", TOOLKIT_GOLDENS, ids=lambda path: path.stem)
+def test_cli_arguments_equal_those_of_the_toolkit(path: Path) -> None:
+    document = json.loads(path.read_text())
+    expected = json.loads(document["variables"]["SM_USER_ARGS"])
+    assert list(hps.cli_arguments(document["job"]["hyperparameters"])) == expected
+
+
+def test_cli_arguments_are_sorted_and_rendered_by_type() -> None:
+    values = {
+        "zeta": '"abc"',
+        "b": "2",
+        "flag": "true",
+        "lst": "[1, 2]",
+        "nested": '{"y": 1, "x": "a"}',
+        "nothing": "null",
+        "raw": "it's",
+        "sagemaker_program": '"train.py"',
+        "_tuning_objective_metric": '"loss"',
+    }
+    assert hps.cli_arguments(values) == (
+        *("-b", "2"),
+        *("--flag", "True"),
+        *("--lst", "[1, 2]"),
+        *("--nested", "x=a,y=1"),
+        *("--nothing", ""),
+        *("--raw", "it's"),
+        *("--zeta", "abc"),
+    )
+
+
+@given(st.text())
+def test_text_that_is_json_means_its_value_and_other_text_itself(text: str) -> None:
+    assert hps.parse_value(json.dumps(text)) == text
+    value = hps.parse_value(text)
+    assert value == text or json.dumps(value) == json.dumps(json.loads(text))
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000])
+def test_values_that_json_gives_up_on_stay_strings(text: str) -> None:
+    assert hps.parse_value(text) == text
+
+
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ('"True"', True), ("True", True), ("1", True)])
+def test_switches_are_read_in_both_dialects(text: str, expected: bool) -> None:
+    assert hps.is_enabled({"x": text}, "x") is expected
+
+
+@pytest.mark.parametrize("text", ["false", "False", "null", "0", '""', "no"])
+def test_switches_that_are_off(text: str) -> None:
+    assert not hps.is_enabled({"x": text}, "x")
+
+
+def test_names_of_the_platform_are_kept_from_the_user() -> None:
+    values = {"sagemaker_x": "1", "sagemaker_program": "train.py", "_tuning_objective_metric": "l", "epochs": "3"}
+    assert hps.user_values(values) == {"epochs": 3}
+    assert hps.framework_parameters(values) == {"sagemaker_x": 1}
+    assert hps.platform_text(values, "sagemaker_program") == "train.py"
+
+
+def test_quotes_newlines_and_alphabets_can_be_carried_and_nul_and_half_pairs_cannot() -> None:
+    assert hps.unusable({"a": 'it\'s "x"\n', "b": '"\\u4e2d"', "\u00e9": "1", "path": "a b;$(c)"}) == ()
+    problems = hps.unusable({"a": '"\\u0000"', "b": '"\\ud800"', "c": '{"k": "\\u0000"}', "ok": "1"})
+    assert [problem.split("'")[1] for problem in problems] == ["a", "b", "c"]
+
+
+def test_mp_parameters_are_an_object_or_nothing() -> None:
+    assert hps.model_parallel_parameters({"mp_parameters": '{"ddp": true}'}) == {"ddp": True}
+    assert hps.model_parallel_parameters({"mp_parameters": "{}"}) is None
+    assert hps.model_parallel_parameters({"mp_parameters": "ddp"}) is None
+    assert hps.model_parallel_parameters({}) is None

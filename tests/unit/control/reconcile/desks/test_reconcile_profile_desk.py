@@ -1,0 +1,193 @@
+"""Profiles are asked of every host, taken once, kept for a while, looked at, and gone with their job."""
+
+import asyncio
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from clary.base.errors import ObjectStoreError, WireError
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.deep_profiles import HostProfile, RankProfile, RankState, Window
+from clary.control.reconcile.desks import profile_keeping
+from clary.control.reconcile.desks.profile_desk import ANSWER_S, BY_CONFIG, NUM_KEPT, ProfileDesk
+from clary.control.reconcile.desks.profile_keeping import keep_profiles
+from clary.testing.control_plane import ControlPlane
+
+FIVE = Window(start_step=None, num_steps=5)
+CONFIG = {
+    "S3OutputPath": "s3://bucket/some/where",
+    "ProfilingParameters": {"DetailedProfilingConfig": '{"StartStep": 4, "NumSteps": 2, }'},
+}
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        await plane.create(num_hosts=2, ProfilerConfig=CONFIG)
+        await plane.passes()
+        for host in ("algo-1", "algo-2"):
+            await plane.agent(host=host).report(HostPhase.PREPARING)
+        yield plane
+
+
+def answer(number, host, *, is_final=True, state=RankState.DONE):
+    rank = int(host.removeprefix("algo-")) - 1
+    return HostProfile(number=number, host=host, is_final=is_final, ranks=(RankProfile(rank=rank, state=state),))
+
+
+async def test_every_host_is_asked_with_its_next_report_and_ranks_begin_together(plane):
+    receipt = await plane.agent(host="algo-2").report()
+    assert receipt.profile is None
+    job = await plane.job()
+    request = plane.profiles.ask(job, FIVE, reason="why", ranks=(1,))
+    for host in ("algo-1", "algo-2"):
+        assert (await plane.agent(host=host).report()).profile == request.asked
+    now = plane.clock.now().timestamp()
+    assert request.asked.start_at > now
+    assert request.asked.give_up_at > request.asked.start_at
+    assert (request.asked.num_steps, request.asked.ranks) == (5, (1,))
+
+
+async def test_who_asks_for_the_same_gets_that_one_and_for_another_is_refused_until_it_is_whole(plane):
+    job = await plane.job()
+    first = plane.profiles.ask(job, FIVE, reason="one person")
+    assert plane.profiles.ask(job, FIVE, reason="another").number == first.number
+    with pytest.raises(WireError, match=r"another profile of job is being taken .* 5 steps.* profile job --cancel"):
+        plane.profiles.ask(job, replace(FIVE, num_steps=6), reason="another")
+    for host in ("algo-1", "algo-2"):
+        plane.gateway.take_profile(job, host, answer(first.number, host))
+    assert plane.profiles.ask(job, replace(FIVE, num_steps=6), reason="another").number > first.number
+
+
+async def test_a_trace_comes_in_pieces_of_which_one_may_come_twice(plane):
+    job = await plane.job()
+    number = plane.profiles.ask(job, FIVE, reason="").number
+    take = plane.gateway.take_trace
+    await take(job, "algo-1", b"abc", number=number, rank=0, offset=0, is_last=False)
+    await take(job, "algo-1", b"def", number=number, rank=0, offset=3, is_last=False)
+    await take(job, "algo-1", b"def", number=number, rank=0, offset=3, is_last=False)
+    place = plane.profiles.place("job", number) / "rank-0.trace.json.gz"
+    assert not place.exists(), "whole or not at all"
+    with pytest.raises(WireError, match="goes on at 6, and not at 9"):
+        await take(job, "algo-1", b"x", number=number, rank=0, offset=9, is_last=True)
+    await take(job, "algo-1", b"g", number=number, rank=0, offset=6, is_last=True)
+    assert place.read_bytes() == b"abcdefg"
+    with pytest.raises(WireError, match="at most"):
+        await take(job, "algo-1", b"g", number=number, rank=0, offset=1 << 40, is_last=True)
+
+
+async def test_answers_to_what_nobody_asked_are_refused(plane):
+    job = await plane.job()
+    number = plane.profiles.ask(job, FIVE, reason="").number
+    for other, wrong in ((job, answer(number + 1, "algo-1")), (replace(job, attempt=2), answer(number, "algo-1"))):
+        with pytest.raises(WireError, match="is not wanted"):
+            plane.gateway.take_profile(other, "algo-1", wrong)
+
+
+async def test_what_the_job_asked_for_itself_is_known_when_its_hosts_answer(plane):
+    job = await plane.job()
+    plane.gateway.take_profile(job, "algo-1", answer(job.attempt, "algo-1"))
+    request, found = plane.profiles.read("job", job.attempt)
+    assert (request.reason, request.asked.start_step, request.asked.num_steps) == (BY_CONFIG, 4, 2)
+    assert list(found) == ["algo-1"]
+    assert not plane.profiles.is_ready(job, request)
+    plane.clock.advance(10 * ANSWER_S)
+    assert not plane.profiles.is_ready(job, request), "its step may come late"
+    plane.gateway.take_profile(job, "algo-2", answer(job.attempt, "algo-2"))
+    assert plane.profiles.is_ready(job, request)
+
+
+async def test_a_profile_ends_with_its_attempt_its_time_or_its_cancellation(plane):
+    job = await plane.job()
+    assert plane.profiles.cancel(replace(job, plan=None)) is None
+    request = plane.profiles.ask(job, FIVE, reason="")
+    assert not plane.profiles.is_ready(job, request)
+    assert plane.profiles.is_ready(replace(job, attempt=2), request)
+    assert plane.profiles.is_ready(None, request)
+    assert plane.profiles.cancel(job).asked.is_cancelled
+    assert (await plane.agent().report()).profile.is_cancelled
+    plane.clock.advance(ANSWER_S + 1)
+    assert plane.profiles.is_ready(job, request)
+
+
+async def test_the_newest_are_kept_and_a_deleted_job_has_none(plane):
+    job = await plane.job()
+    for _ in range(NUM_KEPT + 2):
+        number = plane.profiles.ask(job, FIVE, reason="").number
+        for host in ("algo-1", "algo-2"):
+            plane.gateway.take_profile(job, host, answer(number, host))
+    assert len(plane.profiles.numbers("job")) == NUM_KEPT
+    assert plane.profiles.numbers("job")[0] == number
+    plane.profiles.forget("job")
+    assert plane.profiles.numbers("job") == []
+    assert not plane.profiles.open
+
+
+async def test_updates_of_the_job_begin_and_end_windows(plane):
+    update = {"ProfilingParameters": {"DetailedProfilingConfig": '{"StartStep": 9, "NumSteps": 2}'}}
+    await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", ProfilerConfig=update)
+    asked = (await plane.agent().report()).profile
+    assert (asked.start_step, asked.num_steps, asked.give_up_at, asked.is_cancelled) == (9, 2, 0, False)
+    await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", ProfilerConfig={"DisableProfiler": True})
+    assert (await plane.agent().report()).profile.is_cancelled
+
+
+class FakeObjects:
+    """Takes objects; `refusal` is raised instead."""
+
+    def __init__(self, refusal=None):
+        self.stored, self.refusal = {}, refusal
+
+    async def request(self, method, bucket, *, key="", body=b""):
+        if self.refusal:
+            raise self.refusal
+        self.stored[f"{bucket}/{key}"] = body
+        return SimpleNamespace(status=200)
+
+
+async def kept(plane, desk, objects, number):
+    """Have profiles kept until this one has a summary, and everything of it was stored."""
+    task = asyncio.create_task(keep_profiles(desk, plane.hub, plane.store.get_job, objects, interval_s=0.01))
+    try:
+        async with asyncio.timeout(60):
+            while desk.summary("job", number) is None or (not objects.refusal and not objects.stored):
+                await asyncio.sleep(0.05)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return desk.summary("job", number)
+
+
+async def test_what_is_whole_is_looked_at_and_stored_also_by_the_next_service(plane):
+    job = await plane.job()
+    number = plane.profiles.ask(job, FIVE, reason="").number
+    for host in ("algo-1", "algo-2"):
+        plane.gateway.take_profile(job, host, answer(number, host, state=RankState.LOST))
+    next_desk = ProfileDesk(plane.profiles.place("job", 0).parent.parent, clock=plane.clock)
+    objects = FakeObjects()
+    summary = await kept(plane, next_desk, objects, number)
+    assert [rank["state"] for rank in summary["ranks"]] == ["lost", "lost"]
+    prefix = f"bucket/some/where/job/profiler-output/framework/{number}/"
+    assert {key.removeprefix(prefix) for key in objects.stored} & {"algo-1.json", "summary.json"}
+
+
+async def test_traces_that_cannot_be_read_in_time_are_said_to_be(plane, monkeypatch):
+    monkeypatch.setattr(profile_keeping, "LIMIT_S", 0.0)
+    job = await plane.job()
+    number = plane.profiles.ask(job, FIVE, reason="").number
+    folder = plane.profiles.place("job", number)
+    assert "could not be read within 0 s" in await profile_keeping.look_at(folder, limit_s=0.0)
+    (folder / "request.json").unlink()
+    (folder / "summary.json").mkdir()
+    assert "the traces could not be read: " in await profile_keeping.look_at(folder)
+
+
+async def test_an_object_store_that_refuses_leaves_the_profile_where_it_is(plane):
+    job = await plane.job()
+    number = plane.profiles.ask(job, FIVE, reason="").number
+    for host in ("algo-1", "algo-2"):
+        plane.gateway.take_profile(job, host, answer(number, host))
+    summary = await kept(plane, plane.profiles, FakeObjects(ObjectStoreError("away")), number)
+    assert json.dumps(summary)

@@ -1,0 +1,145 @@
+"""Plain http:// through the proxy over real sockets: whole bodies both ways, one request a connection."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from clary.control.egress import forwarding
+from clary.control.egress.entries import parse_entry
+from clary.control.egress.policy import EgressPolicy
+from clary.control.server.edge import connect_proxy
+from clary.control.server.edge.connect_proxy import ConnectProxy
+
+DEADLINE_S = 5
+MORE_S = 0.05  # for what must not come after a body
+
+
+class FakeRegistry:
+    """Keeps the request that it got, and answers with given bytes."""
+
+    def __init__(self, answer, body_end):
+        self.answer = answer
+        self.body_end = body_end
+        self.got = b""
+
+    async def serve(self, reader, writer):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            self.got = await reader.readuntil(b"\r\n\r\n")
+            if self.body_end:
+                self.got += await reader.readuntil(self.body_end)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(MORE_S):
+                        self.got += await reader.read(1024)
+            writer.write(self.answer)
+            await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def through(monkeypatch):
+    """Send bytes to a proxy that reaches a registry with this answer; return what came back, and what it got."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def through(
+            request, answer=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", *, body_end=b"", entries=None
+        ):
+            registry = FakeRegistry(answer, body_end)
+            server = await stack.enter_async_context(await asyncio.start_server(registry.serve, "127.0.0.1", 0))
+            place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            named = [place] if entries is None else entries
+            policy = EgressPolicy(has_internet=True, reachable=tuple(map(parse_entry, named)))
+            proxy = ConnectProxy("127.0.0.1", tls_port=0, own_names=frozenset(), policy=policy)
+            port = await proxy.start()
+            stack.push_async_callback(proxy.close)
+            async with asyncio.timeout(DEADLINE_S):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                try:
+                    writer.write(request.replace(b"PLACE", place.encode()))
+                    answered = await reader.read(-1)
+                finally:
+                    writer.close()
+            return answered, registry.got.replace(place.encode(), b"PLACE")
+
+        yield through
+
+
+async def test_a_request_goes_on_in_origin_form_without_what_was_said_to_the_proxy(through):
+    request = (
+        b"GET http://PLACE/simple/?a=b HTTP/1.1\r\nHost: other\r\nProxy-Authorization: secret\r\nX-Hop: 1\r\n"
+        b"Connection: keep-alive, X-Hop\r\nAccept: */*\r\n\r\n"
+    )
+    answered, got = await through(request)
+    assert got == b"GET /simple/?a=b HTTP/1.1\r\nHost: PLACE\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+    assert answered == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
+
+
+async def test_the_second_request_of_a_connection_is_never_sent_on(through):
+    """It may be meant for another target, which nobody has judged."""
+    one = b"GET http://PLACE/ HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
+    answered, got = await through(one + b"GET http://169.254.169.254/ HTTP/1.1\r\n\r\n", body_end=b"abc")
+    assert got.endswith(b"\r\n\r\nabc")
+    assert answered.endswith(b"ok")
+
+
+async def test_a_body_in_chunks_passes_as_it_came_and_ends_where_it_ends(through):
+    body = b"5;x=y\r\nhello\r\n0\r\nTrailer: t\r\n\r\n"
+    request = b"PUT http://PLACE/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+    _, got = await through(request + b"GET more", body_end=b"t\r\n\r\n")
+    assert got.endswith(b"\r\n\r\n" + body)
+
+
+async def test_an_answer_of_a_megabyte_and_one_that_says_wait_pass_whole(through):
+    answer = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 200 OK\r\nKeep-Alive: 5\r\n\r\n" + b"x" * 1_000_000
+    answered, _ = await through(
+        b"PUT http://PLACE HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 0\r\n\r\n", answer
+    )
+    assert answered.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 200 OK\r\nConnection: close\r\n\r\n")
+    assert answered.endswith(b"x" * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"Content-Length: 1\r\nContent-Length: 2\r\n",
+        b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: gzip, chunked\r\n",
+        b"Content-Length: +1\r\n",
+        b"Content-Length : 1\r\n",
+        b" folded\r\n",
+    ],
+)
+async def test_bodies_that_two_servers_could_read_differently_are_refused(through, framing):
+    answered, got = await through(b"POST http://PLACE/ HTTP/1.1\r\n" + framing + b"\r\nab")
+    assert answered.startswith(b"HTTP/1.1 405 ")
+    assert got == b""
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH\r\n\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n"])
+async def test_what_does_not_answer_in_http_is_a_bad_gateway(through, answer):
+    answered, _ = await through(b"GET http://PLACE/ HTTP/1.1\r\n\r\n", answer)
+    assert answered.startswith(b"HTTP/1.1 502 ")
+
+
+@pytest.mark.parametrize(
+    "target", [b"PLACE", b"169.254.169.254", b"localhost", b"example.com", b"sts.amazonaws.com", b"[::1]:1"]
+)
+async def test_plain_http_is_for_what_the_owner_names_alone(through, target):
+    answered, got = await through(b"GET http://" + target + b"/ HTTP/1.1\r\n\r\n", entries=["10.1.0.0/16:9"])
+    assert answered.startswith(b"HTTP/1.1 403 ")
+    assert got == b""
+
+
+async def test_a_target_that_says_nothing_is_given_up(through, monkeypatch):
+    monkeypatch.setattr(connect_proxy, "IDLE_TIMEOUT_S", 0.1)
+    with contextlib.suppress(ConnectionResetError):
+        answered, _ = await through(b"GET http://PLACE/ HTTP/1.1\r\nContent-Length: 5\r\n\r\n", b"")
+        assert answered == b""
+
+
+async def test_a_line_between_chunks_without_end_breaks_the_request_off(through):
+    request = b"PUT http://PLACE/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;"
+    with contextlib.suppress(ConnectionResetError):
+        answered, got = await through(request + b"x" * forwarding.MAX_CHUNK_LINE_BYTES + b"\r\n", b"")
+        assert answered == b""
+        assert not got.endswith(b"x\r\n")

@@ -1,0 +1,104 @@
+"""Links to what a job has made: what is listed, that they are valid, and that a browser saves what they lead to."""
+
+from dataclasses import replace
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from server_parts import START, request, running_job
+
+from clary.base.errors import ObjectStoreError, WireError
+from clary.contract.launch_plan import Credentials
+from clary.control.objects.listing import ListedObject, ListingPage
+from clary.control.server.pages import downloads_page
+from clary.control.server.pages.downloads_page import MOST_FILES, DownloadsPage
+from clary.testing.fake_clock import FakeClock
+
+KEYS = Credentials(access_key_id="K", secret_access_key="S")
+REQUEST = {
+    "TrainingJobName": "job-1",
+    "OutputDataConfig": {"S3OutputPath": "s3://b/out"},
+    "CheckpointConfig": {"S3Uri": "s3://b/ckpt"},
+    "HyperParameters": {"sagemaker_submit_directory": '"s3://b/code.tar.gz"'},
+}
+
+
+@pytest.fixture
+def listing(monkeypatch):
+    """Have listings find these keys."""
+
+    def put(*keys):
+        async def fake_pages(client, bucket, prefix):
+            found = tuple(ListedObject(key=key, size_bytes=len(key)) for key in keys if key.startswith(prefix))
+            yield ListingPage(objects=found, folders=(), next_token="")
+
+        monkeypatch.setattr(downloads_page, "pages", fake_pages)
+
+    return put
+
+
+async def page(job_request=REQUEST):
+    made = DownloadsPage(None, credentials=KEYS, region="us-west-2", clock=FakeClock(START))
+    asked = replace(request("/clary/v1/jobs/job-1/downloads"), headers=[("Host", "here:1")])
+    return await made.page(running_job(request=job_request), asked)
+
+
+async def test_what_there_is_is_listed_and_what_is_clarys_own_is_not(listing):
+    listing(
+        "out/job-1/output/model.tar.gz",
+        "out/job-1/output/model.tar.gz.other",
+        "code.tar.gz",
+        "ckpt/step-1/a.pt",
+        "ckpt/.clary-checkpoints/algo-1/set-00000001.json",
+        "ckpt/folder/",
+    )
+    found = await page()
+    assert [(file["what"], file["name"]) for file in found["files"]] == [
+        ("model", "model.tar.gz"),
+        ("code", "code.tar.gz"),
+        ("checkpoint", "step-1/a.pt"),
+    ]
+    assert (found["num_files"], found["is_counted"]) == (3, True)
+
+
+async def test_a_link_is_signed_for_this_service_and_has_browsers_save_the_file(listing):
+    listing("ckpt/evil.html")
+    (file,) = (await page())["files"]
+    parts = urlsplit(file["url"])
+    assert (parts.netloc, parts.path) == ("here:1", "/b/ckpt/evil.html")
+    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    assert query["response-content-disposition"] == 'attachment; filename="evil.html"'
+    assert query["response-content-type"] == "application/octet-stream"
+    assert query["X-Amz-Expires"] == "600"
+    assert query["X-Amz-Signature"]
+
+
+async def test_a_name_ends_no_header(listing):
+    listing('ckpt/a"; x\r\n\u20ac.pt')
+    (file,) = (await page())["files"]
+    query = parse_qs(urlsplit(file["url"]).query)
+    assert query["response-content-disposition"][0] == 'attachment; filename="a\'; x___.pt"'
+
+
+async def test_of_many_files_the_first_are_listed_and_all_are_counted(listing, monkeypatch):
+    listing(*[f"ckpt/{number:04}" for number in range(MOST_FILES + 50)])
+    found = await page()
+    assert (len(found["files"]), found["num_files"], found["is_counted"]) == (MOST_FILES, MOST_FILES + 50, True)
+    monkeypatch.setattr(downloads_page, "MOST_COUNTED", MOST_FILES + 20)
+    found = await page()
+    assert (len(found["files"]), found["num_files"], found["is_counted"]) == (MOST_FILES, MOST_FILES + 20, False)
+
+
+async def test_a_job_without_anything_has_no_files(listing):
+    listing()
+    assert (await page({"TrainingJobName": "job-1"}))["files"] == []
+
+
+async def test_a_store_that_does_not_answer_is_said(monkeypatch):
+    async def failing(client, bucket, prefix):
+        raise ObjectStoreError("no answer")
+        yield
+
+    monkeypatch.setattr(downloads_page, "pages", failing)
+    with pytest.raises(WireError) as refused:
+        await page()
+    assert refused.value.http_status == 503
