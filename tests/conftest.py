@@ -1,10 +1,22 @@
 """What all tests share."""
 
+import pytest
 from hypothesis import settings
 
 # After every test nothing of it is left on the machine; what tests need is there, or said; sweeps run a
 # sample where a seed is given.
 pytest_plugins = ["leftovers_check", "needs", "sweeps"]
+
+# Contracts are classes of tests that several modules inherit; their assertions tell as much as those of tests.
+pytest.register_assert_rewrite(
+    "crash_nursery",
+    "curve_contract",
+    "damage_contract",
+    "experiments_contract",
+    "series_contract",
+    "store_contract",
+    "training_contract",
+)
 
 # An example's time says how busy the machine is, not whether the code is right; pytest's own timeout ends a hang.
 settings.register_profile("clary", deadline=None)

@@ -4,7 +4,7 @@ import asyncio
 import os
 
 import pytest
-from test_cluster_local_network import ECHO_SERVER, Host, Server, plan_of
+from network_hosts import ECHO_SERVER, Host, Server, plan_of
 
 from clary.base.errors import EngineError
 from clary.contract.launch_plan import Link

@@ -9,82 +9,27 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from network_hosts import ECHO_SERVER, SOURCE, Host, Server, plan_of
 
 import clary
 from clary.base.errors import EngineError
 from clary.base.processes import ProcessId
-from clary.contract.launch_plan import Isolation, Link, Resources
+from clary.contract.launch_plan import Isolation, Link
 from clary.control.engines.local import attempt_record
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.network import fabric, network_spec
 from clary.control.engines.local.network_faults import partition
 from clary.control.settings import Settings
-from clary.testing.launch_plans import make_hosts, make_plan
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces of several hosts: needs root"),
 ]
 
-SOURCE = str(Path(clary.__file__).parent.parent)
-JOIN = f"""
-import os, socket, sys, time
-sys.path.insert(0, {SOURCE!r})
-from clary.control.engines.local.network import namespaces
-namespaces.setns(os.open(sys.argv[1], os.O_RDONLY), namespaces.CLONE_NEWNET)
-"""
 
-
-class Host:
-    """Runs programs inside the network of one host."""
-
-    def __init__(self, plan, name):
-        self.address = plan.host(name).address
-        self._namespace = plan.network.namespace_paths[name]
-
-    def start(self, code):
-        return subprocess.Popen(
-            [sys.executable, "-S", "-c", JOIN + code, self._namespace],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    async def run(self, code):
-        process = self.start(code)
-        output, _ = await asyncio.to_thread(process.communicate, timeout=30)
-        assert process.returncode == 0
-        return output.strip()
-
-
-class Server:
-    """A program that serves inside a host while the block lasts; it prints a line when it listens."""
-
-    def __init__(self, host, code):
-        self._process = host.start(code)
-
-    def __enter__(self):
-        assert self._process.stdout.readline() == "listening\n"
-        return self
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.communicate()
-
-
-ECHO_SERVER = """
-server = socket.create_server(("0.0.0.0", 7777))
-print("listening", flush=True)
-while True:
-    connection, _ = server.accept()
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    while data := connection.recv(65536):
-        connection.sendall(data)
-"""
 SAY = """
 with socket.create_connection(("{address}", 7777), timeout=10) as connection:
     connection.sendall(b"{text}")
@@ -100,13 +45,6 @@ async def engine(tmp_path):
         await engine.release(folder.parent.name, int(folder.name))
     assert engine._children == {}
     assert await engine.leftovers() == []
-
-
-def plan_of(num_hosts, *, link=None, **changes):
-    hosts = make_hosts(num_hosts)
-    if link is not None:
-        hosts = tuple(replace(host, resources=Resources(num_cpus=1, memory_bytes=None, link=link)) for host in hosts)
-    return make_plan(hosts=hosts, **changes)
 
 
 def anchor_of(plan):

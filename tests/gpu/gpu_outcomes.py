@@ -16,7 +16,13 @@ def failure_of(program: Path, function: str, size: int, *, only: str = "") -> st
 
     Ranks share a GPU where there are fewer than ranks: each is told that it is the first of its host.
     """
-    paths = (ROOT / "src", ROOT / "src/clary/compat", ROOT / "tests/gpu", ROOT / "tests/integration")
+    paths = (
+        ROOT / "src",
+        ROOT / "src/clary/compat",
+        ROOT / "tests/gpu",
+        ROOT / "tests/integration",
+        ROOT / "tests/integration/smp",
+    )
     variables = {
         "RANK": "{rank}",
         "WORLD_SIZE": str(size),

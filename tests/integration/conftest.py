@@ -4,6 +4,7 @@ import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from boto3_clients import Clients
 from running_service import CLIENT_TIMEOUT_S, CLIENTS, start_service
 
 from needs import require_python
@@ -53,3 +54,9 @@ def client_runs(service, leftover_owners):
     yield runs
     runs.close()
     leftover_owners.withdraw(f"{CLIENTS}/")
+
+
+@pytest.fixture(scope="session")
+def aws(service):
+    """boto3 clients of the session's service."""
+    return Clients(service)

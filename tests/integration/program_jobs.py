@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from test_clients_boto3 import job_request, unique, wait
+from boto3_clients import job_request, unique, wait
 
 BUCKET = "clary"
 

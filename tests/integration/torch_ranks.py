@@ -102,6 +102,7 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(program.parent))  # what programs of one folder share
     spec.loader.exec_module(module)
     with (folder / f"told-{rank}").open("w", encoding="utf-8") as told:
         only = os.environ.get("CLARY_TEST_ONLY")

@@ -45,7 +45,14 @@ class Result:
 
 def environment_of_checks(python: str, *, is_rehearsal: bool) -> dict[str, str]:
     """Return the variables of a check: the project's own source, and the interpreter of its ranks."""
-    paths = (ROOT, ROOT / "src", ROOT / "src/clary/compat", ROOT / "tests/gpu", ROOT / "tests/integration")
+    paths = (
+        ROOT,
+        ROOT / "src",
+        ROOT / "src/clary/compat",
+        ROOT / "tests/gpu",
+        ROOT / "tests/integration",
+        ROOT / "tests/integration/smp",
+    )
     ours = {
         "PYTHONPATH": ":".join([*map(str, paths), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
         "PYTHONDONTWRITEBYTECODE": "1",

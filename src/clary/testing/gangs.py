@@ -1,6 +1,6 @@
 """Gangs to take members from: every process of a running job known, a death done to it, its end timed.
 
-Where: tests/integration/test_fail_fast.py and `python -m benchmarks failfast`, each with a service of its own.
+Where: tests/integration/jobs/test_fail_fast.py and `python -m benchmarks failfast`, each with a service of its own.
 """
 
 from __future__ import annotations

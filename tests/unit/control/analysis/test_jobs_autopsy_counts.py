@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from test_jobs_autopsy import ALL_REDUCE, BARRIER, COMPUTING, LOADING, gang, process, suspects, waiting
-from test_jobs_last_collectives import call, group, waits
+from dumped_gangs import ALL_REDUCE, BARRIER, COMPUTING, LOADING, gang, process, suspects, waiting
+from recorded_calls import call, group, waits
 
 from clary.contract.stack_dumps import LeftCalls
 from clary.control.analysis.autopsy import Weight, examine

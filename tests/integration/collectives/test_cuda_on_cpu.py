@@ -1,0 +1,124 @@
+"""`clary run --cuda-on-cpu`: scripts that demand CUDA run unchanged, and are told what was done."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch_ranks import ROOT, TRAIN_PYTHON, names
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "cuda_scripts"
+PROGRAM = HERE / "cuda_on_cpu_program.py"
+UNIT_RUNNER = ROOT / "tests/helpers/torch_programs.py"
+CLARY = (sys.executable, "-m", "clary.cli.main", "run")
+NOTICE = "clary: CLARY_CUDA_ON_CPU=1: this process computes on the CPU"
+LIMIT_S = 150  # a process that imports torch takes seconds, and half a minute on a machine that is busy
+
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLARY_", "SM_"))}
+    return {**kept, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **more}
+
+
+def run(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CLARY, *map(str, arguments)],
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def torchrun(script: str, num_ranks: int) -> tuple[object, ...]:
+    return (
+        TRAIN_PYTHON,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={num_ranks}",
+        SCRIPTS / script,
+    )
+
+
+def test_a_script_for_one_gpu_runs_unchanged(tmp_path: Path) -> None:
+    done = run("--cuda-on-cpu", TRAIN_PYTHON, SCRIPTS / "mnist.py", SM_MODEL_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "Train Epoch: 1" in done.stdout
+    assert "saved and loaded" in done.stdout
+    assert done.stderr.count(NOTICE) == 1, done.stderr
+
+
+def test_old_ways_run_unchanged() -> None:
+    done = run("--cuda-on-cpu", "--", TRAIN_PYTHON, SCRIPTS / "prefetcher.py")
+    assert done.returncode == 0, done.stderr
+    assert "5 batches" in done.stdout
+    assert "CPU (CLARY_CUDA_ON_CPU=1) 0 MB" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["mnist.py", "ddp_amp.py"])
+def test_a_script_for_one_gpu_a_process_runs_unchanged(script: str, tmp_path: Path) -> None:
+    done = run("--cuda-on-cpu", *torchrun(script, 2), SM_MODEL_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count(NOTICE) >= 2
+    if script == "ddp_amp.py":
+        assert "rank 0 of 2" in done.stdout
+        assert "rank 1 of 2" in done.stdout
+
+
+def test_without_the_option_the_same_script_demands_a_gpu(tmp_path: Path) -> None:
+    done = run(*torchrun("ddp_amp.py", 1), SM_MODEL_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    assert done.returncode != 0
+    assert "this script needs a GPU" in done.stderr
+    assert NOTICE not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    done = run("--cuda-on-cpu", TRAIN_PYTHON, UNIT_RUNNER, PROGRAM, LOCAL_WORLD_SIZE="2")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_cuda_means_the_cpu(name: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[name] is None, outcomes[name]
+
+
+def test_smddp_is_there_and_is_not_replaced() -> None:
+    words = "import torch, torch.distributed as d; print(d.is_nccl_available(), hasattr(d.Backend, 'SMDDP'))"
+    done = run("--cuda-on-cpu", TRAIN_PYTHON, "-c", words)
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_exit_codes_are_the_program_s() -> None:
+    assert run(sys.executable, "-c", "raise SystemExit(7)").returncode == 7
+    assert run(sys.executable, "-c", "import os; os.kill(os.getpid(), 9)").returncode == 128 + signal.SIGKILL
+    missing = run("no-such-program")
+    assert missing.returncode == 2
+    assert "no-such-program cannot be run: No such file" in missing.stderr
+    assert run().returncode == 2
+
+
+def test_sigterm_is_handed_on() -> None:
+    words = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+        "print('ready', flush=True)\n"
+        f"time.sleep({LIMIT_S})"
+    )
+    process = subprocess.Popen(
+        [*CLARY, sys.executable, "-c", words], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(LIMIT_S) == 9

@@ -1,0 +1,37 @@
+"""The contracts of series, of trainings' findings and of experiments on a real PostgreSQL server of their own."""
+
+from collections.abc import Iterator
+
+import pytest
+from experiments_contract import ExperimentsContract
+from postgres_server import PostgresServer
+from series_contract import SeriesContract
+from training_contract import TrainingContract
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    try:
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def database_url(server: PostgresServer) -> Iterator[str]:
+    name = server.create_database()
+    yield server.url(name)
+    server.drop_database(name)
+
+
+class TestSeriesOnPostgres(SeriesContract):
+    """The contract against a server."""
+
+
+class TestTrainingRecordsOnPostgres(TrainingContract):
+    """The contract against a server."""
+
+
+class TestExperimentsOnPostgres(ExperimentsContract):
+    """The contract against a server."""

@@ -1,0 +1,140 @@
+"""A real service whose state folder is damaged: it starts, says so, loses nothing whole, and begins nothing anew."""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from boto3_clients import Clients, job_request, unique, wait
+from botocore.exceptions import ClientError
+from running_service import start_service
+
+pytestmark = [pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def service(tmp_path):
+    service = start_service(tmp_path / "home")
+    yield service
+    service.clary("down", check=False)
+
+
+def service_pid(service):
+    return json.loads((service.home / "run" / "service.json").read_text())["pid"]
+
+
+def agent_pids(service, name):
+    record = next(service.home.glob(f"jobs/{name}/*/engine.json"))
+    return [agent["pid"] for agent in json.loads(record.read_text())["agents"].values()]
+
+
+def soon(condition, *, within_s=30):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to be"
+        time.sleep(0.2)
+
+
+def kill(service):
+    os.kill(service_pid(service), signal.SIGKILL)
+    time.sleep(0.5)
+
+
+def execute(service, statement, *values):
+    with contextlib.closing(sqlite3.connect(service.home / "clary.db", timeout=20)) as connection:
+        connection.execute(statement, values)
+        connection.commit()
+
+
+def test_one_unreadable_job_costs_that_job_alone(service):
+    aws = Clients(service)
+    bad, good, ended = unique("bad"), unique("good"), unique("ended")
+    aws.sagemaker.create_training_job(**job_request(ended, "true"))
+    wait(aws, ended)
+    for name in (bad, good):
+        aws.sagemaker.create_training_job(**job_request(name, "sleep 8; echo kept > /opt/ml/model/kept"))
+        wait(aws, name, until=("Training",))
+    agents = agent_pids(service, bad)
+    kill(service)
+    for name in (bad, ended):
+        execute(service, "UPDATE jobs SET document = substr(document, 1, 60) WHERE name = ?", name)
+
+    assert "of the database cannot be read" in service.clary("up").stdout
+    soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))  # what nobody owns does not train on
+    facts = wait(aws, good)
+    assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+    for name in (bad, ended):
+        with pytest.raises(ClientError, match="clary quarantine release") as told:
+            aws.sagemaker.describe_training_job(TrainingJobName=name)
+        assert told.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    with pytest.raises(ClientError, match="must be unique"):
+        aws.sagemaker.create_training_job(**job_request(bad, "true"))
+    assert good in service.clary("jobs").stdout
+    assert "2 records of the database" in service.clary("jobs").stderr
+    assert "2 records of the database" in service.clary("doctor", check=False).stdout
+    listed = service.clary("quarantine", check=False)
+    assert listed.returncode == 1
+    (line,) = [line for line in listed.stdout.splitlines() if f" {bad} " in line]
+    number = line.split()[0]
+    assert "document (text): {" in service.clary("quarantine", "show", number).stdout
+    assert service.clary("quarantine", "release", number, check=False).returncode == 1
+    service.clary("quarantine", "drop", number)
+    aws.sagemaker.create_training_job(**job_request(bad, "true"))
+    facts = wait(aws, bad)
+    assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+
+
+def test_files_that_are_deleted_under_a_service_come_back(service):
+    aws = Clients(service)
+    name = unique("job")
+    aws.sagemaker.create_training_job(**job_request(name, "sleep 12"))
+    wait(aws, name, until=("Training",))
+    record, keys = service.home / "run" / "service.json", service.home / "secrets" / "root.json"
+    before = record.read_text(), keys.read_text()
+    for path in (record, keys, *service.home.glob("clary.db*")):
+        path.unlink()
+    soon(lambda: record.exists() and keys.exists() and (record.read_text(), keys.read_text()) == before)
+    soon(lambda: (service.home / "clary.db").exists())
+    kill(service)
+    service.clary("up")
+    facts = wait(aws, name)
+    assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+
+
+def test_a_service_without_its_database_does_not_begin_as_new(service):
+    aws = Clients(service)
+    name = unique("job")
+    aws.sagemaker.create_training_job(**job_request(name, "sleep 300"))
+    wait(aws, name, until=("Training",))
+    assert "backup made" in service.clary("backup", "make").stdout
+    late = unique("late")
+    aws.sagemaker.create_training_job(**job_request(late, "sleep 300"))
+    wait(aws, late, until=("Training",))
+    agents = agent_pids(service, late)
+    kill(service)
+    for path in service.home.glob("clary.db*"):
+        path.unlink()
+
+    refused = service.clary("up", check=False)
+    assert refused.returncode == 1
+    assert "clary backup restore" in refused.stderr
+    assert "clary up --new-database" in refused.stderr
+    assert not (service.home / "clary.db").exists()
+    service.clary("backup", "restore")
+    service.clary("up")
+    assert aws.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress"
+    soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))  # the backup knows nothing of it
+    assert list((service.home / "set-aside" / "jobs").glob(f"{late}.*"))
+
+    kill(service)
+    (service.home / "clary.db").write_bytes(b"")
+    for side in service.home.glob("clary.db-*"):
+        side.unlink()
+    assert "is empty" in service.clary("up", check=False).stderr
+    service.clary("up", "--new-database")
+    assert aws.sagemaker.list_training_jobs()["TrainingJobSummaries"] == []
+    soon(lambda: not list(service.home.glob("jobs/*")))

@@ -1,0 +1,24 @@
+"""SMP v1 as public scripts call it, where its documentation is silent, and mistakes that scripts make."""
+
+from pathlib import Path
+
+import pytest
+from smp_variables import VARIABLES
+from torch_ranks import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("smp_as_called_program.py")
+MISTAKES = Path(__file__).with_name("smp_mistakes_program.py")
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.xdist_group("smp-as-called")
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_on_two_ranks(name: str) -> None:
+    assert_passed(PROGRAM, name, 2, **VARIABLES)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.xdist_group("smp-mistakes")
+@pytest.mark.parametrize("name", names(MISTAKES))
+def test_mistakes_on_two_ranks(name: str) -> None:
+    assert_passed(MISTAKES, name, 2, **VARIABLES)

@@ -1,0 +1,23 @@
+"""SMP v1 on two and four real ranks: tensor groups, shards, spread optimizer state, memory, and all of it together."""
+
+from pathlib import Path
+
+import pytest
+from smp_variables import VARIABLES
+from torch_ranks import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("smp_axes_program.py")
+NEED_FOUR = {
+    "test_tensor_and_pipeline_together",
+    "test_a_transformer_of_tensor_groups_in_a_pipeline",
+    "test_sharded_and_tensor_together",
+}
+CASES = [(name, size) for size in (2, 4) for name in names(PROGRAM) if size == 4 or name not in NEED_FOUR]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.xdist_group("smp-axes")
+@pytest.mark.sweep("size")
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_on_ranks(name: str, size: int) -> None:
+    assert_passed(PROGRAM, name, size, **VARIABLES)
