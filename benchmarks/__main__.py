@@ -7,43 +7,39 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import (
+from benchmarks.collectives import (
     bench_allgather_host,
     bench_allreduce_host,
     bench_allreduce_net,
-    bench_api,
-    bench_checkpoint,
-    bench_concurrency,
-    bench_console,
     bench_ddp_real,
-    bench_edge,
+    bench_overlap,
+    bench_reducescatter_host,
+    bench_select,
+    bench_shrink,
+)
+from benchmarks.control import bench_api, bench_console, bench_edge, bench_idle
+from benchmarks.job_life import (
+    bench_concurrency,
     bench_failfast,
     bench_faults,
     bench_goodput,
-    bench_idle,
-    bench_logs,
-    bench_memory,
-    bench_metrics,
-    bench_observe,
-    bench_overlap,
-    bench_parity,
-    bench_partition,
-    bench_pipeline,
     bench_recover,
-    bench_reducescatter_host,
-    bench_sampling,
-    bench_select,
-    bench_sharded,
-    bench_shrink,
     bench_signals,
     bench_spot,
     bench_start,
-    bench_step,
-    bench_tensors,
-    bench_verdicts,
     bench_warm,
 )
 from benchmarks.lines import Line, write
+from benchmarks.sight import bench_logs, bench_metrics, bench_observe, bench_sampling, bench_tensors, bench_verdicts
+from benchmarks.training import (
+    bench_checkpoint,
+    bench_memory,
+    bench_parity,
+    bench_partition,
+    bench_pipeline,
+    bench_sharded,
+    bench_step,
+)
 
 BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "allgather-host": ("all_gather among ranks of one host, the same as allreduce-host", bench_allgather_host.run),

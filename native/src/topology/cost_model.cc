@@ -9,7 +9,7 @@
 namespace clary {
 namespace {
 
-// Fitted by benchmarks/fit_cost_model.py to what `select` measured on two cores of a Zen 3 (docs/numbers/smddp.md): the
+// Fitted by benchmarks/collectives/fit_cost_model.py to what `select` measured on two cores of a Zen 3 (docs/numbers/smddp.md): the
 // least regret of the choices, in the middle of what is equally good. Only the order of costs matters.
 constexpr double kHostBytesPerSecond = 3.1e10;  // one rank copying or reducing, per byte read
 constexpr double kStepSecondsPerRank = 5.2e-6;  // all ranks of a host reaching one step

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from benchmarks.collective_board import Board
-from benchmarks.collective_samples import Samples
+from benchmarks.collectives.collective_board import Board
+from benchmarks.collectives.collective_samples import Samples
 
 NUM_RANKS, NUM_BYTES = 2, 4096
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")

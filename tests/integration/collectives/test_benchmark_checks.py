@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from benchmarks.collective_board import make_board
-from benchmarks.collective_compare import calls_a_sample
+from benchmarks.collectives.collective_board import make_board
+from benchmarks.collectives.collective_compare import calls_a_sample
 from benchmarks.service import TRAIN_PYTHON
 
 ROOT = Path(__file__).resolve().parents[3]

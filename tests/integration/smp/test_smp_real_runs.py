@@ -6,8 +6,8 @@ Small versions of `python -m benchmarks parity`.
 from dataclasses import replace
 
 import pytest
-from benchmarks.bench_parity import QUICK_GPT2, QUICK_MINILM, TOLERANCE, Curve, train
-from benchmarks.parity_runs import docstrings, sentence_pairs
+from benchmarks.training.bench_parity import QUICK_GPT2, QUICK_MINILM, TOLERANCE, Curve, train
+from benchmarks.training.parity_runs import docstrings, sentence_pairs
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("smp-real-runs")]
 needs_transformers = pytest.mark.needs("hf")

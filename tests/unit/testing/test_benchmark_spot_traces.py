@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from benchmarks.spot_traces import GAP_S, Trace, generate, load
+from benchmarks.job_life.spot_traces import GAP_S, Trace, generate, load
 
 from clary.control.scheduling.spot import parse_schedule
 

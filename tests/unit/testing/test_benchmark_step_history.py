@@ -4,8 +4,8 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from benchmarks.bench_goodput import MAX_KILLS_A_JOB, ceiling, kill_plan, shares
-from benchmarks.step_history import FIRST_STATE, Step, history, parse, states
+from benchmarks.job_life.bench_goodput import MAX_KILLS_A_JOB, ceiling, kill_plan, shares
+from benchmarks.training.step_history import FIRST_STATE, Step, history, parse, states
 
 RIGHT = states(40, 4)
 

@@ -1,7 +1,7 @@
 """What benchmark `warm` takes for a read of an object and for a start of four ranks."""
 
-from benchmarks.bench_warm import _start
 from benchmarks.counting_store import CountingStore
+from benchmarks.job_life.bench_warm import _start
 
 
 def test_only_reads_of_objects_count_and_only_those_after_a_moment():

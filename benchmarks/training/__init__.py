@@ -1,0 +1,1 @@
+"""Benchmarks of training: steps, memory, pipelines, sharding, checkpoints, parity."""
