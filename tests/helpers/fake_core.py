@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from clary.train.collective.errors import GroupClosed
+from clary.train._native.errors import GroupClosed
 
 
 class FakeCore:

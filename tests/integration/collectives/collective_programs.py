@@ -8,9 +8,9 @@ import os
 import sys
 import time
 
+from clary.train._native.errors import CollectiveError
 from clary.train.collective.bootstrap.tcp_store import TcpStore
 from clary.train.collective.communicator import open_group
-from clary.train.collective.errors import CollectiveError
 from clary.train.collective.settings import CollectiveSettings
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

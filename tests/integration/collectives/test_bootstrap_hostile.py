@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 from collective_groups import FAST, MemoryStore, open_descriptors, run_ranks
 
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap import group, handshake, meeting
 from clary.train.collective.bootstrap.group import connect_group
 from clary.train.collective.bootstrap.records import RankRecord, decode, encode
-from clary.train.collective.errors import BootstrapError
 
 
 def form(enemy, settings=FAST, *, comes_late=True):

@@ -13,10 +13,10 @@ import pytest
 from collective_groups import CORES, FAST, MemoryStore, open_descriptors, run_group, run_ranks
 
 from clary.train._native import core as native
+from clary.train._native.errors import CollectiveTimeout, GroupClosed, OrderMismatch, PeerLost
 from clary.train._native.interface import Dtype, ReduceOp
 from clary.train._native.reference_math import expected_all_reduce, expected_all_to_all, expected_reduce_scatter
 from clary.train.collective.communicator import open_group
-from clary.train.collective.errors import CollectiveTimeout, GroupClosed, OrderMismatch, PeerLost
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2)]  # ranks, hosts
 SMALL_NUMBERS = {  # by type: format, one number a rank and element that no rounding touches

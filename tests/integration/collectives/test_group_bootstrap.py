@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from collective_groups import FAST, MemoryStore, open_descriptors, run_group, run_ranks
 
+from clary.train._native.errors import BootstrapError, CoreError
 from clary.train.collective.bootstrap.group import connect_group
 from clary.train.collective.bootstrap.segment import segment_bytes
-from clary.train.collective.errors import BootstrapError, CoreError
 
 
 def connect(store, rank, size, settings=FAST, name="g"):

@@ -8,11 +8,11 @@ import time
 import pytest
 from collective_groups import open_descriptors, run_ranks
 
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap import store_server
 from clary.train.collective.bootstrap.handshake import MAGIC
 from clary.train.collective.bootstrap.store_server import MAX_KEY_BYTES, MAX_VALUE_BYTES, REQUEST, SET
 from clary.train.collective.bootstrap.tcp_store import TcpStore
-from clary.train.collective.errors import BootstrapError
 
 
 @pytest.fixture

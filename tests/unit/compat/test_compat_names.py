@@ -11,7 +11,7 @@ import pytest
 
 import clary
 from clary.contract.settings.hyperparameters import CUDA_ON_CPU_VARIABLE
-from clary.train.collective import errors
+from clary.train._native import errors
 
 COMPAT = Path(clary.__file__).parent / "compat"
 FILES = sorted(COMPAT.rglob("*.py"))

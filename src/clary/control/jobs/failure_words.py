@@ -30,7 +30,7 @@ _CLASS = re.compile(rf"{_WHO}(?:[A-Za-z_]\w*(?:\.|::))*([A-Za-z_]\w*)(?::|\s*$)"
 _CODE_CLASSES = re.compile(
     r"(?:Arithmetic|Assertion|Attribute|FloatingPoint|Import|Indentation|Index|Key|Lookup|ModuleNotFound|Name"
     r"|NotImplemented|Overflow|Recursion|Syntax|Tab|Type|UnboundLocal|Unicode(?:Decode|Encode)?|Value|ZeroDivision)Error"
-    r"|OrderMismatch"  # of `clary.train.collective.errors`, as are four effects below
+    r"|OrderMismatch"  # of `clary.train._native.errors`, as are four effects below
 )
 _EFFECT_CLASSES = re.compile(
     r"(?:BrokenPipe|Connection(?:Aborted|Refused|Reset)?|Dist(?:Backend|Network|Store)|HorovodInternal"

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from clary.train._native.errors import error_of
 from clary.train._native.interface import Code, GroupConnections
-from clary.train.collective.errors import error_of
 
 ABI_VERSION = 1
 _LIBRARY_NAME = "libclary_collectives.so"

@@ -108,7 +108,7 @@ class Core(Protocol):
 
     Collectives return 0 when they are done and a ticket > 0 when `asynchronous` and not done yet; they run in the order
     of their calls. Addresses are ints; counts are elements. `inputs` and `outputs` name one address a rank where chunks
-    lie apart. `timeout_s` 0 means the group's. Every method raises `collective.errors` as `clary_code` says; after
+    lie apart. `timeout_s` 0 means the group's. Every method raises `errors` as `clary_code` says; after
     anything but a bad argument the core is poisoned and each later call raises the first cause.
     """
 

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from clary.train._native.errors import error_of
 from clary.train._native.interface import ANY_RANK, Code, GroupConnections
 from clary.train._native.reference_streams import Callbacks, Frame, FrameKind, StreamLoop
 from clary.train._native.reference_transfers import EAGER_BYTES, Arrival, Match, Receive, Send, TransferBook
-from clary.train.collective.errors import error_of
 
 _CLOSE_LIMIT_S = 5.0  # to hand the last frames to the kernel
 _POISONED_CLOSE_LIMIT_S = 1.0  # the same where peers may have ended or be stopped

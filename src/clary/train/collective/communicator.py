@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from clary.train._native.errors import CollectiveError, GroupClosed
 from clary.train._native.interface import ANY_RANK, Core, Dtype, ReduceOp
 from clary.train.collective.arguments import (
     addresses,
@@ -28,7 +29,6 @@ from clary.train.collective.bootstrap.group import connect_group
 from clary.train.collective.bootstrap.store import Store
 from clary.train.collective.buffers import Buffer, buffer_of, check_apart
 from clary.train.collective.cores import open_core
-from clary.train.collective.errors import CollectiveError, GroupClosed
 from clary.train.collective.settings import CollectiveSettings
 from clary.train.collective.work import PendingWorks, Work
 

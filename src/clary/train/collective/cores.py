@@ -13,9 +13,9 @@ from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from clary.contract.collective_records import NUM_ROWS, GroupFacts
+from clary.train._native.errors import CoreError
 from clary.train._native.interface import Core, GroupConnections
 from clary.train.collective import trace
-from clary.train.collective.errors import CoreError
 from clary.train.collective.settings import CollectiveSettings
 from clary.train.collective.traced_core import TracedCore
 from clary.train.operation_record import record_of_process

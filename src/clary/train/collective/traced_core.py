@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from clary.train._native.errors import CollectiveError
 from clary.train._native.interface import Core, Dtype
 from clary.train.collective import trace
-from clary.train.collective.errors import CollectiveError
 
 LOOK_S = 0.0005
 _JOIN_S = 10.0

@@ -6,9 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from clary.train._native.errors import CollectiveError
 from clary.train._native.interface import Core
 from clary.train.collective.buffers import Buffer
-from clary.train.collective.errors import CollectiveError
 
 _HAS_ENDED = 0  # what cores return instead of a ticket
 

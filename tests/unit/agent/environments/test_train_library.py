@@ -60,7 +60,7 @@ def test_the_folder_holds_the_train_side_the_foreign_names_and_nothing_else(libr
 
 def test_programs_import_the_train_side_and_neither_agent_nor_service(library: Path) -> None:
     wings = run(
-        "import importlib.util, json, clary.train.collective.errors\n"
+        "import importlib.util, json, clary.train._native.errors\n"
         "print(json.dumps([importlib.util.find_spec(f'clary.{n}') is not None for n in "
         "('train', 'contract', 'base', 'agent', 'control')]))",
         path=[library],

@@ -38,7 +38,7 @@ PUBLIC_EFFECTS = [
     "one of the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished "
     "execution.",
 ]
-_ERRORS = "clary.train.collective.errors"
+_ERRORS = "clary.train._native.errors"
 CLARY_EFFECTS = [
     f"{_ERRORS}.PeerLost: group '0', rank 3 on algo-2: all_reduce #21 (float32, avg), 4 bytes: rank 2 on algo-2 was "
     "lost: its connection ended without a goodbye, so its process has ended",

@@ -6,9 +6,9 @@ from array import array
 
 import pytest
 
+from clary.train._native.errors import BootstrapError, GroupClosed, PeerLost
 from clary.train._native.interface import Dtype, ReduceOp
 from clary.train.collective.communicator import Communicator
-from clary.train.collective.errors import BootstrapError, GroupClosed, PeerLost
 from clary.train.collective.settings import CollectiveSettings
 
 SIZE = 3

@@ -6,10 +6,10 @@ import warnings
 import pytest
 
 from clary.train._native import core
+from clary.train._native.errors import CoreError
 from clary.train._native.interface import GroupConnections
 from clary.train._native.reference import ReferenceCore
 from clary.train.collective import cores
-from clary.train.collective.errors import CoreError
 from clary.train.collective.settings import CollectiveSettings
 
 

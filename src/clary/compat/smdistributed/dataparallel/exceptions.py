@@ -1,6 +1,6 @@
 """Errors of SMDDP. AWS's launchers look for the names of these classes in what a rank prints."""
 
-from clary.train.collective.errors import (
+from clary.train._native.errors import (
     BootstrapError,
     CollectiveError,
     CollectiveTimeout,

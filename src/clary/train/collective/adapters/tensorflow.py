@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from clary.train._native.errors import CollectiveError
 from clary.train._native.interface import ReduceOp
-from clary.train.collective.errors import CollectiveError
 
 
 class TensorFlowAdapter(Protocol):

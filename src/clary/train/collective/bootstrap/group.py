@@ -22,6 +22,7 @@ import secrets
 import socket
 from dataclasses import replace
 
+from clary.train._native.errors import BootstrapError
 from clary.train._native.interface import GroupConnections
 from clary.train.collective.bootstrap.deadline import Deadline
 from clary.train.collective.bootstrap.handshake import Credentials, Role
@@ -43,7 +44,6 @@ from clary.train.collective.bootstrap.segment import check_segment, create_segme
 from clary.train.collective.bootstrap.store import Store
 from clary.train.collective.bootstrap.words import GaveUp, await_ready, say_farewell, say_ready
 from clary.train.collective.cores import core_kind
-from clary.train.collective.errors import BootstrapError
 from clary.train.collective.settings import CollectiveSettings
 
 MAX_NAME_CHARACTERS = 500

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from clary.train.collective.errors import BootstrapError
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.settings import CollectiveSettings
 
 HAS_SHARED_MEMORY = sys.platform == "linux" and hasattr(os, "memfd_create")

@@ -16,9 +16,9 @@ import struct
 import sys
 from dataclasses import dataclass
 
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap.hosts import HAS_SHARED_MEMORY
 from clary.train.collective.bootstrap.records import RankRecord
-from clary.train.collective.errors import BootstrapError
 
 _BACKLOG_OVER = 64  # connections that wait to be accepted, beyond two a rank
 _PEER_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap.conversation import Conversation
 from clary.train.collective.bootstrap.deadline import Deadline
 from clary.train.collective.bootstrap.handshake import (
@@ -34,7 +35,6 @@ from clary.train.collective.bootstrap.handshake import (
 from clary.train.collective.bootstrap.listeners import Listeners, dial, is_of_same_user, tune
 from clary.train.collective.bootstrap.records import Layout, RankRecord
 from clary.train.collective.bootstrap.words import FAREWELL, read_farewell
-from clary.train.collective.errors import BootstrapError
 
 GUEST_LIMIT_S = 10.0  # for the handshake of one that connects, from its arrival
 RETRY_S = 0.05  # between attempts to connect

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from clary.base.errors import ContractError
 from clary.base.plain import from_plain, to_plain
-from clary.train.collective.errors import BootstrapError
+from clary.train._native.errors import BootstrapError
 
 VERSION = 1
 MAX_RECORD_BYTES = 8192

@@ -11,7 +11,7 @@ import fcntl
 import os
 import sys
 
-from clary.train.collective.errors import BootstrapError
+from clary.train._native.errors import BootstrapError
 
 _HEADER_BYTES = 65536  # of the segment
 _RANK_BYTES = 4096  # of each rank: its counter and what it is doing

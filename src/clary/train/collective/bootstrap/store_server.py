@@ -11,10 +11,10 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap.conversation import Conversation
 from clary.train.collective.bootstrap.deadline import Deadline
 from clary.train.collective.bootstrap.handshake import Credentials, Guest, Refused, Role, receive
-from clary.train.collective.errors import BootstrapError
 
 SET, GET, DELETE = 1, 2, 3
 REQUEST = struct.Struct("<BHII")

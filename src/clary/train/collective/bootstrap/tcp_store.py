@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap.conversation import Conversation
 from clary.train.collective.bootstrap.deadline import Deadline
 from clary.train.collective.bootstrap.handshake import Credentials, Guest, Refused, Role, introduce
@@ -34,7 +35,6 @@ from clary.train.collective.bootstrap.store_server import (
     SET,
     StoreServer,
 )
-from clary.train.collective.errors import BootstrapError
 
 _RETRY_S = 0.1  # between attempts to connect: rank 0 may start last
 _GRACE_S = 10.0  # for the server to answer beyond the time it was given

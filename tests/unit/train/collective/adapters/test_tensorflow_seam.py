@@ -2,8 +2,8 @@
 
 import pytest
 
+from clary.train._native.errors import CollectiveError
 from clary.train.collective.adapters.tensorflow import adapter
-from clary.train.collective.errors import CollectiveError
 
 
 def test_asking_for_tensorflow_says_what_to_use_instead():

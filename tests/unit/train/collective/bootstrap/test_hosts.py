@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap import hosts
 from clary.train.collective.bootstrap.hosts import host_identity, host_name, own_address
-from clary.train.collective.errors import BootstrapError
 from clary.train.collective.settings import CollectiveSettings
 
 ADDRESSES = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "eth0": "10.0.0.5", "eth1": "10.1.0.5", "bare": None}

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap.records import (
     MAX_RECORD_BYTES,
     RankRecord,
@@ -15,7 +16,6 @@ from clary.train.collective.bootstrap.records import (
     encode,
     layout_of,
 )
-from clary.train.collective.errors import BootstrapError
 
 TERMS = Terms(size=4, core="native", slot_bytes=4096, link_latency_s=0.0, link_bytes_per_s=1e9, algorithm="")
 

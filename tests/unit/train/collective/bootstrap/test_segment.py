@@ -5,8 +5,8 @@ import os
 import pytest
 
 from clary.train._native import core
+from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap.segment import check_segment, create_segment, segment_bytes
-from clary.train.collective.errors import BootstrapError
 
 MIB = 1 << 20
 

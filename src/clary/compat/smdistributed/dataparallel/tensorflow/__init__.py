@@ -3,8 +3,8 @@
 `clary.train.collective.adapters.tensorflow` is the seam; what its adapter can do gets its names here.
 """
 
+from clary.train._native.errors import CollectiveError
 from clary.train.collective.adapters import tensorflow as seam
-from clary.train.collective.errors import CollectiveError
 
 try:
     seam.adapter()

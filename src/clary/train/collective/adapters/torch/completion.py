@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from clary.train._native.errors import CollectiveError
 from clary.train._native.interface import Core
-from clary.train.collective.errors import CollectiveError
 
 _LOOK_S = 60.0  # how long the core is asked to block; a closed core answers at once
 _JOIN_S = 10.0  # longest wait for the thread when the group is closed

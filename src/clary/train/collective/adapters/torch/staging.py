@@ -23,9 +23,9 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import Work
 
+from clary.train._native.errors import CollectiveTimeout
 from clary.train.collective.adapters.torch import keeping
 from clary.train.collective.adapters.torch.collectives import Collectives
-from clary.train.collective.errors import CollectiveTimeout
 
 SEGMENT_BYTES = 8 << 20  # PCIe is at its full rate well below; the first and last segments are not overlapped
 _JOIN_S = 10.0

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import Work
 
+from clary.train._native.errors import CollectiveTimeout
 from clary.train._native.interface import Core
 from clary.train.collective.adapters.torch import keeping
-from clary.train.collective.errors import CollectiveTimeout
 
 if TYPE_CHECKING:
     from clary.train.collective.adapters.torch.completion import CompletionThread

@@ -6,10 +6,10 @@ import threading
 import torch
 from torch.distributed import AllreduceOptions, ReduceOp
 
+from clary.train._native.errors import PeerLost
 from clary.train.collective.adapters.torch.devices import Path, Placement, choose_path, decode, encode
 from clary.train.collective.adapters.torch.staging import StagedGroup
 from clary.train.collective.adapters.torch.work import EndedWork
-from clary.train.collective.errors import PeerLost
 
 _SOON_S = 5.0
 

@@ -9,9 +9,9 @@ from datetime import timedelta
 import torch
 from fake_core import FakeCore
 
+from clary.train._native.errors import CollectiveTimeout, GroupClosed, PeerLost
 from clary.train.collective.adapters.torch.completion import CompletionThread
 from clary.train.collective.adapters.torch.work import EndedWork, JointWork, PendingWork
-from clary.train.collective.errors import CollectiveTimeout, GroupClosed, PeerLost
 
 _SOON_S = 5.0
 
