@@ -10,6 +10,7 @@ SYSTEM_PACKAGES := awscli chromium fish gcc iproute2 libc6-dev libgtest-dev open
 NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
 NATIVE_BUILD := build/native
 SANITIZERS ?= none address,undefined thread
+# `make test` has one of the two sanitizers, `make test-all` both.
 # What programs of jobs import or are started by; their Python may be older than ours.
 READ_BY_PROGRAMS := src/clary/base src/clary/contract src/clary/train src/clary/compat src/clary/agent/launchers/shims \
                     src/clary/agent/zygote/clary_zygote.py
@@ -29,10 +30,11 @@ setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(ST
        $(STAMPS)/minilm.stamp $(STAMPS)/trainer.stamp $(STAMPS)/wandb.stamp $(STAMPS)/deepspeed.stamp \
        $(STAMPS)/transformers-4.37.stamp $(STAMPS)/transformers-4.46.stamp
 
+test: SANITIZERS = none sample
 test: setup native-test
 	$(BIN)/python tools/run_tests.py -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
-# As `make test`, with every value of every sweep (tests/sweeps.py).
+# As `make test`, with every value of every sweep, every long test (tests/sweeps.py) and both sanitizers.
 test-all: setup native-test
 	$(BIN)/python tools/run_tests.py --all -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 

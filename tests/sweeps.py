@@ -1,24 +1,49 @@
-"""Sweeps: tests that run whole programs once for each value of a parameter, such as the number of ranks.
+"""Samples: what of the tests that take longest runs in one `make test`.
 
-A plugin that tests/conftest.py names. `@pytest.mark.sweep("size")` says which parameters a test sweeps over. `make
-test` gives a seed in CLARY_TEST_SEED: of each sweep one value runs, chosen by the seed, and the others are skipped with
-that seed. Without it, as under `make test-all` and plain pytest, all values run.
+A plugin that tests/conftest.py names. `make test` gives a seed in CLARY_TEST_SEED; what the seed leaves out is skipped
+with that seed as the reason. Without it, as under `make test-all` and plain pytest, everything runs.
+
+`@pytest.mark.sweep("size")` says which parameters a test sweeps over, such as the number of ranks: one value runs.
+`@pytest.mark.long` marks a test that takes more than 8 s on two quiet cores, with all values of its parameters, or a
+module whose fixtures do: one in LONG_PART of all of them runs.
+`part_of` is for tests that go through a list of their own, such as kills: they go through a part of it.
 """
 
+import math
 import os
 import random
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
 SEED = "CLARY_TEST_SEED"
+LONG_PART = 3
+Value = TypeVar("Value")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what the seed leaves out of each sweep."""
+    """Skip what the seed leaves out."""
     seed = os.environ.get(SEED)
     if not seed:
         return
+    _sample_sweeps(seed, items)
+    long = {item: _unit_of(item) for item in items if item.get_closest_marker("long") is not None}
+    chosen = choose_long(seed, long.values())
+    for item, unit in long.items():
+        if unit not in chosen:
+            reason = f"seed {seed} chose other long tests, one in {LONG_PART}; make test-all runs all"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _unit_of(item: pytest.Item) -> str:
+    """Return the name of what runs or is skipped as a whole: the function, or the module if that is marked."""
+    marks = getattr(getattr(item, "module", None), "pytestmark", [])
+    is_whole = any(mark.name == "long" for mark in (marks if isinstance(marks, list) else [marks]))
+    return item.nodeid.partition("::" if is_whole else "[")[0]
+
+
+def _sample_sweeps(seed: str, items: Iterable[pytest.Item]) -> None:
     sweeps: dict[str, list[tuple[tuple[Any, ...], pytest.Item]]] = {}
     for item in items:
         mark = item.get_closest_marker("sweep")
@@ -38,3 +63,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def choose(seed: str, function: str, values: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Return one of the values of a sweep; every worker of a run gets the same, whatever the order of its tests."""
     return random.Random(f"{seed}:{function}").choice(sorted(set(values), key=repr))
+
+
+def choose_long(seed: str, names: Iterable[str]) -> set[str]:
+    """Return one in LONG_PART of the names, rounded up; every worker gets the same, whatever the order."""
+    ordered = sorted(set(names))
+    return set(random.Random(seed).sample(ordered, math.ceil(len(ordered) / LONG_PART)))
+
+
+def part_of(values: Sequence[Value], size: int, *, name: str) -> list[Value]:
+    """Return `size` of the values in their order, chosen by the seed, or all where there is none.
+
+    Args:
+        name: tells lists apart that are sampled in the same run.
+    """
+    seed = os.environ.get(SEED)
+    if not seed or size >= len(values):
+        return list(values)
+    chosen = random.Random(f"{seed}:{name}").sample(range(len(values)), size)
+    return [values[number] for number in sorted(chosen)]

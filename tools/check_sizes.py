@@ -1,6 +1,7 @@
 """Fail when a file or a folder outgrows the house.
 
-A file has at most 800 lines of Python or 600 of C++. A folder has at most so many Python files of its own as WALLS says.
+A file has at most 800 lines of Python or 600 of C++. A folder has at most so many Python files of its own as WALLS
+says.
 """
 
 from __future__ import annotations

@@ -58,9 +58,12 @@ def _imported_tests(paths: set[Path]) -> list[str]:
     told = []
     for path in sorted(path for path in paths if path.parts[0] == "tests"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module:
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module]
+            else:
+                continue
             told += [
                 f"{path}:{node.lineno}: imports the test module {name}: move what both need into a module of its own"
                 for name in names

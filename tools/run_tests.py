@@ -5,8 +5,8 @@ little about a change: it is run again in a process of its own with nothing besi
 printed last, so that nobody takes the run for a clean one. More than MOST_REPEATED failures are no accident and are
 not tried again. Each run ends with its slowest tests and its total time.
 
-Of each sweep (tests/sweeps.py) one value runs, chosen by a seed that is printed; CLARY_TEST_SEED names one. With --all
-all values run.
+Of each sweep one value runs and of the long tests one in three (tests/sweeps.py), chosen by a seed that is printed;
+CLARY_TEST_SEED names one. With --all everything runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def main(arguments: list[str]) -> int:
         os.environ.pop(SEED, None)
     else:
         os.environ.setdefault(SEED, str(random.randrange(10_000)))
-        print(f"a sample of each sweep runs, by {SEED}={os.environ[SEED]}; make test-all runs all", flush=True)
+        print(
+            f"a sample of sweeps and long tests runs, by {SEED}={os.environ[SEED]}; make test-all runs all", flush=True
+        )
     try:
         return _run(arguments)
     finally:

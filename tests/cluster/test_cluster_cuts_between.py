@@ -50,6 +50,7 @@ async def reaches(plan, host, other, *, timeout_s):
 
 
 @pytest.mark.parametrize("link", [Link(), Link(delay_ms=0.5)], ids=["bridge", "tap-switch"])
+@pytest.mark.long
 async def test_any_pairs_can_be_cut_at_once_and_nobody_else_notices(engine, link):
     plan = await engine.launch(plan_of(4, link=link))
     cut = {(1, 2), (2, 3), (1, 4)}

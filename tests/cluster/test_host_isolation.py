@@ -281,6 +281,7 @@ def test_where_overlays_are_refused_files_are_shared_and_it_is_said(world):
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="is root's way to test without root")
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_everything_holds_for_a_user_without_rights(tmp_path_factory):
     """Runs these tests again as a user who owns nothing; they make user namespaces of their own."""
     packages = Path(pytest.__file__).parents[1]

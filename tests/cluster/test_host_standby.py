@@ -221,6 +221,7 @@ def test_a_forked_rank_finds_what_an_executed_one_finds(world):
         None,
     ],
 )
+@pytest.mark.long
 def test_a_forked_rank_ends_as_an_executed_one(world, script):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)

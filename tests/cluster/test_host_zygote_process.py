@@ -113,6 +113,7 @@ def test_a_zygote_that_does_not_get_ready_is_given_up(start):
         ("say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); time.sleep(600)", "lived on"),
     ],
 )
+@pytest.mark.long
 def test_a_zygote_that_does_nothing_is_given_up_long_before_the_limit(start, monkeypatch, script, what):
     for limit in ("READY_LIMIT_S", "FORK_LIMIT_S"):  # whoever looks is held up too: idle looks come before the limit
         monkeypatch.setattr(zygote_process, limit, 120.0)

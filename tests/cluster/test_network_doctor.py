@@ -130,6 +130,7 @@ def stop_now_and_then(examine, stopped, num_hosts, ending):
 
 @pytest.mark.parametrize("stopped", [("algo-1",), ("algo-1", "algo-2")], ids=["one end", "either end in turn"])
 @pytest.mark.parametrize("link", [LabLink(), LabLink(delay_ms=5)], ids=["a bridge", "a switch"])
+@pytest.mark.long
 def test_a_link_is_not_bad_because_a_program_at_its_end_gets_no_time(examine, stopped, link):
     ending = threading.Event()
     stops = threading.Thread(target=stop_now_and_then, args=(examine, stopped, 2, ending))
@@ -147,6 +148,7 @@ def test_a_link_is_not_bad_because_a_program_at_its_end_gets_no_time(examine, st
     }, "all of it was looked at"
 
 
+@pytest.mark.long
 def test_an_interface_with_a_better_route_is_named_and_its_host_is_the_sick_one(examine):
     with LabNetwork(3, LabLink()) as network:
         change(
@@ -255,6 +257,7 @@ def test_a_link_that_works_one_way_only_is_told_with_the_direction(examine):
     assert "one way only: what algo-2 sends does not reach algo-1" in sick.reason
 
 
+@pytest.mark.long
 def test_a_route_that_leads_nowhere_is_its_own_hosts_fault(examine):
     with LabNetwork(2, LabLink()) as network:
         change(network, "algo-2", "ip route add blackhole 10.77.0.1/32")
@@ -365,6 +368,7 @@ def test_a_peer_that_is_cut_off_has_its_ports_told_when_it_has_been_silent_long_
             doctor.close()
 
 
+@pytest.mark.long
 def test_an_interface_that_reaches_all_peers_where_the_jobs_does_not_is_named_with_the_ports(examine, tmp_path):
     with LabNetwork(2, LabLink()) as network:
         change(

@@ -27,6 +27,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(("program", "size", "name"), CASES, ids=[f"{name}-{size}" for _, size, name in CASES])
+@pytest.mark.long
 def test_on_a_gpu(program, size, name, monkeypatch):
     if shutil.which("nvidia-smi") is None:
         monkeypatch.setenv("CLARY_CUDA_ON_CPU", "1")

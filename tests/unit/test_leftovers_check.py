@@ -106,6 +106,7 @@ def suite(tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_each_kind_is_found_once_and_what_is_kept_or_on_its_way_out_is_not(suite):
     blamed, output = suite({"test_leaving.py": LEAVING})
     assert set(blamed) == {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import SEED, choose
+from sweeps import LONG_PART, SEED, choose, choose_long, part_of
 
 TESTS = Path(__file__).parents[1]
 SWEPT = """
@@ -24,10 +24,29 @@ def test_without_a_mark(size):
 """
 
 
-def run(folder: Path, seed: str, *options: str) -> tuple[set[str], str]:
-    (folder / "test_swept.py").write_text(SWEPT)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = sweep: x\n")
-    command = [sys.executable, "-m", "pytest", "-p", "sweeps", "-p", "no:randomly", "-s", "-rs", *options]
+LONG = """
+import pytest
+
+def test_that_does_not():
+    print("ran short")
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.long
+def test_of_two_sizes(size):
+    print("ran size", size)
+
+""" + "".join(
+    f"@pytest.mark.long\ndef test_that_takes_long_{number}():\n    print('ran', {number})\n\n" for number in range(6)
+)
+WHOLE = "import pytest\npytestmark = [pytest.mark.long]\n" + "".join(
+    f"def test_of_the_module_{number}():\n    print('ran', {number})\n\n" for number in range(6)
+)
+
+
+def run(folder: Path, seed: str, text: str = SWEPT) -> tuple[set[str], str]:
+    (folder / "test_swept.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  sweep: x\n  long: x\n")
+    command = [sys.executable, "-m", "pytest", "-p", "sweeps", "-p", "no:randomly", "-s", "-rs"]
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(TESTS), "HOME": str(folder)} | (
         {SEED: seed} if seed else {}
     )
@@ -52,3 +71,38 @@ def test_every_value_is_chosen_by_some_seed_whatever_their_order() -> None:
     values = [(2,), (4,), (8,)]
     assert {choose(str(seed), "test_x", values) for seed in range(40)} == set(values)
     assert all(choose(str(s), "t", values) == choose(str(s), "t", values[::-1] + values) for s in range(40))
+
+
+@pytest.mark.timeout(120)
+def test_one_in_three_long_tests_runs_under_a_seed_and_the_others_say_why_not(tmp_path: Path) -> None:
+    ran, said = run(tmp_path, "7", LONG)
+    assert "short" in ran
+    sized = {words for words in ran if words.startswith("size")}
+    assert len(sized) in (0, 2)
+    assert len(ran - sized) == 1 + 3 - (len(sized) // 2)
+    assert "seed 7 chose other long tests" in said
+    assert len(run(tmp_path, "", LONG)[0]) == 1 + 2 + 6
+
+
+@pytest.mark.timeout(120)
+def test_a_module_that_is_marked_runs_as_a_whole(tmp_path: Path) -> None:
+    assert len(run(tmp_path, "7", WHOLE)[0]) == 6
+
+
+def test_every_long_test_is_chosen_by_some_seed_whatever_their_order() -> None:
+    names = [f"test_{number}" for number in range(10)]
+    chosen = [choose_long(str(seed), names) for seed in range(60)]
+    assert set().union(*chosen) == set(names)
+    assert {len(some) for some in chosen} == {-(-len(names) // LONG_PART)}
+    assert choose_long("7", names[::-1]) == choose_long("7", names)
+
+
+def test_a_part_of_a_list_keeps_its_order_and_is_all_of_it_without_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = list("abcdefgh")
+    monkeypatch.delenv(SEED, raising=False)
+    assert part_of(values, 3, name="x") == values
+    monkeypatch.setenv(SEED, "7")
+    part = part_of(values, 3, name="x")
+    assert len(part) == 3
+    assert part == sorted(part)
+    assert part_of(values, 9, name="x") == values

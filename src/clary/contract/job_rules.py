@@ -1,7 +1,7 @@
 """Rules that run beside a job's program, and folders that are mirrored while it runs: the plan and the facts of both.
 
 Where: the service puts `RulePlan` and `MirrorPlan` into the launch plan; the agent of the first host runs the rules and
-reports `RuleFacts`; `control.jobs.rule_evaluations` makes statuses of them.
+reports `RuleFacts`; `control.jobs.rules.rule_evaluations` makes statuses of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How far the debugger had counted steps when a checkpoint was written, so that a later attempt goes on from there.
 
-Where: a hook (`train.debugger.step_counting`) writes one file a process into the folder that `FOLDER_VARIABLE` names, a
-row for each step that begins; `agent.checkpoints.step_counts` reads it when it takes a set of checkpoints, and the
-manifest of the set keeps the row that was the last when its newest file was written. A restore leaves what the sets say
-in `RESTORED_FILE` of the same folder. Nothing lies in the folder of checkpoints, where scripts look for their own.
+Where: a hook (`train.debugger.capture.step_counting`) writes one file a process into the folder that `FOLDER_VARIABLE`
+names, a row for each step that begins; `agent.checkpoints.step_counts` reads it when it takes a set of checkpoints, and
+the manifest of the set keeps the row that was the last when its newest file was written. A restore leaves what the sets
+say in `RESTORED_FILE` of the same folder. Nothing lies in the folder of checkpoints, where scripts look for their own.
 
     0      magic, worker, when the process began, what it had counted before
     128    row 1, row 2, ...; row N + NUM_ROWS takes the place of row N

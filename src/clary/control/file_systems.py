@@ -2,7 +2,7 @@
 
 Where: `settings` checks `[file_systems]` when it reads the file, admission checks what a request names when a job is
 created, and planning fills the folder in. The agent opens it once more when it makes the host
-(`agent.host.bind_places`).
+(`agent.host.mounts.bind_places`).
 
 Whoever may create a job chooses FileSystemId and DirectoryPath, and the agent binds the folder with its own rights. So
 only folders of the settings can be had, what lies below them is reached without following a link, and nothing that

@@ -16,7 +16,7 @@ from running_service import SETTINGS, start_service
 
 from clary.control.state_folder import StateFolder
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("cli")]
 
 RANKS_PROGRAM = """
 import os, time
@@ -116,6 +116,7 @@ def test_describe_says_phases_hosts_and_where_the_model_lies(service, finished_j
     assert [host["name"] for host in facts["hosts"]] == ["algo-1", "algo-2"]
 
 
+@pytest.mark.long
 def test_a_job_is_waited_for_copied_run_again_and_deleted(service, finished_job, tmp_path):
     assert service.clary("wait", finished_job).stdout == f"{finished_job} is Completed\n"
     service.clary("cp", f"{finished_job}:model", str(tmp_path))
@@ -138,6 +139,7 @@ def test_a_job_is_waited_for_copied_run_again_and_deleted(service, finished_job,
     assert again not in service.clary("jobs", "--names").stdout.split()
 
 
+@pytest.mark.long
 def test_logs_are_of_all_one_host_or_one_rank(service, finished_job):
     everything = service.clary("logs", finished_job).stdout.splitlines()
     said = sorted(line.partition(" | ")[2] for line in everything if "I am rank" in line)
@@ -178,6 +180,7 @@ def test_stop_wait_comes_back_when_the_job_has_ended_and_keeps_its_results(servi
     assert again.stderr.startswith("clary: ValidationException: ")
 
 
+@pytest.mark.long
 def test_no_secret_is_printed_logged_or_shown_in_a_command_line(service, aws):
     name = unique("cli-secrets")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 600"))
@@ -202,6 +205,7 @@ def test_no_secret_is_printed_logged_or_shown_in_a_command_line(service, aws):
 
 
 @pytest.mark.parametrize("command", ["describe", "plan", "logs", "stop"])
+@pytest.mark.long
 def test_a_job_that_does_not_exist_is_not_found(service, command):
     missing = service.clary(command, "no-such-job", check=False)
     assert (missing.returncode, missing.stdout) == (3, "")
@@ -217,6 +221,7 @@ def test_doctor_of_a_service_that_runs_is_content(service):
     assert not [line for line in problems if line.split()[1] in ("service", "object", "environment", "machine")]
 
 
+@pytest.mark.long
 def test_down_stops_a_running_job_and_keeps_its_model_and_up_shows_it_again(tmp_path):
     service = start_service(tmp_path / "home", SETTINGS)
     try:

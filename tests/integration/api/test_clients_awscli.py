@@ -8,7 +8,7 @@ import pytest
 
 from needs import NEEDS, require
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(240), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(240), pytest.mark.xdist_group("clients-awscli")]
 
 V1, V2 = NEEDS["awscli1"].path, NEEDS["awscli2"].path
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -54,6 +54,7 @@ def request_for(name, command):
     )
 
 
+@pytest.mark.long
 def test_a_job_is_created_waited_for_described_listed_tagged_and_deleted(aws):
     name = f"cli-{aws.version}-{time.time_ns() % 10**9}"
     created = aws("sagemaker", "create-training-job", "--cli-input-json", request_for(name, "echo from the cli"))

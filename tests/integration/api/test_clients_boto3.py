@@ -8,7 +8,7 @@ import pytest
 from boto3_clients import GROUP, Clients, job_request, log_of, raw_request, refusal, unique, wait
 from botocore.exceptions import ClientError
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("clients-boto3")]
 
 
 def test_a_job_lives_through_every_status_and_its_logs_metrics_and_model_are_there(aws):
@@ -126,6 +126,7 @@ def test_what_does_not_fit_waits_in_order_with_a_reason_and_what_never_fits_is_r
 
 
 @pytest.mark.parametrize("instance_type", ["ml.p4d.24xlarge", "ml.unknown.1x", "local", "local_gpu", "my-box"])
+@pytest.mark.long
 def test_any_instance_type_is_accepted_and_explained(aws, service, instance_type):
     name = unique("type")
     request = job_request(name, "echo $SM_CURRENT_INSTANCE_TYPE")
@@ -196,6 +197,7 @@ def test_update_training_job_changes_what_may_change(aws):
     wait(aws, name)
 
 
+@pytest.mark.long
 def test_memory_beyond_the_limit_is_a_failure_that_says_so(aws, service):
     doctor = service.clary("doctor", check=False).stdout.splitlines()
     if any("not isolated" in line and "memory" in line for line in doctor):

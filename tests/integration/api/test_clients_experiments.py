@@ -6,7 +6,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from running_service import SDK2_PYTHON, SDK3_PYTHON
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("clients-experiments")]
 
 SCRIPT = "v2_experiments.py"
 
@@ -31,6 +31,7 @@ def client(service):
     return make
 
 
+@pytest.mark.long
 def test_v2_run_logs_from_outside_and_from_inside_its_job(client_runs):
     output, facts = client_runs.result(SCRIPT)
     assert sorted(facts["runs"]) == ["first", "second"], "the component of the job is no run"
@@ -114,6 +115,7 @@ def test_names_that_the_model_forbids_are_refused(client):
         assert error.value.response["Error"]["Code"] == "ValidationException"
 
 
+@pytest.mark.long
 def test_v3_run_logs_from_outside_and_from_inside_its_job_and_its_resource_classes_read_it(service):
     output, facts = service.run_client(SDK3_PYTHON, "v3_experiments.py")
     assert facts["status"] == "Completed", output[-3000:]

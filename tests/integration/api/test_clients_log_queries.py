@@ -7,7 +7,7 @@ from boto3_clients import GROUP, job_request, log_of, unique, wait
 from botocore.exceptions import ClientError
 from program_jobs import run, script_request
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("clients-log-queries")]
 
 PROGRAM = """
 import time, boto3

@@ -3,7 +3,7 @@
 import pytest
 from running_service import SDK2_PYTHON, SDK3_PYTHON
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("clients-s3")]
 
 SCRIPT = "s3_door.py"
 

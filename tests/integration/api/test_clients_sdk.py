@@ -5,7 +5,7 @@ import json
 import pytest
 from running_service import SDK2_PYTHON, SDK3_PYTHON
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("clients-sdk")]
 
 SCENARIOS = [
     (SDK2_PYTHON, "v2_pytorch.py"),
@@ -59,6 +59,7 @@ def test_v2_tensorflow_hosts_get_tf_config(client_runs):
     assert configs[0]["cluster"]["worker"] == ["algo-1:8890", "algo-2:8890"]
 
 
+@pytest.mark.long
 def test_v2_generic_estimator_shards_channels_and_reports_the_users_own_failure(client_runs):
     output, facts = client_runs.result("v2_generic.py")
     seen = facts_in(output)
@@ -91,6 +92,7 @@ def test_v2_model_trainer_brings_its_own_driver(client_runs):
 
 
 @pytest.mark.parametrize("form", ["none", "torchrun", "mpi", "mpi-two-hosts", "command", "local-data"])
+@pytest.mark.long
 def test_v3_model_trainer_completes_and_its_logs_arrive(client_runs, form):
     output, facts = client_runs.result("v3_model_trainer.py", form)
     assert facts["status"] == "Completed"

@@ -25,7 +25,7 @@ from clary.control.server.edge import connections
 from clary.control.server.edge.connection_table import ConnectionTable
 from clary.control.server.edge.connections import HEAD_DEADLINE_S, GuardedServer
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("edge")]
 
 MIB = 1024 * 1024
 SLOWEST_S = 2.0  # of a health check under attack, on a machine that does other things too; it was 20 s and more
@@ -163,6 +163,7 @@ def test_the_answer_to_a_refused_body_says_that_the_connection_ends(address):
         connection.close()
 
 
+@pytest.mark.long
 def test_connections_that_never_say_a_word_end_at_the_deadline(service, address):
     before = num_files_of(service)
     with contextlib.ExitStack() as opened, Watch(address) as watch:
@@ -179,6 +180,7 @@ def test_connections_that_never_say_a_word_end_at_the_deadline(service, address)
     assert (watch.failed, watch.slowest_s < SLOWEST_S) == (0, True)
 
 
+@pytest.mark.long
 def test_answers_that_nobody_reads_are_not_heaped_up(service, address):
     before = memory_of(service)
     asked = b"GET /clary/v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
@@ -251,6 +253,7 @@ print("answers", len(answers), sorted(set(answers)), flush=True)
 
 
 @pytest.mark.clients
+@pytest.mark.long
 def test_megabytes_of_json_from_a_job_hold_nobody_up(service, address):
     aws = Clients(service)
     other = start(aws, job_request(unique("beside"), "for n in $(seq 300); do echo line $n; sleep 0.05; done"))
@@ -270,6 +273,7 @@ def test_megabytes_of_json_from_a_job_hold_nobody_up(service, address):
     assert [line for line in log_of(aws, other) if line.startswith("line ")] == [f"line {n + 1}" for n in range(300)]
 
 
+@pytest.mark.long
 def test_headers_that_come_one_at_a_time_end_at_the_deadline(address):
     slow = [socket.create_connection(address, timeout=HEAD_DEADLINE_S + 20) for _ in range(20)]
     began_s = time.monotonic()
@@ -337,6 +341,7 @@ def test_clients_may_put_the_bucket_before_the_services_name(service, address):
     assert set(hosts) == {"before-the-name.localhost"}
 
 
+@pytest.mark.long
 def test_a_recorded_change_is_refused_by_the_service_that_starts_again(tmp_path):
     own = start_service(tmp_path / "home", "")
     try:

@@ -27,7 +27,7 @@ from program_jobs import (
 )
 from signed_requests import signed_bytes, status_of
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(120), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(120), pytest.mark.xdist_group("hostile-input")]
 
 TARGET = "SageMaker."
 
@@ -345,6 +345,7 @@ def cgroups_of(text):
     return [parent for parent, _, _ in os.walk("/sys/fs/cgroup") if text in parent]
 
 
+@pytest.mark.long
 def test_fifty_quick_jobs_leave_nothing_behind(service):
     aws = Clients(service)
     prefix = unique("quick")

@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from program_jobs import BUCKET, channel, object_at, put, run, script_request, start
 from running_service import SETTINGS, start_service
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("job-keys")]
 
 PROGRAM = """
 import json, os, boto3
@@ -232,6 +232,7 @@ def test_the_key_and_the_urls_that_it_signed_end_with_the_attempt(tried):
             assert answer.code == 403
 
 
+@pytest.mark.long
 def test_with_full_access_a_key_opens_everything_and_every_command_says_so(tmp_path):
     service = start_service(tmp_path / "home", f'job_api_access = "full"\n{SETTINGS}')
     try:

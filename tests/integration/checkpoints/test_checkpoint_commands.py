@@ -10,7 +10,7 @@ from boto3_clients import job_request, unique, wait
 
 from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet, content_key, manifest_key, write_manifest
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("checkpoint-commands")]
 
 BUCKET = "clary"
 MIB = 1024 * 1024

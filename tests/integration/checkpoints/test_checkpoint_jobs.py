@@ -9,7 +9,7 @@ import pytest
 from boto3_clients import job_request, log_of, unique, wait
 from program_jobs import BUCKET, put, run_command, start
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("checkpoint-jobs")]
 
 # Says what it finds, and adds a step to it.
 TRAIN = """
@@ -66,6 +66,7 @@ def keys_below(aws, prefix):
 
 
 @pytest.mark.parametrize("local_path", ["/opt/ml/checkpoints", "/opt/ml/model/state", "/data/of/mine"])
+@pytest.mark.long
 def test_the_next_job_with_the_same_prefix_finds_what_the_last_one_left(aws, script, local_path) -> None:
     name = unique("ckpt")
     prefix = f"s3://{BUCKET}/{name}"
@@ -131,6 +132,7 @@ def test_a_prefix_whose_sets_are_damaged_fails_the_job_and_says_so(aws, script) 
     assert "set 1: the manifest of checkpoints does not fit its own SHA-256" in facts["FailureReason"]
 
 
+@pytest.mark.long
 def test_a_job_whose_last_checkpoints_have_no_place_does_not_complete(aws) -> None:
     bucket = unique("gone")
     aws.s3.create_bucket(Bucket=bucket)

@@ -34,6 +34,7 @@ def found_in(folder: Path) -> str:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_no_kill_tears_a_step_or_loses_one_that_was_whole(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     folder, output, kills = tmp_path / "ranks", tmp_path / "output", tmp_path / "kills"

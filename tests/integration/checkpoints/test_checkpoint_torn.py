@@ -12,7 +12,7 @@ from attempts_of_jobs import agent_of, wait_for_line
 from boto3_clients import job_request, log_of, unique, wait
 from program_jobs import BUCKET, put, start
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("checkpoint-torn")]
 
 # One whole checkpoint, then half of another. What it finds it says first, and when it finds any it ends.
 TRAIN = """
@@ -79,6 +79,7 @@ def wait_for_set(service, name, *, rest_s=6.0):
 
 
 @pytest.mark.parametrize("how", ["itself", "itself, and appends", "in a child that is killed"])
+@pytest.mark.long
 def test_half_a_file_whose_writer_is_held_up_or_killed_is_in_no_set(service, aws, script, how) -> None:
     prefix = unique("torn")
     name = start(aws, request_of(script, prefix, how))

@@ -6,7 +6,7 @@ import pytest
 from boto3_clients import log_of, unique, wait
 from program_jobs import BUCKET, script_request, start
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("checkpoint-training-jobs")]
 
 # The program of docs/training-checkpoints.md, with a model and with words of what was saved and restored.
 TRAIN = """
@@ -74,6 +74,7 @@ def said(aws, name, word):
     return lines[0] if lines else None
 
 
+@pytest.mark.long
 def test_a_job_that_was_stopped_goes_on_with_fewer_hosts(aws):
     prefix = f"s3://{BUCKET}/{unique('keeper')}"
     first = start(aws, request(aws, "keeper-1", prefix, num_hosts=2, last_step=100_000))

@@ -290,6 +290,7 @@ def test_ranks_that_call_different_things_are_both_told(core, num_hosts, first, 
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2])
+@pytest.mark.long
 def test_a_rank_that_does_not_come_to_an_operation_is_named_when_the_limit_passes(core, num_hosts):
     store = MemoryStore()
 

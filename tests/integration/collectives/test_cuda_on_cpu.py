@@ -64,6 +64,7 @@ def test_old_ways_run_unchanged() -> None:
 
 
 @pytest.mark.parametrize("script", ["mnist.py", "ddp_amp.py"])
+@pytest.mark.long
 def test_a_script_for_one_gpu_a_process_runs_unchanged(script: str, tmp_path: Path) -> None:
     done = run("--cuda-on-cpu", *torchrun(script, 2), SM_MODEL_DIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

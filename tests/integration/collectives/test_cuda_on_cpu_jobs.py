@@ -6,7 +6,7 @@ import pytest
 from boto3_clients import log_of, unique
 from program_jobs import failure_of, model_of, run, script_request
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("cuda-on-cpu-jobs")]
 
 SCRIPTS = Path(__file__).parent / "cuda_scripts"
 ON_CPU = {"sagemaker_clary_cuda_on_cpu": "true"}

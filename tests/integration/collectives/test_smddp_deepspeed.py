@@ -52,6 +52,7 @@ def train(backend, stage, folder):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.long
 def test_a_zero_stage_trains_bit_by_bit_as_over_gloo(stage, tmp_path):
     ours, theirs = (train(backend, stage, tmp_path / backend) for backend in ("smddp", "gloo"))
     assert [rank["backend"] for rank in ours] == ["smddp"] * NUM_RANKS

@@ -14,7 +14,7 @@ HF_PYTHON = python_of("hf")
 pytestmark = [
     pytest.mark.clients,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("service"),
+    pytest.mark.xdist_group("smddp-huggingface"),
     pytest.mark.needs("hf"),
 ]
 
@@ -54,6 +54,7 @@ def facts_of(aws, described):
     return [json.loads(ranks[f"rank-{rank}.json"]) for rank in range(SIZE)]
 
 
+@pytest.mark.long
 def test_accelerate_takes_smddp_by_its_sagemaker_variables_and_stays_on_the_cpu(aws):
     for facts in facts_of(aws, run_hf(aws, "smddp_accelerate.py", SMDDP, Environment=ACCELERATE)):
         assert (facts["backend"], facts["processes"], facts["device"]) == ("smddp", SIZE, "cpu")
@@ -63,6 +64,7 @@ def test_accelerate_takes_smddp_by_its_sagemaker_variables_and_stays_on_the_cpu(
         assert facts["loss"] < 1.0
 
 
+@pytest.mark.long
 def test_trainer_uses_the_group_that_its_script_has_made(aws):
     for facts in facts_of(aws, run_hf(aws, "smddp_trainer.py", PYTORCHDDP)):
         assert (facts["backend"], facts["processes"]) == ("smddp", SIZE)
@@ -71,6 +73,7 @@ def test_trainer_uses_the_group_that_its_script_has_made(aws):
         assert facts["equal"]
 
 
+@pytest.mark.long
 def test_trainer_under_smdistributed_gives_ddp_a_gpu_and_fails_where_there_is_none(aws):
     """A limit of `Trainer._wrap_model`: it hands DDP a device index whatever the device is."""
     reason = failure_of(run_hf(aws, "smddp_trainer.py", SMDDP))

@@ -12,7 +12,7 @@ from boto3_clients import Clients, log_of, unique
 from program_jobs import failure_of, model_of, run, script_request
 from running_service import CLIENTS, SDK2_PYTHON, SETTINGS, start_service
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("smddp-jobs")]
 
 SIZE = 4
 SUMS, MNIST = "smddp_sums.py", "smddp_mnist.py"
@@ -53,6 +53,7 @@ def check_sums(ranks, *, size=SIZE):
 
 
 @pytest.mark.parametrize("form", FORMS[:3], ids=lambda form: form[0])
+@pytest.mark.long
 def test_collectives_and_gradients_of_four_ranks_on_two_hosts(submitted, form):
     ranks = submitted(*form)
     check_sums(ranks)
@@ -126,6 +127,7 @@ with open(f"/opt/ml/model/{os.environ['RANK']}", "w") as file:
 """
 
 
+@pytest.mark.long
 def test_ranks_find_launchers_names_and_one_secret_that_nobody_is_shown(aws, service):
     request = smddp_request(aws, "smddp-secret", {"train.py": PRINTS})
     described = run(aws, request)
@@ -188,6 +190,7 @@ def plain_service(tmp_path_factory):
     shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.mark.long
 def test_hosts_that_share_the_machine_form_one_group(plain_service):
     aws = Clients(plain_service)
     request = smddp_request(aws, "smddp-plain", {"train.py": (CLIENTS / "source" / SUMS).read_text()})
@@ -197,6 +200,7 @@ def test_hosts_that_share_the_machine_form_one_group(plain_service):
 
 
 @pytest.mark.needs("toolkit")
+@pytest.mark.long
 def test_the_toolkit_of_aws_runs_its_ranks_through_smddprun_on_both_hosts(aws):
     if os.geteuid() != 0:
         pytest.skip("needs root: the toolkit starts sshd")

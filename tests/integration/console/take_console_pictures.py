@@ -1,6 +1,6 @@
 """Take the pictures of docs/pictures anew: a service of its own, its jobs, and Chromium that looks at them.
 
-    .venv/bin/python tests/integration/take_console_pictures.py [FOLDER]
+    .venv/bin/python tests/integration/console/take_console_pictures.py [FOLDER]
 
 Where: by hand, after a change that the pictures would contradict. It takes about three minutes and needs what the
 browser tests need (`make setup`); look at each picture before it is committed.
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/integration"), str(ROOT / "tests/integration/observation")]
 
 from boto3_clients import Clients, job_request, wait  # noqa: E402
 from console_browser import BELOW_THE_HEAD, PHONE, Browser, Console, open_job  # noqa: E402 - found by the line above

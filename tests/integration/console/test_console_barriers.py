@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 from running_service import start_service
 
 pytest_plugins = ["console_fixtures"]
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("console-barriers")]
 
 LEARNS = (
     'for i in 1 2 3; do echo "step $i loss=0.$((9 - i))"; printf \'\\033[31mred\\033[0m \\033[33myellow\\033[0m '
@@ -89,6 +89,7 @@ def barriers(page, axe, where):
     return found
 
 
+@pytest.mark.long
 def test_no_page_has_a_barrier(console, jobs, axe):
     places = [
         "/console/jobs",
@@ -115,6 +116,7 @@ def test_no_page_has_a_barrier(console, jobs, axe):
     assert not found, "\n".join(map(str, found))
 
 
+@pytest.mark.long
 def test_no_page_that_shows_what_is_rare_has_a_barrier(page, console, jobs, axe):
     """A job that waits, hosts that are kept, a dump, pictures; a certificate and a profile as the service has them."""
     page.route(

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from running_service import start_service
 
 pytest_plugins = ["console_fixtures"]
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("console-pages")]
 
 LEARNS = 'for i in $(seq 10 30); do echo "step $i/30 loss=0.$((90 - i)) accuracy=0.$i"; sleep 0.1; done'
 LIVES = 'i=0; while :; do i=$((i+1)); echo "step $i loss=0.5 tick-$((i % 10))-tock"; sleep 0.2; done'
@@ -174,6 +174,7 @@ def test_jobs_are_searched_filtered_sorted_and_compared(page, console, jobs):
     expect(page.get_by_role("img", name="loss: chart of 2 lines")).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_job_that_waits_is_queued_wherever_it_is_shown(page, console, own_service, jobs):
     name = jobs.start_waiting()
     try:
@@ -654,6 +655,7 @@ def test_a_window_that_holds_more_than_a_page_is_asked_for_once(page, console, j
     assert many.asked == [100]
 
 
+@pytest.mark.long
 def test_every_page_fits_a_phone_and_has_dark_colours(console, jobs):
     """Screenshots of all pages are kept for people; here they must draw, fit their width, and be dark when asked."""
     places = {

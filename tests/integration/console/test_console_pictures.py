@@ -9,7 +9,7 @@ from drawing_job import DRAWS
 from playwright.sync_api import expect
 
 pytest_plugins = ["console_fixtures"]
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("console-pictures")]
 
 
 @pytest.fixture(scope="module")

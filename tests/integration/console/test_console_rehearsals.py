@@ -20,7 +20,7 @@ from warm_pools import end_pool
 from clary.base.processes import ProcessId
 
 pytest_plugins = ["console_fixtures"]
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("console-rehearsals")]
 
 # At most 256 characters in one line, which is what a request takes. A rehearsal that begins anew waits to be struck.
 RESUMES = (
@@ -88,6 +88,7 @@ def open_dialog(page, name):
     return dialog
 
 
+@pytest.mark.long
 def test_a_job_is_rehearsed_from_its_page_and_its_certificate_shown(page, console, aws):
     resumes = ended_job(aws)
     open_job(page, console, resumes, "rehearsals")
@@ -180,6 +181,7 @@ def test_a_rehearsal_that_can_not_be_had_says_why_where_it_was_asked_for(page, c
     )
 
 
+@pytest.mark.long
 def test_a_service_that_is_killed_leaves_no_rehearsal_behind_and_says_that_it_was_interrupted(
     page, console, aws, live, own_service
 ):
@@ -234,6 +236,7 @@ def test_what_a_hostile_certificate_says_is_text(page, console, live):
     assert page.locator("img[src=x]").count() == 0
 
 
+@pytest.mark.long
 def test_a_profile_is_taken_shown_and_its_trace_handed_out(page, console, aws):
     name = start(aws, script_request(aws, unique("profiled"), {"train.py": STEPS}))
     try:

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 from program_jobs import script_request, start
 
 pytest_plugins = ["console_fixtures"]
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("console-stacks")]
 
 LONG_MS = 150_000  # for jobs that are run within a test
 WAITS = """
@@ -51,6 +51,7 @@ def take_stacks(page):
     take.click()
 
 
+@pytest.mark.long
 def test_the_rank_that_the_others_wait_for_is_named_with_the_line_it_is_at(page, console, stopped_later):
     aws, names = stopped_later
     distributed = {"sagemaker_torch_distributed_enabled": "true"}

@@ -12,11 +12,12 @@ from boto3_clients import Clients, log_of, unique, wait
 from program_jobs import model_of, script_request, start
 from running_service import CLIENTS, SDK2_PYTHON, start_service
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("attempts")]
 
 COUNTER = (CLIENTS / "source/counter.py").read_text()
 
 
+@pytest.mark.long
 def test_a_spot_job_of_sdk_v2_is_reclaimed_goes_on_from_its_checkpoint_and_prints_its_savings(service, client_runs):
     name = unique("spot")
     client_runs.start(SDK2_PYTHON, "v2_spot.py", name, "30")
@@ -43,6 +44,7 @@ def test_a_spot_job_of_sdk_v2_is_reclaimed_goes_on_from_its_checkpoint_and_print
     assert "step 30 done" in second
 
 
+@pytest.mark.long
 def test_a_job_whose_host_is_killed_goes_on_by_itself_from_its_checkpoint(service, aws):
     name = unique("killed")
     request = script_request(
@@ -106,6 +108,7 @@ print('done', flush=True)
 """
 
 
+@pytest.mark.long
 def test_a_program_that_hangs_is_told_with_its_evidence_and_ended_and_tried_again_where_that_is_set(tmp_path_factory):
     variables = {"CLARY_HANG_TIMEOUT_S": "8", "CLARY_RESTART_HUNG": "1", "CLARY_CHECKPOINT_INTERVAL_S": "1"}
     own = start_service(tmp_path_factory.mktemp("hangs"), **variables)

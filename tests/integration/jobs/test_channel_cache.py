@@ -171,6 +171,7 @@ def check(root: Path, trees: list[dict[str, str]]) -> int:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_agents_killed_at_any_moment_leave_nothing_half_under_a_final_name(weed, tmp_path):
     root = tmp_path / "cache"
     with ObjectStore(weed.endpoint) as store:

@@ -82,6 +82,7 @@ def seen_by(aws, described):
     return {name.removesuffix(".json"): json.loads(body) for name, body in model_of(aws, described).items()}
 
 
+@pytest.mark.long
 def test_the_same_job_again_fetches_nothing_and_sees_what_the_first_one_saw(site):
     aws, prefix = site.aws, unique("again")
     for name in ("train/0", "train/1", "train/sub/2", "fast/x"):
@@ -129,6 +130,7 @@ os.symlink(words, os.path.join(os.environ["SM_MODEL_DIR"], "words.txt"))
 """
 
 
+@pytest.mark.long
 def test_links_from_the_model_into_a_channel_find_its_data(site):
     aws, prefix = site.aws, unique("links")
     put(aws, f"{prefix}/base/words.txt", "some words")

@@ -10,7 +10,7 @@ import pytest
 from boto3_clients import Clients, job_request, log_of, unique, wait
 from running_service import SETTINGS, start_service
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("environments-below-tmp")]
 
 PROGRAM = 'echo left > /tmp/left; python -c "import sys, ours; print(sys.prefix, ours.word)"; ls /tmp'
 
@@ -28,6 +28,7 @@ def environment():
 
 
 @pytest.mark.parametrize("isolation", ["namespaces", "processes"])
+@pytest.mark.long
 def test_a_job_runs_in_an_environment_below_tmp(environment, isolation, tmp_path):
     images = SETTINGS.replace("[images]\n", '[images]\n"team/below-tmp:*" = "below-tmp"\n').replace(
         "[environments]\n", f'[environments]\nbelow-tmp = "{environment}/bin/python"\n'

@@ -82,6 +82,7 @@ def test_an_agent_that_is_killed_takes_the_whole_gang_with_it(gang, host):
     assert f"{host} was lost: its agent ended" in ends_fast(running, f"the agent of {host}", since_s=died_at_s)
 
 
+@pytest.mark.long
 def test_an_agent_that_hangs_is_lost_like_one_that_died(gang):
     running = gang()
     died_at_s = running.freeze_agent("algo-2")
@@ -89,6 +90,7 @@ def test_an_agent_that_hangs_is_lost_like_one_that_died(gang):
 
 
 @pytest.mark.parametrize("instance_type", [INSTANCE_TYPE, FAR])
+@pytest.mark.long
 def test_a_link_that_is_cut_takes_the_whole_gang_with_it(gang, own_service, instance_type):
     needs_namespaces(own_service)
     if instance_type == FAR and not os.access("/dev/net/tun", os.W_OK):

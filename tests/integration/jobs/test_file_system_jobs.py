@@ -7,7 +7,7 @@ from boto3_clients import Clients, job_request, log_of, refusal, unique
 from program_jobs import run, script_request
 from running_service import SETTINGS, start_service
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("file-system-jobs")]
 
 READABLE, WHOLE, UNKNOWN, OF_THE_SERVICE = ("fs-0000000000000000" + digit for digit in "1234")
 

@@ -33,7 +33,7 @@ from program_jobs import (
 )
 from running_service import SETTINGS, TRAIN_PYTHON, start_service
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(120), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(120), pytest.mark.xdist_group("program-environment")]
 
 # Leaves what the program sees as its model: one file a host.
 FACTS = """
@@ -200,6 +200,7 @@ PROJECT = '[build-system]\nrequires = []\nbuild-backend = "build"\nbackend-path 
 
 @pytest.mark.root
 @pytest.mark.parametrize("place", ["", "package/"], ids=["package of the entry point", "local requirement"])
+@pytest.mark.long
 def test_build_scripts_of_a_job_are_kept_in_its_host(aws, service, place):
     victim = Path(f"/opt/clary-victim-{os.getpid()}-{time.time_ns()}")
     build = BUILD.replace("VICTIM", str(victim)).replace("KEYS", str(service.home / "secrets" / "root.json"))
@@ -443,6 +444,7 @@ def test_an_abort_of_the_program_is_a_failure_that_names_the_signal(aws):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=["mpi", "smddp", "torchrun"])
+@pytest.mark.long
 def test_a_killed_rank_fails_the_job_and_is_named_with_its_signal(aws, launcher):
     script = (
         "import os, signal, time\n"
@@ -503,6 +505,7 @@ def test_when_one_host_fails_the_job_is_over_within_seconds_and_nothing_runs_on(
     assert wait_for_none(lambda: processes_with(marker)) == {}
 
 
+@pytest.mark.long
 def test_what_a_program_writes_and_installs_stays_its_own(aws, service):
     wheel = io.BytesIO()
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -630,6 +633,7 @@ def test_a_channel_that_does_not_fit_on_the_disk_fails_the_job_and_says_so(small
         "for i in $(seq 3); do head -c 40M /dev/zero > /opt/ml/output/data/$i || exit 1; done",
     ],
 )
+@pytest.mark.long
 def test_a_program_that_fills_the_disk_fails_with_a_reason_that_names_it(small_disk, command):
     described = run_command(small_disk, "fills", command)
     assert "No space left on device" in failure_of(described)

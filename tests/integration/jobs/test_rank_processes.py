@@ -47,6 +47,7 @@ def test_a_killed_rank_is_named_by_all_others_at_once(core, port, hosts):
 
 
 @pytest.mark.parametrize("hosts", [("a", "a", "a"), ("a", "a", "b")])
+@pytest.mark.long
 def test_a_stopped_rank_is_named_when_the_limit_passes(core, port, hosts):
     with start("wait_for_end", 3, core=core, port=port, hosts=hosts) as ranks:
         pids = [ranks.read_line(rank)["pid"] for rank in range(3)]

@@ -15,7 +15,7 @@ from running_service import start_service
 
 from clary.control.state_folder import StateFolder
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("rehearsal")]
 
 RANKS_PROGRAM = (FOLDER / "rehearsed_ranks_program.py").read_text()
 
@@ -33,6 +33,7 @@ def aws(own):
     return Clients(own)
 
 
+@pytest.mark.long
 def test_a_program_that_restores_everything_passes_and_the_users_own_checkpoints_stay_untouched(own, aws, tmp_path):
     path, name = request_file(aws, tmp_path, forgetting(""))
     done, certificate = rehearse(own, tmp_path, path, "--reclaim", "step:12")
@@ -59,6 +60,7 @@ def test_a_program_that_restores_everything_passes_and_the_users_own_checkpoints
         ("checkpoint", "1 file was restored: the checkpoint is never read", "look for the newest checkpoint"),
     ],
 )
+@pytest.mark.long
 def test_a_program_that_forgets_something_fails_with_what_it_forgets(own, aws, tmp_path, forgets, reason, advice):
     path, _ = request_file(aws, tmp_path, forgetting(forgets))
     done, certificate = rehearse(own, tmp_path, path, "--reclaim", "step:12")
@@ -77,6 +79,7 @@ def test_a_program_that_forgets_something_fails_with_what_it_forgets(own, aws, t
         (("--partition", "algo-1@step:14"), "its link has carried nothing"),
     ],
 )
+@pytest.mark.long
 def test_two_ranks_on_two_hosts_are_rehearsed_from_a_job_that_has_run(own, aws, tmp_path, faults, lost):
     name = unique("ranks")
     request = script_request(
@@ -96,6 +99,7 @@ def test_two_ranks_on_two_hosts_are_rehearsed_from_a_job_that_has_run(own, aws, 
     assert certificate["twin"].startswith(f"{name}-twin-")
 
 
+@pytest.mark.long
 def test_two_hosts_that_do_not_reach_each_other_for_a_while_hold_up_a_job_of_three_and_nobody_is_lost(
     own, aws, tmp_path
 ):
@@ -117,6 +121,7 @@ def test_two_hosts_that_do_not_reach_each_other_for_a_while_hold_up_a_job_of_thr
     assert [strike["note"] for strike in certificate["strikes"]] == ["", ""]
 
 
+@pytest.mark.long
 def test_a_fault_that_strikes_too_late_proves_nothing(own, aws, tmp_path):
     short = forgetting("").replace("= 32, 5, 4, 64", "= 3, 5, 4, 64")
     path, _ = request_file(aws, tmp_path, short)
@@ -135,6 +140,7 @@ def test_a_fault_that_strikes_too_late_proves_nothing(own, aws, tmp_path):
         (("--kill", "soon"), "--kill: expected algo-2@180s"),
     ],
 )
+@pytest.mark.long
 def test_what_can_not_be_had_is_refused_before_anything_starts(own, aws, tmp_path, arguments, words):
     path, name = request_file(aws, tmp_path, forgetting(""))
     done = own.clary("rehearse", str(path), *arguments, check=False)

@@ -11,7 +11,7 @@ from running_service import start_service
 
 pytestmark = [
     pytest.mark.timeout(400),
-    pytest.mark.xdist_group("service"),
+    pytest.mark.xdist_group("rehearsal-disks"),
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="hosts get disks of their own from root alone"),
 ]
@@ -62,6 +62,7 @@ def printed(own, job, *options):
     return own.clary("logs", job, *options).stdout
 
 
+@pytest.mark.long
 def test_a_program_that_does_not_catch_a_full_disk_dies_of_it_and_the_certificate_says_so(own, aws, tmp_path):
     path, _ = request_file(aws, tmp_path, forgetting(""))
     done, certificate = rehearse(own, tmp_path, path, "--disk-full", "algo-1@step:7", "--disk-size", "64MiB")
@@ -74,6 +75,7 @@ def test_a_program_that_does_not_catch_a_full_disk_dies_of_it_and_the_certificat
     assert "the disk of algo-1 for /opt/ml lies in memory and holds 64 MiB" in done.stdout
 
 
+@pytest.mark.long
 def test_a_program_that_catches_it_trains_on_and_saves_again_when_there_is_room(own, aws, tmp_path):
     path, _ = request_file(aws, tmp_path, saving(CAREFUL_SAVE))
     done, certificate = rehearse(own, tmp_path, path, "--disk-full", "algo-1@step:7+2s", "--keep")
@@ -87,6 +89,7 @@ def test_a_program_that_catches_it_trains_on_and_saves_again_when_there_is_room(
     assert "no room" not in printed(own, certificate["twin"])
 
 
+@pytest.mark.long
 def test_a_program_that_ends_well_on_a_full_disk_has_failed_all_the_same(own, aws, tmp_path):
     path, _ = request_file(aws, tmp_path, saving(CAREFUL_SAVE))
     done, certificate = rehearse(own, tmp_path, path, "--disk-full", "algo-1@step:7")
@@ -95,6 +98,7 @@ def test_a_program_that_ends_well_on_a_full_disk_has_failed_all_the_same(own, aw
     assert "results may be incomplete" in certificate["reason"]
 
 
+@pytest.mark.long
 def test_the_host_that_comes_after_a_kill_has_an_empty_disk_with_the_checkpoint_and_its_channels(own, aws, tmp_path):
     word = unique("word")
     uri = put(aws, f"words/{word}/a.txt", word)
@@ -124,6 +128,7 @@ def test_the_host_that_comes_after_a_kill_has_an_empty_disk_with_the_checkpoint_
     assert printed(own, certificate["rehearsal"]).count(f"read {word}") == 2
 
 
+@pytest.mark.long
 def test_a_disk_that_is_too_small_for_the_job_itself_fails_the_twin(own, aws, tmp_path):
     path, _ = request_file(aws, tmp_path, saving(LARGE_SAVE))
     done, certificate = rehearse(own, tmp_path, path, "--disk-full", "algo-1@step:7", "--disk-size", "16MiB")
@@ -136,6 +141,7 @@ def test_a_disk_that_is_too_small_for_the_job_itself_fails_the_twin(own, aws, tm
     ("size", "words"),
     [("900000GiB", "more than half of the machine's free memory"), ("1MiB", "at least 16 MiB"), ("much", "got 'much'")],
 )
+@pytest.mark.long
 def test_disks_that_can_not_be_had_are_refused_before_anything_starts(own, aws, tmp_path, size, words):
     path, name = request_file(aws, tmp_path, forgetting(""))
     done = own.clary("rehearse", str(path), "--disk-full", "algo-1@1s", "--disk-size", size, check=False)

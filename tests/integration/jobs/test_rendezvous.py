@@ -13,7 +13,7 @@ from program_jobs import script_request, start
 
 from clary.testing.gangs import has_namespaces
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("rendezvous")]
 
 LATE_S = 4.0
 TRAINS_S = 3.0
@@ -97,6 +97,7 @@ def parts_of(page):
     return {host["name"]: host["seconds"] for host in page["ledger"]["hosts"]}
 
 
+@pytest.mark.long
 def test_hosts_wait_in_rendezvous_for_the_one_whose_program_connects_late(service, aws):
     name = unique("late")
     start(aws, script_request(aws, name, {"train.py": SOCKETS}, instance_count=2))
@@ -112,6 +113,7 @@ def test_hosts_wait_in_rendezvous_for_the_one_whose_program_connects_late(servic
     assert "  rendezvous " in table
 
 
+@pytest.mark.long
 def test_the_slowest_rank_of_torch_ends_the_rendezvous_of_every_host(service, aws):
     name = unique("ranks")
     request = script_request(
@@ -135,6 +137,7 @@ def test_the_slowest_rank_of_torch_ends_the_rendezvous_of_every_host(service, aw
         assert seconds["productive"] >= TRAINS_S - SLACK_S, host
 
 
+@pytest.mark.long
 def test_torchrun_that_a_user_starts_late_on_one_host_is_waited_for_by_the_other(service, aws):
     name = unique("torchrun")
     start(aws, script_request(aws, name, {"train.py": TORCHRUN}, instance_count=2))
@@ -147,6 +150,7 @@ def test_torchrun_that_a_user_starts_late_on_one_host_is_waited_for_by_the_other
         assert seconds["productive"] >= TRAINS_S - SLACK_S, host
 
 
+@pytest.mark.long
 def test_an_attempt_after_the_loss_of_a_host_meets_anew_though_the_survivor_has_kept_its_network(service, aws):
     name = unique("again")
     request = script_request(

@@ -9,7 +9,7 @@ from boto3_clients import job_request, log_of, unique, wait
 from program_jobs import put, script_request, start
 from running_service import CLIENTS, SDK3_PYTHON
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("signals")]
 
 PROGRAM = (CLIENTS / "source" / "stopped.py").read_text()
 TYPE_OF_TWO = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
@@ -112,6 +112,7 @@ def test_a_program_in_the_foreground_of_bash(aws):
 
 
 @pytest.mark.parametrize(("driver", "num_ranks"), [("none", 2), ("torchrun", 4), ("mpi", 4)])
+@pytest.mark.long
 def test_ranks_under_the_driver_of_sdk_v3(aws, service, driver, num_ranks):
     _, facts = service.run_client(SDK3_PYTHON, "v3_signals.py", driver)
     stop_and_check(aws, facts["name"], num_ranks=num_ranks)
@@ -119,6 +120,7 @@ def test_ranks_under_the_driver_of_sdk_v3(aws, service, driver, num_ranks):
 
 @pytest.mark.parametrize("distribution", [{}, {"sagemaker_torch_distributed_enabled": True}], ids=["plain", "torchrun"])
 @pytest.mark.needs("toolkit")
+@pytest.mark.long
 def test_ranks_under_the_toolkit_of_aws(aws, distribution):
     request = two_ranks_a_host(aws, "signals-toolkit", distribution)
     request["AlgorithmSpecification"]["TrainingImage"] = "team/toolkit:1"
@@ -139,6 +141,7 @@ def test_a_trainer_whose_output_goes_through_tee(aws):
     stop_and_check(aws, start(aws, request), num_ranks=2)
 
 
+@pytest.mark.long
 def test_the_end_of_the_longest_runtime(aws):
     request = two_ranks_a_host(aws, "signals-runtime", {"sagemaker_torch_distributed_enabled": True})
     request["StoppingCondition"] = {"MaxRuntimeInSeconds": 5}

@@ -15,7 +15,7 @@ from clary.control.engines.local.network_faults import partition
 from clary.testing.gangs import has_namespaces
 from clary.testing.launch_plans import make_hosts, make_plan
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("survivors")]
 
 # The second attempt finds what the first has left, and ends well.
 PAIR = """
@@ -87,11 +87,13 @@ def is_restarted_for(service, aws, name, reason):
     assert reason in past[0]["reason"]
 
 
+@pytest.mark.long
 def test_a_job_whose_host_dies_is_restarted_though_the_survivor_leaves_with_an_exit_code(service, aws, pair):
     os.kill(agent_of(service, pair, "algo-2"), signal.SIGKILL)
     is_restarted_for(service, aws, pair, "algo-2 was lost: its agent ended")
 
 
+@pytest.mark.long
 def test_a_job_whose_link_is_cut_is_restarted_though_both_sides_leave_before_anybody_notices(service, aws, pair):
     folder = hosts_folder(service.home / "jobs" / pair / "1")
     plan = make_plan(job_name=pair, hosts=make_hosts(2), work_folder=str(folder))

@@ -15,7 +15,7 @@ from running_service import SETTINGS, start_service
 
 from clary.base.processes import ProcessId
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(900), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(900), pytest.mark.xdist_group("warm-pool-kills")]
 
 NUM_KILLS = int(os.environ.get("CLARY_POOL_KILLS", "9"))
 COMMAND = "echo token > /opt/ml/model/$TRAINING_JOB_NAME; echo works; sleep 0.4"
@@ -47,6 +47,7 @@ def victim(kind, home, generator):
     return ProcessId(chosen["pid"], chosen["started"])
 
 
+@pytest.mark.long
 def test_every_job_on_a_pool_completes_whatever_is_killed_and_nothing_is_left(tmp_path):
     home = tmp_path / "home"
     service = start_service(home, SETTINGS)

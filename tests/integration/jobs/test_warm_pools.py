@@ -12,7 +12,7 @@ from program_jobs import model_of, script_request
 from running_service import SETTINGS, start_service
 from warm_pools import LIMIT_S, end_pool, pool_of, wait_for_pool
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("warm-pools")]
 
 
 def keeping(name, command, *, seconds=600, **resources):
@@ -36,6 +36,7 @@ def only_pool(service):
     return found[0]
 
 
+@pytest.mark.long
 def test_a_second_job_takes_the_hosts_of_the_first_and_finds_its_cache_and_nothing_else(service, aws):
     first, second = unique("warm"), unique("warm")
     leave = (
@@ -120,6 +121,7 @@ def test_a_restarted_job_keeps_the_hosts_that_live_and_replaces_the_dead_one(ser
     end_pool(aws, name)
 
 
+@pytest.mark.long
 def test_pools_outlive_a_killed_service_and_end_with_one_that_is_stopped(tmp_path):
     service = start_service(tmp_path / "home", SETTINGS)
     try:
@@ -153,6 +155,7 @@ def test_an_idle_pool_gives_way_to_a_job_that_needs_its_hosts(service, aws):
     assert pool_of(aws, small)["Status"] == "Terminated"
 
 
+@pytest.mark.long
 def test_a_period_that_cannot_be_kept_is_refused_or_told(aws):
     spot = keeping(unique("spot"), "true")
     spot |= {

@@ -213,6 +213,7 @@ async def test_restart_by_hand_keeps_data_and_endpoint(tmp_path: Path) -> None:
         assert await get(endpoint, "kept") == b"first run"
 
 
+@pytest.mark.long
 async def test_port_taken_meanwhile_is_replaced_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running(tmp_path) as store:
         endpoint = store.endpoint
@@ -229,6 +230,7 @@ async def test_port_taken_meanwhile_is_replaced_and_said(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize("server", ["s3", "filer"])
+@pytest.mark.long
 async def test_a_port_that_is_taken_between_choosing_and_binding_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, server: str
 ) -> None:

@@ -11,7 +11,7 @@ from running_service import SDK2_PYTHON
 from clary.train.debugger.errors import NoMoreData
 from clary.train.debugger.reading.trial_places import create_trial
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("debugger-jobs")]
 
 LIMIT_S = 150
 SCRIPT = """
@@ -119,6 +119,7 @@ def keys_below(aws, prefix):
     return [item["Key"].removeprefix(prefix) for page in pages for item in page.get("Contents", ())]
 
 
+@pytest.mark.long
 def test_rules_judge_a_good_training_each_on_its_own_and_none_fails_it(service, aws):
     name = unique("good-run")
     source = put(aws, f"rules/{name}/my_rules.py", RULES_FILE)
@@ -180,6 +181,7 @@ def test_a_rule_that_fires_stops_its_own_job_and_says_why(service, aws):
     assert "email can not be sent from here" in service.clary("describe", name).stdout
 
 
+@pytest.mark.long
 def test_sdk_v2_gets_the_summary_of_its_rules_and_smdebug_the_losses(client_runs):
     client_runs.start(SDK2_PYTHON, "v2_debugger.py")
     output, facts = client_runs.result("v2_debugger.py")
@@ -200,6 +202,7 @@ def test_sdk_v2_gets_the_summary_of_its_rules_and_smdebug_the_losses(client_runs
     assert (facts["has_ended"], facts["workers"]) == (True, ["worker_0"])
 
 
+@pytest.mark.long
 def test_rules_see_the_workers_of_all_hosts_and_a_laptop_reads_them_meanwhile(service, aws, monkeypatch):
     name = unique("two-hosts")
     source = put(aws, f"rules/{name}/both.py", BOTH_FILE)

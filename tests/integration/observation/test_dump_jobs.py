@@ -7,7 +7,7 @@ import pytest
 from boto3_clients import unique, wait
 from program_jobs import script_request, start
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(240), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(240), pytest.mark.xdist_group("dump-jobs")]
 
 LIMIT_S = 120
 SCRIPT = """
@@ -98,6 +98,7 @@ CULPRITS = {
 
 
 @pytest.mark.parametrize("culprit", CULPRITS)
+@pytest.mark.long
 def test_what_holds_a_job_up_is_named_with_its_place(service, job_with, culprit):
     name = job_with(culprit)
     end_s = time.monotonic() + LIMIT_S
@@ -125,6 +126,7 @@ def _as_frame(words):
     return words.replace("(", "").replace(")", "")
 
 
+@pytest.mark.long
 def test_nobody_is_suspected_while_a_job_gets_on_and_what_is_known_is_there_as_data(service, job_with, aws):
     name = job_with("nobody")
     answer = json.loads(service.clary("dump", name, "--json").stdout)

@@ -241,6 +241,7 @@ def world(tmp_path_factory):
         running.clary("down")
 
 
+@pytest.mark.long
 def test_the_first_cause_is_named_whatever_fails_on_whichever_rank(world):
     """Print one line a case and the confusion matrix of verdicts; demand host, rank, words, verdict and advice of each.
 

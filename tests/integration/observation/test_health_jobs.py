@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.clients,
     pytest.mark.root,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("service"),
+    pytest.mark.xdist_group("health-jobs"),
     pytest.mark.skipif(os.geteuid() != 0, reason="routes inside hosts are changed: needs root"),
 ]
 
@@ -38,6 +38,7 @@ def page_of(service, name):
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_a_job_of_two_hosts_is_all_green_and_its_program_runs(own_service):
     aws, name = Clients(own_service), unique("healthy")
     aws.sagemaker.create_training_job(**job_request(name, "echo done", ResourceConfig=TWO_HOSTS))
@@ -144,6 +145,7 @@ def drop_port_in_next_network(service, before, codes, ending):
     codes.append(subprocess.run([*command, *PORT_RULE], check=False).returncode)
 
 
+@pytest.mark.long
 def test_an_attempt_with_a_sick_link_ends_before_its_program_and_the_next_one_completes(own_service):
     aws = Clients(own_service)
     for _ in range(NUM_TRIES):

@@ -16,7 +16,7 @@ from warm_pools import end_pool, wait_for_pool
 pytestmark = [
     pytest.mark.clients,
     pytest.mark.timeout(300),
-    pytest.mark.xdist_group("service"),
+    pytest.mark.xdist_group("host-metrics-jobs"),
 ]
 
 LIMIT_S = 120
@@ -47,6 +47,7 @@ def greatest(points):
     return max(point[GREATEST] for point in points if point[GREATEST] is not None)
 
 
+@pytest.mark.long
 def test_a_jobs_hosts_and_ranks_are_measured_from_their_preparation_to_their_end(own_service):
     aws, name = Clients(own_service), unique("measured")
     aws.sagemaker.create_training_job(**job_request(name, TWO_RANKS, ResourceConfig=TWO_HOSTS))
@@ -83,6 +84,7 @@ def test_the_last_rows_of_a_program_are_there_when_its_job_has_ended(own_service
     assert ended_ms - points[-1][AT_MS] < 30 * MS_PER_S
 
 
+@pytest.mark.long
 def test_a_job_without_a_profiler_is_measured_rarely_and_a_service_that_wants_nothing_gets_nothing(
     own_service, tmp_path
 ):
@@ -103,6 +105,7 @@ def test_a_job_without_a_profiler_is_measured_rarely_and_a_service_that_wants_no
         silent.clary("down")
 
 
+@pytest.mark.long
 def test_hosts_that_are_plain_processes_are_measured_without_their_network(tmp_path):
     service = start_service(tmp_path / "plain", CLARY_ISOLATION="processes")
     try:
@@ -117,6 +120,7 @@ def test_hosts_that_are_plain_processes_are_measured_without_their_network(tmp_p
         service.clary("down")
 
 
+@pytest.mark.long
 def test_rows_of_a_service_that_was_away_are_there_when_it_is_back(own_service):
     aws, name = Clients(own_service), unique("away")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 15"))
@@ -132,6 +136,7 @@ def test_rows_of_a_service_that_was_away_are_there_when_it_is_back(own_service):
     assert max(gaps) < 10 * MS_PER_S, "no hole where the service was away"
 
 
+@pytest.mark.long
 def test_each_job_of_a_warm_pool_is_measured_anew_and_a_rank_that_an_interpreter_became_is_known(own_service):
     aws, names = Clients(own_service), []
     for _ in range(2):

@@ -12,7 +12,7 @@ from program_jobs import start
 from clary.base.processes import ProcessId
 from clary.control.state_folder import StateFolder
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("log-salvage")]
 
 
 def agent_of(job):

@@ -4,7 +4,7 @@ import pytest
 from log_events import GROUP, events_of
 from program_jobs import run_command
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("log-shapes")]
 
 LONG_BYTES = 20_000_000
 PROGRAM = (  # at most 256 characters in one line

@@ -13,7 +13,7 @@ import pytest
 from boto3_clients import unique, wait
 from program_jobs import BUCKET, processes_with, script_request, start
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("profile-jobs")]
 
 LIMIT_S = 120
 SCRIPT = """
@@ -126,6 +126,7 @@ def test_what_the_request_asks_for_is_taken_at_its_step_and_stored_where_the_ori
     assert [(rank["first_step"], rank["num_steps"]) for rank in summary["ranks"]] == [(2, 2), (2, 2)]
 
 
+@pytest.mark.long
 def test_two_who_ask_for_the_same_get_one_and_another_is_told_to_wait(service, job):
     first = _profile(service, job, "--seconds", "20")
     _wait_for(service, job, lambda page: page["asked"]["duration_s"] == 20 and page["states"])
@@ -147,6 +148,7 @@ def test_an_update_of_the_job_begins_a_window(service, aws, job):
     assert [rank["num_steps"] for rank in last["summary"]["ranks"]] == [1, 1]
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_within_its_window_ends_the_command_with_its_name(service, aws, begin):
     name = begin("profile-killed")
     asking = _profile(service, name, "--seconds", "50")

@@ -9,7 +9,7 @@ from running_service import SDK2_PYTHON, start_service
 
 from clary.control.profiling.rules import RULES
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("profiler-jobs")]
 
 LIMIT_S = 120
 IMAGE = "895741380848.dkr.ecr.us-west-2.amazonaws.com/sagemaker-debugger-rules:latest"
@@ -45,6 +45,7 @@ def wait_for_verdicts(aws, name, *, until=("InProgress",)):
     return statuses_of(aws, name)
 
 
+@pytest.mark.long
 def test_an_estimator_with_profiler_rules_ends_with_statuses_and_a_report_in_the_store(own_service, tmp_path):
     _, facts = own_service.run_client(SDK2_PYTHON, "v2_profiler.py")
     assert facts["statuses"] == {"ProfilerReport": "NoIssuesFound", "LowGPUUtilization": "NoIssuesFound"}
@@ -64,6 +65,7 @@ def test_an_estimator_with_profiler_rules_ends_with_statuses_and_a_report_in_the
     assert {item["name"]: item["status"] for item in described["rules"]} == facts["statuses"]
 
 
+@pytest.mark.long
 def test_rules_that_are_changed_while_a_job_runs_are_judged_and_one_that_does_not_exist_is_an_error(own_service):
     aws, name = Clients(own_service), unique("changed")
     request = job_request(

@@ -14,7 +14,7 @@ from clary.train.debugger.files import STEPS, step_file
 from clary.train.debugger.reading.s3_files import open_s3_files
 from clary.train.debugger.tensor_files import read_index, read_values
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("rules-over-attempts")]
 
 LIMIT_S = 120
 SCRIPT = """
@@ -110,6 +110,7 @@ class Watched:
         return {(host, int(first), int(step)): float(loss) for host, first, step, loss in found}
 
 
+@pytest.mark.long
 def test_a_job_that_is_reclaimed_ends_with_the_statuses_of_its_last_attempt_and_the_tensors_of_one_training(
     service, aws, monkeypatch
 ):

@@ -10,7 +10,7 @@ from program_jobs import script_request, start
 
 from clary.testing.slow_hosts import limit_processors, rank_processes
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("straggler-jobs")]
 
 LIMIT_S = 120
 PROCESSOR_SHARE = 0.04  # less than a busy machine gives everybody
@@ -54,6 +54,7 @@ def until(holds):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may limit the processors of a job's host")
+@pytest.mark.long
 def test_a_host_that_gets_little_of_its_processor_is_named_and_everybody_hears_of_it(service, job):
     processes = rank_processes(job, "algo-2")
     assert set(processes.values()) == {1}

@@ -63,6 +63,7 @@ def until(read, what):
     raise AssertionError(f"not within {DEADLINE_S} s: {what}")
 
 
+@pytest.mark.long
 def test_a_job_is_seen_while_it_runs_and_told_as_a_trace_when_it_has_ended(service):
     client = boto3.client(
         "sagemaker",

@@ -13,7 +13,7 @@ from training_pages import page_of
 
 from needs import python_of
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(360), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(360), pytest.mark.xdist_group("trackers-jobs")]
 
 LIMIT_S = 200
 WANDB_PYTHON = python_of("wandb")

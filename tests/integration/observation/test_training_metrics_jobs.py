@@ -12,7 +12,7 @@ from training_program import PIXEL, STEPS
 
 from needs import python_of
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(360), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(360), pytest.mark.xdist_group("training-metrics-jobs")]
 
 LIMIT_S = 120
 HF_PYTHON = python_of("hf")
@@ -27,6 +27,7 @@ def look_until(look, wanted, *, timeout_s=LIMIT_S):
     return found
 
 
+@pytest.mark.long
 def test_what_a_program_writes_of_its_training_is_seen_while_it_runs_and_afterwards(service):
     aws, name = Clients(service), unique("learning")
     request = script_request(aws, name, {"train.py": PROGRAM}, Environment={"LONGEST_PAUSE_S": str(LIMIT_S)})
@@ -106,6 +107,7 @@ def test_what_a_program_writes_of_its_training_is_seen_while_it_runs_and_afterwa
 
 
 @pytest.mark.needs("hf")
+@pytest.mark.long
 def test_a_trainer_of_transformers_reports_its_progress_without_a_line_of_code(service):
     aws, name = Clients(service), unique("trainer")
     program = Path(__file__).with_name("huggingface_progress_program.py")

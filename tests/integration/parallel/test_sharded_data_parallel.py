@@ -21,6 +21,7 @@ pytestmark = pytest.mark.xdist_group("sharded-data-parallel")  # a program runs 
 @pytest.mark.timeout(200)
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize(("program", "name", "size"), CASES, ids=[f"{name}-{size}" for _, name, size in CASES])
+@pytest.mark.long
 def test_sharded(program: Path, name: str, size: int) -> None:
     assert_passed(program, name, size, CLARY_TEST_BACKEND="gloo")
 

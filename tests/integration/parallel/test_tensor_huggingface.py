@@ -31,6 +31,7 @@ pytestmark = pytest.mark.xdist_group("tensor-huggingface")  # a program runs onc
 @pytest.mark.needs("hf")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_tensor_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
     assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_TRANSFORMERS="newest")
@@ -39,6 +40,7 @@ def test_tensor_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.needs("trainer")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", OF_ALL_VERSIONS)
+@pytest.mark.long
 def test_tensor_huggingface_of_the_time_of_smp_v1(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", OLDER_PYTHON)
     assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_TRANSFORMERS="4.28")

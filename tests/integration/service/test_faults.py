@@ -29,6 +29,7 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
+@pytest.mark.long
 def test_a_service_under_faults_loses_doubles_and_hangs_nothing():
     result = run_faults(SEED, NUM_FAULTS, python=str(TRAIN_PYTHON), say=say)
     print(result.table())
@@ -37,6 +38,7 @@ def test_a_service_under_faults_loses_doubles_and_hangs_nothing():
     assert result.statuses.get("Completed", 0) > 0, "no job got through, so nothing was shown"
 
 
+@pytest.mark.long
 def test_a_service_on_postgresql_loses_doubles_and_hangs_nothing():
     postgres = PostgresServer()
     try:

@@ -24,6 +24,7 @@ def own_service(tmp_path):
     assert "left behind" not in service.clary("doctor", check=False).stdout
 
 
+@pytest.mark.long
 def test_fifty_jobs_of_eight_clients_end_as_they_must_first_come_first_served(own_service):
     report = run_crowd(PLAN, own_service.environment, own_service.home)
     print(f"\n{len(report.jobs)} jobs: {report.statuses}; refused: {report.refusals}")

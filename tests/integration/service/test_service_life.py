@@ -40,6 +40,7 @@ def agent_pids(service):
     return [agent["pid"] for agent in json.loads(record.read_text())["agents"].values()]
 
 
+@pytest.mark.long
 def test_a_service_that_was_killed_finds_its_jobs_and_agents_again_and_no_line_is_lost_or_doubled(own_service):
     service = own_service()
     aws = Clients(service)
@@ -64,6 +65,7 @@ def test_a_service_that_was_killed_finds_its_jobs_and_agents_again_and_no_line_i
         assert lines == [f"line {number}" for number in range(1, 61)], stream["logStreamName"]
 
 
+@pytest.mark.long
 def test_when_everything_is_killed_objects_stay_and_the_job_fails_with_a_reason(own_service):
     service = own_service()
     aws = Clients(service)
@@ -82,6 +84,7 @@ def test_when_everything_is_killed_objects_stay_and_the_job_fails_with_a_reason(
     assert aws.s3.get_object(Bucket="clary", Key="kept")["Body"].read() == b"kept"
 
 
+@pytest.mark.long
 def test_plain_processes_run_ddp_on_two_hosts_and_say_what_is_not_isolated(own_service):
     service = own_service(SETTINGS, CLARY_ISOLATION="processes")
     output, facts = service.run_client(SDK2_PYTHON, "v2_pytorch.py")
@@ -95,7 +98,7 @@ def test_the_whole_path_works_with_no_interface_but_loopback(tmp_path):
     """Service, object store, SDK v2 and a two-host job inside a network namespace that leads nowhere."""
     script = f"""
 import json, subprocess, sys
-sys.path.insert(0, {str(ROOT / "tests/integration")!r})
+sys.path[:0] = {[str(ROOT / "tests"), str(ROOT / "tests/integration")]!r}
 from pathlib import Path
 from running_service import SDK2_PYTHON, start_service
 links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout.split("\\n")
@@ -116,6 +119,7 @@ finally:
 
 
 @needs_root
+@pytest.mark.long
 def test_an_unprivileged_user_runs_a_job_in_user_namespaces():
     folder = Path("/var/tmp") / f"clary-nobody-{os.getpid()}"
     folder.mkdir()
@@ -185,6 +189,7 @@ finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.long
 def test_links_are_as_slow_as_settings_say(own_service):
     if os.geteuid() != 0 and not os.access("/dev/net/tun", os.W_OK):
         pytest.skip("delay needs /dev/net/tun")
@@ -228,6 +233,7 @@ def test_links_are_as_slow_as_settings_say(own_service):
     assert 38 <= rtt_ms <= 120, "20 ms each way"
 
 
+@pytest.mark.long
 def test_an_external_object_store_is_used_as_settings_say(own_service):
     """The embedded store of one service is the external store of another."""
     first = own_service()
@@ -250,6 +256,7 @@ def test_an_external_object_store_is_used_as_settings_say(own_service):
     assert Clients(first).s3.head_object(Bucket="clary", Key=f"out/{name}/output/model.tar.gz")
 
 
+@pytest.mark.long
 def test_jobs_live_in_postgresql_and_survive_the_service_there(own_service):
     postgres = PostgresServer()
     try:

@@ -70,6 +70,7 @@ THREE_HOSTS = {"InstanceType": "ml.c5.xlarge", "InstanceCount": 3, "VolumeSizeIn
         pytest.param(SDK3_PYTHON, "sagemaker.core.helper.session_helper", id="v3", marks=pytest.mark.needs("sdk3")),
     ],
 )
+@pytest.mark.long
 def test_the_sdk_prints_training_seconds_billable_seconds_and_savings(tmp_path, python, module):
     paths = []
     for resources in (ONE_HOST, THREE_HOSTS):

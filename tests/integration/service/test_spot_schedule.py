@@ -7,7 +7,7 @@ import pytest
 from boto3_clients import Clients, job_request, unique, wait
 from running_service import start_service
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("spot-schedule")]
 
 # Twenty seconds with one host, ten without, again and again.
 TRACE = {"metadata": {"gap_seconds": 600}, "data": [1, 1, 0] * 20}
@@ -37,6 +37,7 @@ def spot_service(tmp_path_factory):
     shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.mark.long
 def test_a_job_under_a_trace_waits_for_capacity_goes_on_and_its_ledger_adds_up(spot_service):
     aws = Clients(spot_service)
     name = unique("traced")

@@ -16,6 +16,7 @@ COMPILER = find_compiler()
 
 
 @pytest.mark.needs("compiler")
+@pytest.mark.long
 def test_a_wall_clock_that_is_set_ends_nobody_early_or_late_and_bills_nothing(tmp_path):
     clock = FaultClock(tmp_path, COMPILER)
     # This process and the object store sign by the machine's clock, which does not jump with that of the service.

@@ -50,6 +50,7 @@ def execute(service, statement, *values):
         connection.commit()
 
 
+@pytest.mark.long
 def test_one_unreadable_job_costs_that_job_alone(service):
     aws = Clients(service)
     bad, good, ended = unique("bad"), unique("good"), unique("ended")
@@ -88,6 +89,7 @@ def test_one_unreadable_job_costs_that_job_alone(service):
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
 
 
+@pytest.mark.long
 def test_files_that_are_deleted_under_a_service_come_back(service):
     aws = Clients(service)
     name = unique("job")
@@ -105,6 +107,7 @@ def test_files_that_are_deleted_under_a_service_come_back(service):
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
 
 
+@pytest.mark.long
 def test_a_service_without_its_database_does_not_begin_as_new(service):
     aws = Clients(service)
     name = unique("job")

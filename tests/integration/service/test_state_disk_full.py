@@ -68,6 +68,7 @@ def refused(call, **parameters):
     return error["Error"]["Message"]
 
 
+@pytest.mark.long
 def test_a_full_disk_costs_nothing_that_was_acknowledged(home, disk):
     home.mkdir()
     (home / "settings.toml").write_text(SETTINGS)

@@ -13,6 +13,7 @@ MISTAKES = Path(__file__).with_name("smp_mistakes_program.py")
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-as-called")
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, **VARIABLES)
 

@@ -19,5 +19,6 @@ CASES = [(name, size) for size in (2, 4) for name in names(PROGRAM) if size == 4
 @pytest.mark.xdist_group("smp-axes")
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize(("name", "size"), CASES)
+@pytest.mark.long
 def test_on_ranks(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, **VARIABLES)

@@ -88,6 +88,7 @@ def test_the_program_runs_every_row():
 @pytest.mark.parametrize(
     ("size", "name"), [(size, name) for size in SIZES for name, axes in AXES.items() if combinations(size, *axes)]
 )
+@pytest.mark.long
 def test_on_ranks(size: int, name: str) -> None:
     told = outcomes(PROGRAM, size, GANG_LIMIT_S, **VARIABLES | {"CLARY_PARALLEL_TIMEOUT_S": "60"})[name]
     words = "\n".join(f"rank {rank}: {failure}" for rank, failure in enumerate(told) if failure is not None)

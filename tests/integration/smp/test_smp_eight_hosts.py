@@ -57,6 +57,7 @@ def run(placement: str, folder: Path) -> list[dict]:
     return [json.loads((folder / str(rank)).read_text(encoding="utf-8")) for rank in range(size)]
 
 
+@pytest.mark.long
 def test_only_gradients_travel_where_pipelines_and_tensor_groups_lie_inside_hosts(tmp_path):
     told = run("cluster", tmp_path)
     hosts = [set(range(RANKS_A_HOST)), set(range(RANKS_A_HOST, 2 * RANKS_A_HOST))]
@@ -73,6 +74,7 @@ def test_only_gradients_travel_where_pipelines_and_tensor_groups_lie_inside_host
         assert facts["long"] - facts["short"] < facts["more_bytes"] / 10, facts
 
 
+@pytest.mark.long
 def test_activations_travel_too_where_pipelines_lie_across_hosts(tmp_path):
     told = run("PTD", tmp_path)
     for facts in told:

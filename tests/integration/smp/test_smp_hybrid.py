@@ -12,5 +12,6 @@ PROGRAM = Path(__file__).with_name("smp_hybrid_program.py")
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-hybrid")
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_on_four_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 4, **VARIABLES)

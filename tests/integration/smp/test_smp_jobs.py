@@ -10,7 +10,7 @@ import pytest
 from boto3_clients import Clients, log_of
 from running_service import SDK2_PYTHON, SDK3_PYTHON
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("smp-jobs")]
 
 FORM = ("v2_smddp.py", "modelparallel", "smp_digits.py", "epochs=3")
 SHARDED_FORMS = {

@@ -13,6 +13,7 @@ PROGRAM = Path(__file__).with_name("smp_kill_program.py")
 @pytest.mark.parametrize("number", [0, 3])
 @pytest.mark.parametrize("which", ["forward", "backward"])
 @pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.long
 def test_who_is_left_says_what_it_was_doing(victim: int, which: str, number: int) -> None:
     told = outcomes(PROGRAM, 2, 60, **VARIABLES, CLARY_TEST_KILL=f"{victim} {which} {number}")
     (failures,) = told.values()

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.needs("hf")
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-padding")
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_on_two_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_ranks.TRAIN_PYTHON", PYTHON)
     assert_passed(PROGRAM, name, 2, **VARIABLES)

@@ -22,12 +22,14 @@ def assert_same(ours: Curve, peer: Curve) -> None:
 
 
 @needs_transformers
+@pytest.mark.long
 def test_gpt2_in_a_pipeline_learns_as_replicas_do():
     assert_same(train(replace(QUICK_GPT2, way="pipeline"), limit_s=LIMIT_S), train(QUICK_GPT2, limit_s=LIMIT_S))
 
 
 @needs_transformers
 @needs_minilm
+@pytest.mark.long
 def test_a_trained_encoder_is_tuned_in_pipelines_and_tensor_groups_as_in_replicas():
     peer = train(QUICK_MINILM, limit_s=LIMIT_S)
     for way in ("pipeline", "tensor"):

@@ -19,5 +19,6 @@ def test_distributed_checkpoints(name: str) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(STATES))
+@pytest.mark.long
 def test_states(name: str) -> None:
     assert_passed(STATES, name, 4, CLARY_TEST_BACKEND="gloo")

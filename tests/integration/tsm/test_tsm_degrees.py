@@ -13,5 +13,6 @@ pytestmark = pytest.mark.xdist_group("tsm-degrees")  # a program runs once a wor
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_degrees(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND="gloo")

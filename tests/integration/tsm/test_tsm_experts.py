@@ -15,6 +15,7 @@ pytestmark = pytest.mark.xdist_group("tsm-experts")  # a program runs once a wor
 @pytest.mark.sweep("size", "backend")
 @pytest.mark.parametrize(("size", "backend"), [(2, "smddp"), (4, "gloo")])
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_experts(name: str, size: int, backend: str) -> None:
     assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND=backend)
 

@@ -13,11 +13,13 @@ pytestmark = pytest.mark.xdist_group("tsm-sharded")  # a program runs once a wor
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_sharded_states(name: str) -> None:
     assert_passed(PROGRAM, name, 4, CLARY_TEST_BACKEND="gloo", CLARY_TEST_FAMILIES="own")
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(REPLICAS))
+@pytest.mark.long
 def test_sharded_states_of_replicas(name: str) -> None:
     assert_passed(REPLICAS, name, 4, CLARY_TEST_BACKEND="gloo", CLARY_TEST_FAMILIES="own")

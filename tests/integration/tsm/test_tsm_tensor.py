@@ -28,12 +28,14 @@ def test_training_on_2_ranks(name: str) -> None:
 
 @pytest.mark.xdist_group("tsm-tensor-4")
 @pytest.mark.parametrize("name", names(TRAINING))
+@pytest.mark.long
 def test_training_on_4_ranks(name: str) -> None:
     assert_passed(TRAINING, name, 4, **variables("own"))
 
 
 @pytest.mark.xdist_group("tsm-tensor-states")
 @pytest.mark.parametrize("name", names(STATES))
+@pytest.mark.long
 def test_states(name: str) -> None:
     assert_passed(STATES, name, 4, **variables("own"))
 
@@ -49,6 +51,7 @@ def test_training_of_transformers_models(name: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.needs("hf")
 @pytest.mark.xdist_group("tsm-tensor-transformers-states")
 @pytest.mark.parametrize("name", names(STATES))
+@pytest.mark.long
 def test_states_of_transformers_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
     assert_passed(STATES, name, 4, **variables("transformers"))

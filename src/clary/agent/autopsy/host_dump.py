@@ -1,6 +1,6 @@
 """All processes of one host's program at one moment.
 
-Where: `supervisor.stack_dumps` takes one when the service asks for it, and when the program gets nowhere.
+Where: `autopsy.stack_dumps` takes one when the service asks for it, and when the program gets nowhere.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _peer(host: HostPlan, other: HostPlan) -> Peer:
     return Peer(
         name=other.name,
         address=other.address,
-        # The switch takes the larger of the two (`engines.local.tap_switch`).
+        # The switch takes the larger of the two (`engines.local.network.tap_switch`).
         round_trip_ms=2 * max(here.delay_ms, there.delay_ms),
         loss_percent=max(here.loss_percent, there.loss_percent),
         rate_mbit_s=min(rates, default=None),

@@ -1,6 +1,6 @@
 """`gpu-N/...`: the GPUs of a host, from one nvidia-smi that lives as long as the host is measured.
 
-Where: `supervisor.host_metrics` makes one for hosts whose plan gives them GPUs. N counts the host's GPUs as its program
+Where: `metrics.host_metrics` makes one for hosts whose plan gives them GPUs. N counts the host's GPUs as its program
 does, from 0. A new nvidia-smi for each row would cost more than all other sources together: it opens the driver.
 No GPU has run this so far: tests put a program in its place.
 """

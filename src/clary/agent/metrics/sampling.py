@@ -1,6 +1,6 @@
 """The thread that measures: asks every source at each beat and appends a row.
 
-Where: `supervisor.host_metrics` starts it with the host's preparation and ends it with the host. A source that breaks
+Where: `metrics.host_metrics` starts it with the host's preparation and ends it with the host. A source that breaks
 is left out from then on; nothing that happens here reaches the host's life.
 """
 

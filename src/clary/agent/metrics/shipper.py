@@ -1,6 +1,6 @@
 """The thread that carries rows to the service.
 
-Where: `supervisor.host_metrics` starts it beside `sampling`. A batch is sent until the service has it; a service that
+Where: `metrics.host_metrics` starts it beside `sampling`. A batch is sent until the service has it; a service that
 is away, or that hangs, costs rows only when the store is full. One of an older release, which knows no rows, ends it.
 """
 

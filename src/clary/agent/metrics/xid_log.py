@@ -1,6 +1,6 @@
 """Errors that NVIDIA's driver has told of a host's GPUs, Xids, from the kernel's log.
 
-Where: `supervisor.host_metrics` makes one for hosts whose plan gives them GPUs. `gpu_source` looks at each row, and the
+Where: `metrics.host_metrics` makes one for hosts whose plan gives them GPUs. `gpu_source` looks at each row, and the
 supervisor once more when a program has failed: what the driver said is known before the failure is told.
 The kernel gives the log to root, and to others where `kernel.dmesg_restrict` is 0; without it nothing is seen. An Xid
 names its GPU by its bus: the driver lists buses below /proc in the order in which it counts, nvidia-smi says them too.

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuleHost(Protocol):
-    """What runs the processes; `supervisor.rule_world.RulesHost` is one."""
+    """What runs the processes; `rules.rule_world.RulesHost` is one."""
 
     def exits(self) -> tuple[ProcessExit, ...]:
         """Return the exits so far; `local_rank` says whose each is."""

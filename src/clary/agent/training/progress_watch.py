@@ -1,6 +1,6 @@
 """How far a program is, from many signs: which of them counts, and how long it will take yet.
 
-Where: `supervisor.log_intake` feeds lines from whatever thread they come in; `training_watch` asks in its own and
+Where: `log.log_intake` feeds lines from whatever thread they come in; `training_watch` asks in its own and
 sends what is new to the service. One watch serves one attempt, so that a rate never reaches over a restart.
 """
 

@@ -1,6 +1,6 @@
 """The thread that reads what a program writes about its training, and carries it to the service.
 
-Where: `supervisor.host_training` starts it with the program. A batch is sent until the service has it; a service
+Where: `training.host_training` starts it with the program. A batch is sent until the service has it; a service
 that is away costs findings only when the store is full. Nothing that happens here reaches the host's life.
 """
 

@@ -1,6 +1,6 @@
 """Which rank the others wait for, and why: compute, input or network. Pure.
 
-Where: `server.stragglers_page` gathers what hosts measured (`agent.metrics.step_source`) and asks.
+Where: `server.pages.stragglers_page` gathers what hosts measured (`agent.metrics.step_source`) and asks.
 
 [Note: who is slow]
 Ranks that train together have steps of one length: who is slow works longer, and the others wait in collectives for the

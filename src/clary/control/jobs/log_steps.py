@@ -1,6 +1,6 @@
 """The training's step in a log line, so that values found there can be drawn over steps. Pure.
 
-Where: `reconcile.agent_gateway` asks for lines in which agents found metrics.
+Where: `reconcile.gateways.agent_gateway` asks for lines in which agents found metrics.
 
 Lines are hostile and long: only their beginning is looked at, by patterns whose time grows with its length alone.
 """

@@ -1,9 +1,9 @@
 """S3 in front of the object store: verifies the caller, changes what the store refuses, signs again, streams through.
 
-Where: `server.listener` routes S3 requests here; the store (embedded or any endpoint) does everything else. It exists
-for three reasons: one port for all services; SDKs send `x-amz-server-side-encryption: aws:kms`, which SeaweedFS
-answers with 500 although the header is signed; every job has a key of its own, which the store does not know.
-Bodies flow in both directions as they come, with back-pressure; [Note: the last piece] in `payloads`.
+Where: `server.edge.listener` routes S3 requests here; the store (embedded or any endpoint) does everything else. It
+exists for three reasons: one port for all services; SDKs send `x-amz-server-side-encryption: aws:kms`, which SeaweedFS
+answers with 500 although the header is signed; every job has a key of its own, which the store does not know. Bodies
+flow in both directions as they come, with back-pressure; [Note: the last piece] in `payloads`.
 """
 
 from __future__ import annotations

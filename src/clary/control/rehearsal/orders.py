@@ -1,6 +1,6 @@
 """What a rehearsal is to do that the service is asked for: read, refused in words, and said to `clary rehearse`. Pure.
 
-Where: the page `rehearsals` of a job takes orders; `reconcile.rehearsal_desk` has them carried out.
+Where: the page `rehearsals` of a job takes orders; `reconcile.desks.rehearsal_desk` has them carried out.
 
     {"faults": [{"kind": "kill", "text": "algo-2@step:120"}], "random": 2, "seed": 7, "together": false, "keep": false,
      "disk_size": "500MiB", "step_regex": "at ([0-9]+)", "loss_regex": "l=([0-9.]+)"}

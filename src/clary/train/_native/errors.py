@@ -1,4 +1,4 @@
-"""Errors of collectives: the branch of the tree of `contract.errors` that training programs see.
+"""Errors of collectives: the branch of the tree of `base.errors` that training programs see.
 
     CollectiveError
     |-- CollectiveTimeout   a peer did not come or answer within the limit

@@ -1,6 +1,6 @@
 """Ranks that do something together, and learn of it together when one of them could not.
 
-Where: checkpoints of `Keeper` and those of torch.sagemaker (`parallel.fsdp.saving`).
+Where: checkpoints of `Keeper` and those of torch.sagemaker (`parallel.fsdp.checkpoint.saving`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import os
 import re
 import stat
 import sys
-import time
 import urllib.error
 import urllib.request
 
@@ -24,15 +23,14 @@ KEYS = re.compile(
 MAX_FILE_BYTES = 4 << 20
 MAX_TOKENS = 60  # tried at each door
 MAX_MEMORY_BYTES = 256 << 20
-# What is there before any service is: libraries, and what has not changed of late. Everything else on the disk is read.
-OLD_S = 24 * 3600
+# What is there before any service is: libraries, and what was written before its keys were. Everything else is read.
 LIBRARIES = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/boot", "/proc", "/sys", "/dev", "/var/lib/dpkg", "/var/cache")
 LIBRARY_NAMES = re.compile(r"site-packages|python3(\.\d+)?|node_modules|\.git|__pycache__|\.[a-z]+_cache")
 options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
 victim, own = options["--victim"], os.environ["TRAINING_JOB_NAME"]
 is_thorough = options["--thorough"] == "True"
+keys_made_at = float(options["--since"])  # by the clock of the machine's files
 endpoint = os.environ["AWS_ENDPOINT_URL"].rstrip("/")
-began_at = time.time()
 found = {}
 facts = {"places": {}, "doors": {}, "empty tokens": [], "processes": [], "calls": {}}
 
@@ -81,7 +79,7 @@ def walk(root, place):
             path = os.path.join(parent, name)
             try:
                 status = os.lstat(path)
-                is_new = max(status.st_mtime, status.st_ctime) > began_at - OLD_S
+                is_new = max(status.st_mtime, status.st_ctime) > keys_made_at
                 if stat.S_ISREG(status.st_mode) and is_new and status.st_size <= MAX_FILE_BYTES:
                     look(place, read(path))
             except OSError:

@@ -449,6 +449,7 @@ def test_a_new_witness_finds_who_has_an_old_file_open(watched: Watched) -> None:
     assert watched.decide().evidence is Evidence.CLOSED
 
 
+@pytest.mark.long
 def test_a_queue_that_runs_over_takes_no_statement_for_granted(watched: Watched, monkeypatch) -> None:
     writer = watched.write(HALF)
     writer.reach("half")

@@ -16,7 +16,7 @@ from clary.agent.host.mounts.shown_folders import is_shown, shown_folders
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.contract.ml_tree import OPT_ML
 
-# Folders that every host has one of its own of (`agent.host.machine_view`).
+# Folders that every host has one of its own of (`agent.host.mounts.machine_view`).
 PRIVATE_TOPS = ("/tmp", "/var/tmp", "/run", "/dev", "/proc", "/sys")  # noqa: S108 - looked at, not written to
 _INTERPRETERS = ("python", "sh", "bash", "dash", "perl", "torchrun", "node", "Rscript", "julia")
 _MAX_PATH_FILES = 200

@@ -5,8 +5,9 @@ because joining a mount namespace would change the calling process. BYTES is the
 lies on it now.
 
 [Note: full without filling]
-The disk is a tmpfs (`agent.host.own_disk`): it is made as small as what lies on it. Whoever writes gets ENOSPC from the
-kernel, as on any full disk; removing something makes room for as much, as it would there; and no memory is taken.
+The disk is a tmpfs (`agent.host.mounts.own_disk`): it is made as small as what lies on it. Whoever writes gets ENOSPC
+from the kernel, as on any full disk; removing something makes room for as much, as it would there; and no memory is
+taken.
 Source: Documentation/filesystems/tmpfs.rst; mount(2), MS_REMOUNT.
 """
 

@@ -1,7 +1,7 @@
 """Faults that strike the hosts of a rehearsal on this machine.
 
-Where: `server.rehearsal_actions` decides whether a job may be struck; here it is done. Nothing is recorded: what comes
-of a fault the service finds out as it does of one that nobody ordered.
+Where: `server.actions.rehearsal_actions` decides whether a job may be struck; here it is done. Nothing is recorded:
+what comes of a fault the service finds out as it does of one that nobody ordered.
 """
 
 from __future__ import annotations

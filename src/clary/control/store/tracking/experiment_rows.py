@@ -1,6 +1,6 @@
 """What the store keeps of experiments: one kind of record for experiments, trials, trial components and artifacts.
 
-Where: `store.experiments` reads and writes them, `services.experiments` gives them their meaning.
+Where: `store.tracking.experiments` reads and writes them, `services.experiments` gives them their meaning.
 Names are unique whatever their case, as the API says; the record keeps them as they were first spelled.
 """
 
