@@ -5,7 +5,7 @@ from hypothesis import settings
 
 # After every test nothing of it is left on the machine; what tests need is there, or said; sweeps run a
 # sample where a seed is given.
-pytest_plugins = ["leftovers_check", "needs", "sweeps"]
+pytest_plugins = ["leftovers_check", "needs", "short_names", "sweeps"]
 
 # Contracts are classes of tests that several modules inherit; their assertions tell as much as those of tests.
 pytest.register_assert_rewrite(
