@@ -9,8 +9,9 @@
 namespace clary {
 namespace {
 
-// Fitted by benchmarks/collectives/fit_cost_model.py to what `select` measured on two cores of a Zen 3 (docs/numbers/smddp.md): the
-// least regret of the choices, in the middle of what is equally good. Only the order of costs matters.
+// Fitted by benchmarks/collectives/fit_cost_model.py to what `select` measured on two cores of a Zen 3
+// (docs/numbers/smddp.md): the least regret of the choices, in the middle of what is equally good. Only the order of
+// costs matters.
 constexpr double kHostBytesPerSecond = 3.1e10;  // one rank copying or reducing, per byte read
 constexpr double kStepSecondsPerRank = 5.2e-6;  // all ranks of a host reaching one step
 constexpr double kMessageSeconds = 3.3e-6;      // beside the time of its hop
