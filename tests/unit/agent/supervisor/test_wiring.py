@@ -275,7 +275,5 @@ def test_the_floors_of_the_agent_meet_in_few_files() -> None:
         "wiring.py",
         "host_channels.py",
         "host_program.py",
-        "mirrored_places.py",
-        "rule_world.py",
         "standby_keeping.py",
     }

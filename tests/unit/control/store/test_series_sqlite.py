@@ -6,14 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import series_crash_program
 from series_contract import STEP_MS, SeriesContract, ask, table
 from sqlalchemy import Connection
 from store_contract import make_job
 
 from clary.control.store.series_blocks import _READ_ENDS
 from clary.control.store.store import Store
-
-CRASHES = Path(__file__).with_name("series_crash_program.py")
 
 
 @pytest.fixture
@@ -51,7 +50,9 @@ async def test_every_acknowledged_row_survives_kill_9_and_none_is_there_twice(da
     await store.close()
     told: dict[str, int] = {}
     for num_answers in (1, 25, 90):  # at which the sender dies, with batches of all hosts under way
-        sender = subprocess.Popen([sys.executable, str(CRASHES), database_url], stdout=subprocess.PIPE, text=True)
+        sender = subprocess.Popen(
+            [sys.executable, series_crash_program.__file__, database_url], stdout=subprocess.PIPE, text=True
+        )
         number, watchdog = 0, threading.Timer(60, sender.kill)
         watchdog.start()
         try:
