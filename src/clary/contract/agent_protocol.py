@@ -125,7 +125,7 @@ class ProcessExit:
 class Failure:
     """Why a host could not do its part, in words for FailureReason."""
 
-    fault: str  # value of contract.errors.Fault
+    fault: str  # value of base.errors.Fault
     message: str
     exit_code: int | None = None
     retryable: bool = False
