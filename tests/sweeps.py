@@ -6,20 +6,18 @@ with that seed as the reason. Without it, as under `make test-all` and plain pyt
 `@pytest.mark.sweep("size")` says which parameters a test sweeps over, such as the number of ranks: one value runs.
 `@pytest.mark.long` marks a test that takes more than 8 s on two quiet cores, with all values of its parameters, or a
 module whose fixtures do: one in LONG_PART of all of them runs.
-`part_of` is for tests that go through a list of their own, such as kills: they go through a part of it.
 """
 
 import math
 import os
 import random
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 SEED = "CLARY_TEST_SEED"
-LONG_PART = 3
-Value = TypeVar("Value")
+LONG_PART = 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,16 +67,3 @@ def choose_long(seed: str, names: Iterable[str]) -> set[str]:
     """Return one in LONG_PART of the names, rounded up; every worker gets the same, whatever the order."""
     ordered = sorted(set(names))
     return set(random.Random(seed).sample(ordered, math.ceil(len(ordered) / LONG_PART)))
-
-
-def part_of(values: Sequence[Value], size: int, *, name: str) -> list[Value]:
-    """Return `size` of the values in their order, chosen by the seed, or all where there is none.
-
-    Args:
-        name: tells lists apart that are sampled in the same run.
-    """
-    seed = os.environ.get(SEED)
-    if not seed or size >= len(values):
-        return list(values)
-    chosen = random.Random(f"{seed}:{name}").sample(range(len(values)), size)
-    return [values[number] for number in sorted(chosen)]

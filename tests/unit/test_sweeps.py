@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import LONG_PART, SEED, choose, choose_long, part_of
+from sweeps import LONG_PART, SEED, choose, choose_long
 
 TESTS = Path(__file__).parents[1]
 SWEPT = """
@@ -74,12 +74,12 @@ def test_every_value_is_chosen_by_some_seed_whatever_their_order() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_one_in_three_long_tests_runs_under_a_seed_and_the_others_say_why_not(tmp_path: Path) -> None:
+def test_a_part_of_the_long_tests_runs_under_a_seed_and_the_others_say_why_not(tmp_path: Path) -> None:
     ran, said = run(tmp_path, "7", LONG)
     assert "short" in ran
     sized = {words for words in ran if words.startswith("size")}
     assert len(sized) in (0, 2)
-    assert len(ran - sized) == 1 + 3 - (len(sized) // 2)
+    assert len(ran - sized) == 1 - (-7 // LONG_PART) - (len(sized) // 2)
     assert "seed 7 chose other long tests" in said
     assert len(run(tmp_path, "", LONG)[0]) == 1 + 2 + 6
 
@@ -95,14 +95,3 @@ def test_every_long_test_is_chosen_by_some_seed_whatever_their_order() -> None:
     assert set().union(*chosen) == set(names)
     assert {len(some) for some in chosen} == {-(-len(names) // LONG_PART)}
     assert choose_long("7", names[::-1]) == choose_long("7", names)
-
-
-def test_a_part_of_a_list_keeps_its_order_and_is_all_of_it_without_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = list("abcdefgh")
-    monkeypatch.delenv(SEED, raising=False)
-    assert part_of(values, 3, name="x") == values
-    monkeypatch.setenv(SEED, "7")
-    part = part_of(values, 3, name="x")
-    assert len(part) == 3
-    assert part == sorted(part)
-    assert part_of(values, 9, name="x") == values

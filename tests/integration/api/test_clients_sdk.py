@@ -36,6 +36,7 @@ def facts_in(output):
     return [json.loads(line.split("facts: ", 1)[1]) for line in output.splitlines() if "facts: " in line]
 
 
+@pytest.mark.long
 def test_v2_pytorch_runs_ddp_on_two_hosts_and_streams_the_logs_of_both(client_runs):
     output, facts = client_runs.result("v2_pytorch.py")
     for rank in range(4):
@@ -80,6 +81,7 @@ def test_v2_remote_function_returns_its_result(client_runs):
     assert facts["result"] == 42
 
 
+@pytest.mark.long
 def test_v3_remote_function_logs_to_the_run_that_it_is_called_within(client_runs):
     output, facts = client_runs.result("v3_remote.py")
     assert facts == {"result": 42, "metrics": {"product": 42.0}, "status": "Completed"}, output[-3000:]

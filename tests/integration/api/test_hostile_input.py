@@ -101,6 +101,7 @@ def archive_jobs(aws):
 
 
 @pytest.mark.parametrize("label", ARCHIVES)
+@pytest.mark.long
 def test_a_hostile_archive_fails_its_job_and_is_named(archive_jobs, label):
     reason = failure_of(archive_jobs[label])
     assert reason.startswith("ClientError"), reason
@@ -272,6 +273,7 @@ DEEP = b'{"HyperParameters": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"
         "form",
     ],
 )
+@pytest.mark.long
 def test_bodies_that_make_no_sense_are_refused_at_once(service, body, content_type, target):
     request = signed_bytes(service, body, content_type=content_type, target=TARGET + target)
     began = time.monotonic()

@@ -20,5 +20,6 @@ def test_collectives_of_the_compiled_core(name: str, size: int) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_collectives_of_the_reference_core(name: str) -> None:
     assert_passed(PROGRAM, name, 2, CLARY_COLLECTIVE_CORE="reference")

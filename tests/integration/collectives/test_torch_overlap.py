@@ -17,11 +17,13 @@ pytestmark = pytest.mark.xdist_group("torch-overlap")  # a program runs once a w
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_overlap_of_computing_and_communicating(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size)
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.long
 def test_traces_show_both_lanes_of_each_rank_and_their_overlap(tmp_path: Path) -> None:
     for name in names(PROGRAM):
         assert_passed(PROGRAM, name, 2, CLARY_COLLECTIVE_TRACE=str(tmp_path / "trace"), RANK="{rank}")

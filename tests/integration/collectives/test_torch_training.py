@@ -15,6 +15,7 @@ pytestmark = pytest.mark.xdist_group("torch-training")  # a program runs once a 
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(TRAINING))
+@pytest.mark.long
 def test_training(name: str, size: int) -> None:
     assert_passed(TRAINING, name, size)
 

@@ -150,6 +150,7 @@ def test_no_page_that_shows_what_is_rare_has_a_barrier(page, console, jobs, axe)
     assert not found, "\n".join(map(str, found))
 
 
+@pytest.mark.long
 def test_no_dialog_has_a_barrier(page, console, jobs, axe):
     found = []
     for job, button in ((jobs.fails, "Run again"), (jobs.lives, "Stop"), (jobs.lives, "Rehearse")):

@@ -111,6 +111,7 @@ def row_of(page, name):
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
 
 
+@pytest.mark.long
 def test_a_token_signs_in_a_wrong_one_is_refused_and_signing_out_ends_it(console, jobs):
     context = console.context(is_signed_in=False)
     page = context.new_page()
@@ -327,6 +328,7 @@ def test_what_a_job_has_made_is_saved_and_the_job_is_run_again(page, console, jo
     assert facts["HyperParameters"] == {"learning_rate": "0.2"}
 
 
+@pytest.mark.long
 def test_logs_are_live_searched_and_by_host(page, console, jobs):
     open_job(page, console, jobs.live, "logs")
     log = page.get_by_role("log")

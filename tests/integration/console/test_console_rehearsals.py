@@ -284,6 +284,7 @@ def test_a_profile_of_several_ranks_shows_who_comes_late_and_what_is_hostile_is_
     assert page.locator("img[src=x]").count() == 0
 
 
+@pytest.mark.long
 def test_the_page_of_hosts_shows_pools_with_their_state_their_job_and_what_is_left(page, console, aws):
     kept = start(aws, job_request(unique("kept"), "true", ResourceConfig=KEPT))
     using = start(aws, job_request(unique("using"), LIVES, ResourceConfig={**KEPT, "VolumeSizeInGB": 12}))

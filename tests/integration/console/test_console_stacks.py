@@ -72,6 +72,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_the_line_it_is_at(page,
     keep_views(page, "job-stacks-suspect")
 
 
+@pytest.mark.long
 def test_what_is_no_python_is_listed_with_its_state_and_why_it_has_no_stacks(page, console, stopped_later):
     aws, names = stopped_later
     names.append(start(aws, job_request(unique("sleeps"), "sleep 600; true")))

@@ -150,6 +150,7 @@ for name in ("words.txt", "secret.txt"):
 """
 
 
+@pytest.mark.long
 def test_a_program_that_puts_a_link_in_a_channels_place_has_nothing_written_or_read_through_it(site, tmp_path):
     if site.service.variables["CLARY_ISOLATION"] == "processes":
         pytest.skip("plain processes write to the files of their user themselves")

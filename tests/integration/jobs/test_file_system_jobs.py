@@ -64,6 +64,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("channels", "said"), REFUSED)
+@pytest.mark.long
 def test_what_the_settings_do_not_give_is_refused_at_create(world, channels, said):
     aws, _ = world
     name = unique("mounts")

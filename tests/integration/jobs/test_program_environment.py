@@ -640,6 +640,7 @@ def test_a_program_that_fills_the_disk_fails_with_a_reason_that_names_it(small_d
     assert small_disk.sagemaker.list_training_jobs(MaxResults=1)["TrainingJobSummaries"]
 
 
+@pytest.mark.long
 def test_a_source_that_does_not_fit_on_the_disk_fails_the_job_and_says_so(small_disk):
     source = archive_of({"train.py": "pass", "big": bytes(SMALL_DISK_BYTES + 1)})
     reason = failure_of(run(small_disk, script_request(small_disk, unique("source"), source)))

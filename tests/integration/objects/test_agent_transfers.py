@@ -319,6 +319,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
+@pytest.mark.long
 def test_store_that_is_killed_and_started_again_interrupts_nothing(tmp_path):
     blob = random.Random(6).randbytes(48 * MIB)
     (tmp_path / "weed").mkdir()

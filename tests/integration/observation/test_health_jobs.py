@@ -105,6 +105,7 @@ def test_a_program_that_only_has_to_be_told_runs_while_its_links_are_measured_an
     assert not complaints(log_of(aws, name))
 
 
+@pytest.mark.long
 def test_a_program_that_ends_at_once_leaves_no_complaint_of_peers_that_have_gone(telling_service):
     aws, name = Clients(telling_service), unique("short")
     aws.sagemaker.create_training_job(**job_request(name, "echo done", ResourceConfig=TWO_HOSTS))

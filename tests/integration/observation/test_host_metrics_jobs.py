@@ -72,6 +72,7 @@ def test_a_jobs_hosts_and_ranks_are_measured_from_their_preparation_to_their_end
     assert not [name for _, name in series if name.startswith(("gpu-", "rank-2"))]
 
 
+@pytest.mark.long
 def test_the_last_rows_of_a_program_are_there_when_its_job_has_ended(own_service):
     aws, name = Clients(own_service), unique("last")
     request = job_request(name, "sleep 3", ProfilerConfig={"ProfilingIntervalInMilliseconds": 100})

@@ -108,6 +108,7 @@ def num_rows(service, name):
     return sum(point[4] for one in page["series"] for point in one["points"])
 
 
+@pytest.mark.long
 def test_an_estimator_switches_profiling_on_changes_it_and_switches_it_off_while_its_job_runs(own_service):
     _, facts = own_service.run_client(SDK2_PYTHON, "v2_profiling_changes.py")
     states = facts["states"]

@@ -236,6 +236,7 @@ def test_the_command_shows_a_table(own_service, agent):
     assert (missing.returncode, "no training job" in missing.stderr) == (3, True)
 
 
+@pytest.mark.long
 def test_series_go_with_their_job(own_service, aws):
     agent = running_job(own_service, aws, "deleted")
     agent.measure(10)

@@ -43,6 +43,7 @@ def tracked(service, python, program, *arguments, **environment):
 
 
 @pytest.mark.needs("sdk3")
+@pytest.mark.long
 def test_mlflow_finds_its_runs_in_the_artifact_and_their_values_are_the_jobs(service, tmp_path):
     metrics, lines, results = tracked(service, SDK3_PYTHON, "mlflow_program.py")
     assert {name: metrics[name]["num_values"] for name in ("loss", "eval/accuracy")} == {"loss": 5, "eval/accuracy": 5}

@@ -15,5 +15,6 @@ pytestmark = pytest.mark.xdist_group("optimizer-state-sharding")  # a program ru
 @pytest.mark.timeout(200)
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize(("name", "size"), CASES)
+@pytest.mark.long
 def test_state_is_spread(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND="gloo")

@@ -94,6 +94,7 @@ def test_plain_processes_run_ddp_on_two_hosts_and_say_what_is_not_isolated(own_s
 
 
 @needs_root
+@pytest.mark.long
 def test_the_whole_path_works_with_no_interface_but_loopback(tmp_path):
     """Service, object store, SDK v2 and a two-host job inside a network namespace that leads nowhere."""
     script = f"""

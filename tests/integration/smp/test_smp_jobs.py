@@ -70,6 +70,7 @@ def test_each_parameter_lies_on_one_rank_of_each_replica_with_the_same_values(tr
     assert len(together) == len(ranks[0]["local"]) + len(ranks[1]["local"])
 
 
+@pytest.mark.long
 def test_the_log_tells_how_the_model_was_cut(trained):
     _, lines = trained
     assert sum("Partition assignments:" in line for line in lines) == 1, lines

@@ -15,6 +15,7 @@ JOIN = Path(__file__).with_name("smp_join_program.py")
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_on_ranks(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, **VARIABLES)
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.xdist_group("tsm-experts-huggingface")  # a program run
 @pytest.mark.needs("hf")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_experts_of_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
     assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo")

@@ -22,6 +22,7 @@ def variables(families: str) -> dict[str, str]:
 
 @pytest.mark.xdist_group("tsm-tensor-2")  # a program runs once a worker: all of it on one
 @pytest.mark.parametrize("name", names(TRAINING))
+@pytest.mark.long
 def test_training_on_2_ranks(name: str) -> None:
     assert_passed(TRAINING, name, 2, **variables("own"))
 

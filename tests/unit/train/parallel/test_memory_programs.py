@@ -12,5 +12,6 @@ CASES = [(program, name) for program in PROGRAMS for name in names(program)]
 
 
 @pytest.mark.parametrize(("program", "name"), CASES, ids=[name for _, name in CASES])
+@pytest.mark.long
 def test_memory(program: Path, name: str) -> None:
     assert_passed(program, name)

@@ -10,5 +10,6 @@ PROGRAM = Path(__file__).parent / "profiling_program.py"
 
 @pytest.mark.timeout(220)  # a program on a busy machine; its first test waits for all of it
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_profiling_program(name):
     assert_passed(PROGRAM, name)

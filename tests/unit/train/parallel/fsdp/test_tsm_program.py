@@ -9,5 +9,6 @@ PROGRAM = Path(__file__).with_name("tsm_program.py")
 
 
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long
 def test_tsm(name: str) -> None:
     assert_passed(PROGRAM, name)
