@@ -52,6 +52,7 @@ check: $(STAMPS)/service.stamp
 	$(BIN)/python tools/write_floors.py --check
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/check_tests.py
+	$(BIN)/python tools/check_words.py
 
 format: $(STAMPS)/service.stamp
 	$(BIN)/clang-format -i $$(find native -name '*.cc' -o -name '*.hpp' -o -name '*.h')

@@ -1,0 +1,61 @@
+"""Fail when more first lines of docstrings than before have a word that hides their subject.
+
+A first line begins with a verb or a concrete noun and names the thing itself. "What the ranks do now", "those that have
+left" and "none where there is none" make a stranger read twice. Texts in backticks are not looked at.
+
+Run: `python tools/check_words.py PATH...` lists them. Without a path it counts those of `src`: there may be MOST_LEFT,
+which whoever mends some lowers, and nobody raises.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+MOST_LEFT = 2399  # counted on 2026-11-26, of 8,944 docstrings
+HIDING = re.compile(
+    r"\b([Ww]hat|[Ww]ho|[Ww]hom|[Ww]hoever|[Ww]hatever|[Tt]hose (?:that|who|which)|none|one of which)\b"
+)
+QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"")
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def main(arguments: list[str]) -> int:
+    """Print the first lines with such a word in the paths, or check the count of `src`; return 1 if it is off."""
+    files = sorted(path for given in arguments or ["src"] for path in _files_of(Path(given)))
+    told = [line for path in files for line in _findings(path)]
+    if arguments:
+        print("\n".join(told))
+        return 1 if told else 0
+    if len(told) > MOST_LEFT:
+        print(
+            f"{len(told)} first lines of docstrings hide their subject, at most {MOST_LEFT}: run this with your files"
+        )
+    elif len(told) < MOST_LEFT:
+        print(f"{len(told)} first lines of docstrings hide their subject: lower MOST_LEFT in {Path(__file__).name}")
+    return 1 if len(told) != MOST_LEFT else 0
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return the Python files at or below a path."""
+    return [path] if path.is_file() else list(path.rglob("*.py"))
+
+
+def _findings(path: Path) -> list[str]:
+    """Return a line for each docstring of a file whose first line hides its subject."""
+    told = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, Documented):
+            continue
+        first = (ast.get_docstring(node) or "").partition("\n")[0]
+        found = HIDING.search(QUOTED.sub("", first))
+        if found is not None:
+            line = 1 if isinstance(node, ast.Module) else node.lineno
+            told.append(f"{path}:{line}: '{found[1]}' in: {first}")
+    return told
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
