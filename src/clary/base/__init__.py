@@ -1,1 +1,1 @@
-"""What every wing is built on: errors, clocks, checked values, files below a descriptor, processes."""
+"""Foundation of every wing: errors, clocks, checked values, files below a descriptor, processes."""

@@ -55,7 +55,7 @@ _KINDS = {
 
 
 class Folder:
-    """An open folder, and what lies below it.
+    """An open folder, and access to the files below it.
 
     A path is text below the folder, with `/`; empty text names the folder itself. Every method raises OSError: ELOOP
     where the path holds a link, ENOENT and ENOTDIR as usual, EINVAL for a path that is absolute or holds `..`, and
@@ -102,7 +102,7 @@ class Folder:
 
     @property
     def path(self) -> str:
-        """Path by which this process reaches the very folder, whatever becomes of its name; valid while it is open."""
+        """Path by which this process reaches this folder even after a rename; valid while it is open."""
         return f"/proc/self/fd/{self._descriptor}"
 
     def folder(self, path: str = "", *, create: bool = False, mode: int = FOLDER_MODE) -> Folder:
@@ -145,13 +145,13 @@ class Folder:
         return b"".join(pieces)
 
     def write(self, path: str, data: bytes, *, mode: int = FILE_MODE) -> None:
-        """Put a file at `path`, whole or not at all, in the place of what stands there."""
+        """Replace the file at `path` by a new one, whole or not at all."""
         with self.replacing(path, mode=mode) as file:
             file.write(data)
 
     @contextlib.contextmanager
     def replacing(self, path: str, *, mode: int = FILE_MODE) -> Iterator[BinaryIO]:
-        """Yield a new file that takes the place of what stands at `path` once the block has ended without an error.
+        """Yield a new file, which replaces the one at `path` when the block ends without an error.
 
         What stands at `path` is never written to, so another name of the same file keeps its content.
         """
@@ -174,7 +174,7 @@ class Folder:
             return [entry.name for entry in islice(entries, limit)]
 
     def status(self, path: str) -> os.stat_result:
-        """Return what stands at `path`; a link in its last place is described and not followed."""
+        """Return the status of the entry at `path`; a link at its end is described, not followed."""
         if not parts_of(path):
             return os.fstat(self._descriptor)
         with self._parent(path) as (folder, name):
@@ -234,7 +234,7 @@ class Folder:
             os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
 
     def holds(self, path: Path | str) -> bool:
-        """Return whether `path` is this folder or lies in it, whatever either of them is called.
+        """Return whether `path` is this folder or lies in it, compared by inode and not by name.
 
         Folders are compared as the kernel knows them, so a bind mount or a link does not hide one. A path that does not
         exist lies where its parents do.
@@ -282,7 +282,7 @@ class Folder:
 
 
 def open_beneath(folder: int, path: str, flags: int) -> int:
-    """Open what lies at `path` below an open folder; no link is followed, in no part of the path.
+    """Open the file or folder at `path` below an open folder; no part of the path may be a link.
 
     Where: `Folder` is built on it; use that, which also judges what it opens.
     Args:
@@ -338,7 +338,7 @@ def parts_of(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def _looked_at(folder: int, name: str) -> Iterator[tuple[int, os.stat_result]]:
-    """Yield an O_PATH descriptor of a name in an open folder, and what it is."""
+    """Yield an O_PATH descriptor of a name in an open folder, and its status."""
     descriptor = os.open(name, _LOOK_FLAGS, dir_fd=folder)
     try:
         yield descriptor, os.fstat(descriptor)

@@ -51,7 +51,7 @@ def entries(
     max_depth: int | None = None,
     on_error: Callable[[OSError], None] | None = None,
 ) -> Iterator[Entry]:
-    """Yield what lies below a folder, a folder before its content, in no other order.
+    """Yield the entries below a folder: each folder before its content, otherwise in no order.
 
     A folder that cannot be opened, or that has become something else meanwhile, has no content.
 
@@ -91,7 +91,7 @@ def entries(
 
 
 def remove_tree(folder: Folder, path: str) -> bool:
-    """Remove the tree at `path` below `folder`, whatever it is; return whether nothing is left of it.
+    """Remove the file or tree at `path` below `folder`; return whether nothing is left of it.
 
     Folders may have any depth and any permissions: each is opened up before it is entered, and folders below the
     second level are moved up first. What this process may not remove stays.
@@ -118,7 +118,7 @@ def remove_tree(folder: Folder, path: str) -> bool:
 
 
 def empty(top: Folder) -> None:
-    """Remove everything below an open folder; what this process may not remove stays."""
+    """Remove everything below an open folder, except entries that this process may not remove."""
     home = top.fileno()
     waiting = _names(home)
     mark, num_moved = f".removed-{os.urandom(4).hex()}", 0
@@ -144,7 +144,7 @@ def empty(top: Folder) -> None:
 
 
 def copy_tree(source: Folder, target: Folder) -> list[str]:
-    """Copy folders, regular files and links into an open folder; return the paths of what was left out.
+    """Copy folders, regular files and links into an open folder; return the paths of other entries, not copied.
 
     Links are copied as they are and lead wherever their text leads in the copy. Sockets, pipes and devices are left
     out, and so is what stands in the way of a folder of the source.
@@ -170,7 +170,7 @@ def copy_tree(source: Folder, target: Folder) -> list[str]:
 
 
 def copy_file(source: Folder, path: str, target: Folder, target_path: str) -> None:
-    """Copy a regular file with its mode and time into the place of what stands at `target_path`. Raises: OSError."""
+    """Copy a regular file with its mode and time to `target_path`, replacing the entry there. Raises: OSError."""
     descriptor = source.open_file(path)
     try:
         status = os.fstat(descriptor)

@@ -23,7 +23,7 @@ NOTHING_CHANGED = "nothing_changed"  # in details: the same act may be done agai
 
 
 class Fault(StrEnum):
-    """Who is to blame for a failure; `failure_reasons` maps it to the prefix that clients see."""
+    """Party to blame for a failure; `failure_reasons` maps it to the prefix that clients see."""
 
     USER = "user"  # the request or its data: bad channel, missing object, unknown image
     ALGORITHM = "algorithm"  # the training program ended with an error
@@ -103,6 +103,6 @@ class ObjectStoreError(ClaryError):
 
 
 class AgentError(ClaryError):
-    """What an agent could not do on its host."""
+    """A step that an agent could not carry out on its host."""
 
     default_fault = Fault.INFRASTRUCTURE

@@ -35,7 +35,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], data: Any) -> T:
-    """Build a `cls` from what `to_plain` returned.
+    """Build a `cls` from the plain data that `to_plain` returned.
 
     Unknown keys are ignored, so that an older reader accepts a newer writer; absent keys take the field's default.
 
@@ -110,7 +110,7 @@ def _sequence_to_plain(value: Any) -> list[Any]:
 
 
 def _make_builder(annotation: Any) -> Convert:
-    """Return the function that builds what `annotation` says from plain data; it raises _MisfitError."""
+    """Return the function that builds a value of `annotation` from plain data; it raises _MisfitError."""
     if annotation is Any:
         return _itself
     origin = get_origin(annotation)

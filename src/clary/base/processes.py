@@ -53,7 +53,7 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """Identify the process that has this id now; None if there is none, or only a zombie."""
+        """Identify the process that has this id now, or None if it does not exist or is a zombie."""
         entry = read_entry(pid)
         return None if entry is None or entry.has_ended else cls(pid, str(entry.started_at))
 
@@ -105,7 +105,7 @@ def parse_stat(line: bytes) -> ProcessEntry:
 
 
 def read_entry(pid: int) -> ProcessEntry | None:
-    """Return what /proc says of a process; None if there is none, or none that we may see."""
+    """Return the facts of a process from /proc, or None if it does not exist or may not be seen."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return parse_stat(file.read())

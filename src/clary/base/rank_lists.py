@@ -1,4 +1,4 @@
-"""Many ranks in few words: `0-7`, `0-14:2`, `1,4,6`; what dumps hold and people read.
+"""Many ranks in few words: `0-7`, `0-14:2`, `1,4,6`. Dumps hold this form and people read it.
 
 Where: groups of ranks in host dumps. Both directions are pure.
 """
@@ -13,7 +13,7 @@ _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
 def rank_text(ranks: Iterable[int]) -> str:
-    """Return the ranks in order, those that are evenly spaced as one span."""
+    """Return the ranks in order; evenly spaced ranks are one span."""
     rest = sorted(set(ranks))
     spans = []
     while rest:
@@ -29,7 +29,7 @@ def rank_text(ranks: Iterable[int]) -> str:
 
 
 def ranks_of(text: str) -> tuple[int, ...]:
-    """Return the ranks that a text names; none for a text of another kind."""
+    """Return the ranks that a text names, or an empty list if it is not a list of ranks."""
     found: list[int] = []
     for item in text.split(",") if text else ():
         match = _SPAN.fullmatch(item)

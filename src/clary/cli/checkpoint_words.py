@@ -1,4 +1,4 @@
-"""Checkpoints in words: rows of sets, what hosts say of their mirroring, what a verification found.
+"""Checkpoints in words: rows of sets, the hosts' reports of their mirroring, findings of a verification.
 
 Names of files come from buckets that anyone with a key may have written to: `printable` takes out of them what a
 terminal would obey.
@@ -70,7 +70,7 @@ def mirror_lines(hosts: Mapping[str, Mapping[str, Any]], *, now: datetime) -> li
 
 
 def finding_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return a line for every file that is not what it should be."""
+    """Return a line for every file that differs from its manifest."""
     lines = []
     for item in report["sets"]:
         name = f"{item['host']} set {item['number']}"
@@ -84,7 +84,7 @@ def finding_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def is_as_stored(report: Mapping[str, Any]) -> bool:
-    """Whether everything was read and holds what it should; a service of an older release says no more than that."""
+    """Whether every file was read and matches its manifest; a service of an older release says no more than that."""
     return bool(report.get("is_as_stored", report["is_whole"]))
 
 
@@ -130,7 +130,7 @@ def _finding(found: Mapping[str, Any]) -> str:
 
 
 def _all_evidence(sets: Sequence[Mapping[str, Any]]) -> tuple[dict[str, int], float]:
-    """Return what says that files of all sets are whole, and the shortest rest of those of which time alone does."""
+    """Return the evidence that files of all sets are whole, and the shortest rest of files with no other evidence."""
     counts: dict[str, int] = {}
     for item in sets:
         for text, number in (item.get("evidence") or {}).items():
@@ -140,7 +140,7 @@ def _all_evidence(sets: Sequence[Mapping[str, Any]]) -> tuple[dict[str, int], fl
 
 
 def _evidence(entry: Mapping[str, Any]) -> str:
-    """Return what says that the files of a set are whole: `12 closed, 1 rested for 43 s`."""
+    """Return the evidence that the files of a set are whole: `12 closed, 1 rested for 43 s`."""
     parts = []
     for text, number in (entry.get("evidence") or {}).items():
         word = Evidence.of(text).value or "unknown"

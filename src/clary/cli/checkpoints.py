@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the sets, or what a verification found; 0 only if everything that was verified is as it was stored."""
+    """Print the sets, or the findings of a verification; return 0 only if every verified file is as it was stored."""
     words = options.words
     if len(words) == 2 and words[0] == VERIFY:
         return _verify(connect(), words[1], options)

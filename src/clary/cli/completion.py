@@ -1,4 +1,4 @@
-"""`clary completion SHELL`: print what completes commands, options and names of jobs in bash, zsh or fish.
+"""`clary completion SHELL`: print the script that completes commands, options and job names in bash, zsh or fish.
 
 The words are written into the script, so that a key costs no start of Python; names of jobs alone are asked for.
 """
@@ -24,7 +24,7 @@ autoload -U +X bashcompinit && bashcompinit
 
 @dataclass(frozen=True, kw_only=True)
 class _Node:
-    """What can come behind some words."""
+    """Words that can follow the words typed so far."""
 
     path: str
     words: tuple[str, ...]  # commands and options
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return what a shell has to read."""
+    """Return the completion script of a shell."""
     nodes = [_node(path, below) for path, below in parsers_below(parser)]
     if shell == "fish":
         return _fish(nodes, parser)

@@ -100,7 +100,7 @@ class Connection:
 
     @contextlib.contextmanager
     def trusted(self) -> Iterator[None]:
-        """Have clients of this process trust the service's certificate, whatever library they are made with."""
+        """Have all clients of this process trust the service's certificate, whichever library made them."""
         before = os.environ.get(CA_OF_OPENSSL)
         if self.ca_file:
             os.environ[CA_OF_OPENSSL] = self.ca_file

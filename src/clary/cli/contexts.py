@@ -34,7 +34,7 @@ _OTHERS = 0o077
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteService:
-    """A service elsewhere: where it is, and what opens it."""
+    """A service elsewhere: its address and its secrets."""
 
     url: str
     access_key_id: str
@@ -48,7 +48,7 @@ class RemoteService:
     role_name: str = Settings.role_name
 
     def check(self, name: str) -> None:
-        """Refuse an address that is none, or that would send keys over a network in the clear.
+        """Refuse a malformed address, and one that would send keys over a network in the clear.
 
         Raises: ClaryError.
         """
@@ -67,7 +67,7 @@ class RemoteService:
 
 @dataclass(frozen=True, kw_only=True)
 class Contexts:
-    """What the file holds."""
+    """Content of the file of contexts."""
 
     current: str = LOCAL
     services: Mapping[str, RemoteService]

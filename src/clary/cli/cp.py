@@ -1,4 +1,4 @@
-"""`clary cp JOB:output .`: copy what a job has made to this machine."""
+"""`clary cp JOB:output .`: copy a part of a job, such as its model, to this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Copy, and say what has come."""
+    """Copy the files and print their names and sizes."""
     job, thing = _source(options.source)
     if options.extract and thing not in (MODEL, OUTPUT, CODE):
         raise ClaryError(f"--extract belongs to archives: {MODEL}, {OUTPUT}, {CODE}", fault=Fault.USER)

@@ -1,4 +1,4 @@
-"""`clary delete JOB`: forget jobs that have ended, with their logs; what they wrote to S3 stays."""
+"""`clary delete JOB`: forget ended jobs and their logs; their objects in S3 stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clary describe JOB`: what happened, where the time went, what each host did."""
+"""`clary describe JOB`: the job's events, its time by part, and the state of each host."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def why(facts: dict[str, Any], *, width: int | None = None) -> str:
 
 
 def _last_words(found: Mapping[str, Any], *, width: int | None) -> list[str]:
-    """Return the hint, the traceback's end, and what the process said last."""
+    """Return the hint, the end of the traceback, and the last lines of the process."""
     lines = []
     if found.get("hint"):
         told = textwrap.wrap(visible(found["hint"]), max(40, (width or 120) - 12), break_on_hyphens=False)
@@ -174,7 +174,7 @@ def _times_text(times: Mapping[str, Any]) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Return what a program may have said, as its lines: with control characters spelled out."""
+    """Return the lines of a program's text, with control characters spelled out."""
     return "\n".join(visible(line) for line in text.split("\n"))
 
 

@@ -1,4 +1,4 @@
-"""`clary doctor`: check this machine and the service, and say what is emulated or not isolated.
+"""`clary doctor`: check this machine and the service; list the emulated and the not isolated parts.
 
 `clary doctor JOB`: what the hosts of a job have found out about themselves and the links between them.
 """
@@ -111,7 +111,7 @@ def _service(settings: Settings) -> Finding:
 
 
 def _store_leftovers(settings: Settings, folder: StateFolder) -> list[str]:
-    """Say what the embedded object store of a service that does not run has left; a running service sees to its own."""
+    """Print leftovers of the embedded object store of a stopped service; a running service cleans up its own."""
     record = StoreRecord.read(folder.root / "run" / "seaweed.json")
     if record is None or find_running(settings) is not None:
         return []
@@ -126,7 +126,7 @@ def _store_leftovers(settings: Settings, folder: StateFolder) -> list[str]:
 
 
 def _state(settings: Settings) -> list[Finding]:
-    """Say what the running service knows to be wrong with its state folder."""
+    """Print the faults of its state folder that the running service knows of."""
     running = find_running(settings)
     if running is None or not running.is_healthy():
         return []
@@ -156,14 +156,14 @@ def _machine(engine: LocalEngine, settings: Settings) -> Finding:
 
 
 def _memory_limits(engine: LocalEngine, settings: Settings) -> Finding:
-    """Say who keeps the memory limits of hosts: what the running service found out, or what one started here would."""
+    """Print the keeper of the hosts' memory limits: that of the running service, or of one started here."""
     running = find_running(settings)
     told = "" if running is None else running.record.memory_limits
     return Finding("memory limits", told or engine.memory_limits(looks_only=True))
 
 
 def _reachable(settings: Settings) -> tuple[Reachable, ...]:
-    """Return what programs reach of the owner's network, if the service runs in an environment like this one."""
+    """Return the parts of the owner's network that programs reach, if the service runs in an environment like this."""
     named = (parse_entry(text) for text in settings.reachable_networks)
     return tuple(dict.fromkeys((*named, *index_entries(os.environ))))
 

@@ -1,4 +1,4 @@
-"""`clary dump JOB`: what every process of a job is doing, and who stands out; `--last` shows the newest one again."""
+"""`clary dump JOB`: the state of every process of a job, with the suspects; `--last` shows the newest dump again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def take(service: Connection, job: str) -> dict[str, Any]:
-    """Ask for a dump and wait for all hosts, for at most `WAIT_S`; return the page with what has come."""
+    """Request a dump, wait at most `WAIT_S` for all hosts, and return the page with the answers so far."""
     number = service.post_job_page(job, "dump", {})["number"]
     end_s = time.monotonic() + WAIT_S
     while True:

@@ -1,4 +1,4 @@
-"""How `clary dump` shows what processes are doing: who is suspected, ranks by place, then the other processes."""
+"""Words of `clary dump`: the suspects, the ranks by place in the code, then the other processes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _alike(members: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
 
 
 def _call_words(call: Mapping[str, Any] | None) -> str:
-    """Say what an operation is: `all_reduce #41, 4 float32`."""
+    """Return an operation in words: `all_reduce #41, 4 float32`."""
     if call is None:
         return "none yet"
     amount = f", {call['count']} {printable(call['dtype'] or 'elements')}" if call["count"] else ""

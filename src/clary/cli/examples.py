@@ -1,4 +1,4 @@
-"""Examples of every command, which its help ends with: the words behind `clary`, and what they do.
+"""Examples of every command, printed at the end of its help: the words behind `clary`, and their effect.
 
 Where: `main` adds them to the parsers. A test parses every line, and looks that no command is without.
 """

@@ -1,4 +1,4 @@
-"""How `clary doctor JOB` shows the health of a job: two matrices, and words for what is not well.
+"""Words of `clary doctor JOB` on a job's health: two matrices, and a sentence for each finding.
 
 hosts by checks, then from host (rows) to host (columns); BAD in red, warn in yellow, ok in green, - was not checked,
 ... is still under way
@@ -70,7 +70,7 @@ def _own_cell(found: Sequence[Mapping[str, Any]], check: str) -> Cell:
 
 
 def _link_cell(found: Sequence[Mapping[str, Any]], host: str, peer: str) -> Cell:
-    """Return the worst of what is known of a link, by its name where it is not well."""
+    """Return the worst finding of a link, with the link's name unless it is well."""
     if host == peer:
         return _SELF, SKIPPED
     of_link = [finding for finding in found if finding["peer"] == peer]

@@ -1,4 +1,4 @@
-"""`clary jobs`: list training jobs, with what those wait for that are queued."""
+"""`clary jobs`: list training jobs, with the reason of each queued job's wait."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _say_the_rest(num_printed: int, total: int) -> None:
-    """Say beside what a program reads that it is not all."""
+    """Print on stderr, beside the output that a program reads, that the list is cut."""
     if total > num_printed:
         print(f"clary: {num_printed} of {total} jobs; -n {total} prints all", file=sys.stderr)
 
@@ -90,7 +90,7 @@ def _row(job: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
 
 
 def _summary(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job in the words of ListTrainingJobs, times as its JSON has them; what is ours comes after that."""
+    """Return a job in the words and times of ListTrainingJobs, followed by Clary's own members."""
     told: dict[str, Any] = {member: job[key] for member, key in SUMMARY.items() if job[key] is not None}
     for member in ("CreationTime", "TrainingStartTime", "TrainingEndTime"):
         if member in told:

@@ -1,4 +1,4 @@
-"""Time and money of a job in words: what the hosts' time went into, what would have been paid for it."""
+"""Time and money of a job in words: the parts of the hosts' time, and its price."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clary logs JOB`: print a job's log, all of it or what is asked for, to its end or as it grows.
+"""`clary logs JOB`: print a job's log, whole or filtered, to its end or as it grows.
 
 The service picks by host, rank, attempt and time. `--grep` is matched here: a regular expression of somebody's can take
 for ever on one line, and one that did so in the service would hold up every agent's heartbeat; here Ctrl-C ends it.

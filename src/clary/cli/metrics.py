@@ -1,4 +1,4 @@
-"""`clary metrics JOB`: what the job's hosts measure, or what its program says of its training."""
+"""`clary metrics JOB`: measurements of the job's hosts, or training metrics of its program."""
 
 from __future__ import annotations
 

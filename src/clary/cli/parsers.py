@@ -1,4 +1,4 @@
-"""The parsers of the command line: where help is, what was probably meant, examples in every help.
+"""Parsers of the command line: pointers to help, suggestions for misspelt words, examples in every help.
 
 Where: `main` builds the tree; modules of verbs declare their commands in it as argparse has it.
 """
@@ -15,13 +15,13 @@ _INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says where help is and what was probably meant, whatever is wrong."""
+    """Ends every usage error with a pointer to help and the word that was probably meant."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"formatter_class": _HelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
-        """End with the usage and what is wrong with it."""
+        """Exit with the usage and the error."""
         super().error(f"{message}{self._meant(message)}; see: {self.prog} --help")
 
     def _meant(self, message: str) -> str:
@@ -54,7 +54,7 @@ EXAMPLES_HEAD = "examples:"
 
 
 class Commands:
-    """What modules declare their commands in; a command's own help begins with its line in the list of all."""
+    """Registry in which modules declare their commands; a command's help begins with its line in the list of all."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.root = parser
@@ -71,7 +71,7 @@ class Commands:
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'jobs'?` for the nearest of the known words; empty if none is near."""
+    """Return `; did you mean 'jobs'?` for the nearest known word, or an empty text if no word is near."""
     near = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -86,7 +86,7 @@ def parsers_below(parser: argparse.ArgumentParser, path: str = "") -> Iterator[t
 
 
 def examples_text(examples: Sequence[tuple[str, str]]) -> str:
-    """Return the section of a help with examples: command and what it does."""
+    """Return the examples of a help text: each command with its effect."""
     lines = [EXAMPLES_HEAD]
     for command, what in examples:
         lines += [f"  clary {command}".rstrip(), f"      {what}"]

@@ -115,7 +115,7 @@ def _ranks(text: str) -> list[int]:
 
 
 def _copy(page: dict[str, Any], output: Path) -> None:
-    """Copy what the service keeps of a profile; it lies on this machine."""
+    """Copy the service's files of a profile; they lie on this machine."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         for file in sorted(Path(page["folder"]).iterdir()):

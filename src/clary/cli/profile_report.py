@@ -1,4 +1,4 @@
-"""`clary profile-report JOB`: what the profiler rules say of a job; `--output FILE` writes the report with pictures."""
+"""`clary profile-report JOB`: findings of a job's profiler rules; `--output FILE` writes the report with pictures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def verdicts_text(page: dict[str, Any]) -> str:
-    """Return what rules say, those that found something first with their evidence and what to do."""
+    """Return the verdicts of the rules: first those with findings, their evidence and the advice."""
     lines = [f"{page['job']}  {page['status']}"]
     order = sorted(page["rules"], key=lambda rule: (not rule["fires"], not rule["was_judged"]))
     for rule in order:

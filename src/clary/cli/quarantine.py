@@ -1,4 +1,4 @@
-"""`clary quarantine`: records of the database that could not be read, and what is to become of them."""
+"""`clary quarantine`: list unreadable records of the database, take them back or give them up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words on what a job does, and on one that waits: its place in the queue, and when it may start."""
+"""Words on the state of a job, and for a waiting job on its place in the queue and its start."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SOON_S = 1.0  # what comes sooner is now
 
 
 def state_words(facts: Mapping[str, Any]) -> str:
-    """Return a job's state, and what AWS calls it where that says more: `Running (Uploading)`."""
+    """Return a job's state, with AWS's word where that says more: `Running (Uploading)`."""
     return f"{facts['state']} ({facts['secondary_status']})"
 
 
 def waiting_words(facts: Mapping[str, Any]) -> str:
-    """Return the place of a job that waits, when it may start, and what it waits for; empty for any other."""
+    """Return place, start and reason of a waiting job, or an empty text for any other job."""
     if facts["state"] != "Queued":
         return ""
     place = queue_words(facts["queue"]) if facts["queue"] else ""

@@ -1,4 +1,4 @@
-"""Carry out a rehearsal: create the two jobs, strike, follow both to their ends, gather what is known of them.
+"""Carry out a rehearsal: create the two jobs, strike, follow both to their ends, gather the facts of both.
 
 Where: `clary rehearse`; nothing is decided here. The service knows no rehearsals, only jobs that may be struck: if this
 program is killed, its jobs go on as any others.
@@ -72,7 +72,7 @@ class JobWatch:
         return self.facts.get("status") in TERMINAL
 
     def look(self) -> None:
-        """Ask once how the job is, and strike what is due."""
+        """Poll the job once, and strike the faults that are due."""
         readings = self._new_readings() if any(item.struck_at_s is None for item in self._pending) else []
         self.facts = self.connection.job_page(self.name)
         self._keep_checkpoints()
@@ -90,7 +90,7 @@ class JobWatch:
                 self._end(item)
 
     def strikes(self) -> tuple[Strike, ...]:
-        """Return what became of each fault."""
+        """Return the outcome of each fault."""
         return tuple(
             Strike(
                 words=str(item.fault),
@@ -152,7 +152,7 @@ class JobWatch:
             self.say(f"{self.name}: could not be deleted: {error.message}")
 
     def _keep_checkpoints(self) -> None:
-        """Keep what hosts say of their checkpoints by attempt; a waiting job shows those of the last one."""
+        """Record the hosts' checkpoint reports by attempt; a waiting job shows those of its last attempt."""
         running = {host["name"] for host in self.facts["hosts"] if host["phase"] != "launching"}
         said = self.facts.get("checkpoints") or {}
         current = {host: facts for host, facts in said.items() if host in running or self.is_over}

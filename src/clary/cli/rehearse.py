@@ -147,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _request_of(connection: Connection, job_or_file: str) -> dict[str, Any]:
-    """Return the request of a job, or what a file holds.
+    """Return the request of a job, or the request in a file.
 
     Raises: WireError NotFound; ContractError for a file that holds no request.
     """
@@ -166,7 +166,7 @@ def _request_of(connection: Connection, job_or_file: str) -> dict[str, Any]:
 
 
 def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str, str]) -> tuple[PlannedFault, ...]:
-    """Return all faults, printed; raises ContractError for what cannot be had, before anything starts."""
+    """Print and return all faults. Raises: ContractError for a fault that cannot be struck here."""
     faults: list[PlannedFault] = list(options.faults or ())
     if options.random:
         if options.together:

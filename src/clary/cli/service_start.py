@@ -1,4 +1,4 @@
-"""Waits for a service that `clary up` has started, as long as it shows life, and says meanwhile what it does.
+"""Waits for the service that `clary up` has started while it shows life, and prints its progress.
 
 Where: `up`. The service judges by itself what it waits for, the object store above all, and ends where that fails. So
 this gives up only a service that has fallen silent, or one that takes longer than the store may take twice: what an
@@ -34,7 +34,7 @@ def wait_until_ready(
     find_ready: Callable[[], Ready | None],
     say: Callable[[str], None],
 ) -> Ready:
-    """Return what `find_ready` finds, as soon as it does; whatever comes before that ends the service.
+    """Return the result of `find_ready` as soon as there is one; any exception before it ends the service.
 
     Args:
         process: the service.

@@ -56,6 +56,6 @@ def stragglers_text(page: Mapping[str, Any]) -> str:
 
 
 def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
-    """Return the verdict in a line, and what speaks for it below."""
+    """Return the verdict in a line, and its evidence below."""
     confidence = f"  ({verdict['confidence']} confidence)" if verdict["confidence"] else ""
     return [f"{verdict['text']}{confidence}", *[f"  - {words}" for words in verdict["evidence"]]]

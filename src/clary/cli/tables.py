@@ -35,12 +35,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
 
 
 def screen_width(stream: TextIO) -> int | None:
-    """Return how many columns a terminal has; None for what is none: pipes and files get lines whole."""
+    """Return the number of columns of a terminal, or None for pipes and files, which get whole lines."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def _fitting(widths: Sequence[int], width: int) -> list[int]:
-    """Return the widths of columns on a screen: the widest gives way until all fit, or none may become narrower."""
+    """Return the widths of columns on a screen: the widest shrinks until all fit or all are at their least width."""
     fitting = list(widths)
     room = width - len(GAP) * (len(fitting) - 1)
     while sum(fitting) > room:

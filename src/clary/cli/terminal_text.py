@@ -1,4 +1,4 @@
-"""What may reach a terminal: text and colours, and no other order that a terminal would obey.
+"""Filter of text for a terminal: keeps text and colours, and removes all other control sequences.
 
 Where: `main` puts the guard before stdout and stderr of every command where they are terminals. Log lines, tags, names
 of channels and reasons of failures are written by strangers; a terminal takes orders from text - to set the clipboard

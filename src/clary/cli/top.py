@@ -1,4 +1,4 @@
-"""`clary top`: what runs and what waits, refreshed while it is looked at.
+"""`clary top`: running and waiting jobs, refreshed on the screen.
 
 Keys: j and k or the arrows choose a job, Enter shows or hides its hosts, q leaves. Into a pipe, or with --once, one
 plain table is printed.
@@ -29,10 +29,10 @@ ENTER = (10, 13, curses.KEY_ENTER)
 
 
 class Screen(Protocol):
-    """What is used of a curses window."""
+    """Methods of a curses window that this module calls."""
 
     def getch(self) -> int:
-        """Return a key, or -1 when none came in time."""
+        """Return a key, or -1 on timeout."""
 
     def getmaxyx(self) -> tuple[int, int]:
         """Return lines and columns."""
@@ -44,7 +44,7 @@ class Screen(Protocol):
         """Write text."""
 
     def refresh(self) -> None:
-        """Show what was written."""
+        """Refresh the screen."""
 
 
 def add_parser(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""How `clary top` shows jobs and their hosts: rows from the service's pages, and what fits on a screen. Pure."""
+"""Words of `clary top`: rows of jobs and hosts from the service's pages, cut to the screen. Pure."""
 
 from __future__ import annotations
 

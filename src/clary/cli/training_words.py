@@ -71,5 +71,5 @@ def _pictures_text(pictures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def number_text(number: float | None) -> str:
-    """Return about five digits; `nan` for what is no number."""
+    """Return a number with about five digits, or `nan` for a value that is not a number."""
     return "nan" if number is None else f"{number:.5g}"

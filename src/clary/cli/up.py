@@ -147,7 +147,7 @@ def _say(sentence: str) -> None:
 
 
 def _why(folder: StateFolder) -> str:
-    """Return what is known of a start that failed, behind a sentence."""
+    """Return a sentence followed by the known facts of a failed start."""
     full = why_full(folder.root)  # a log on a full disk does not say why a service has ended
     return f"{f'; {full}; then start it again' if full else ''}; end of {folder.service_log}:\n{_log_tail(folder)}"
 

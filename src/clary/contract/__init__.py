@@ -1,1 +1,1 @@
-"""Foundation: what clients, service, agents and training programs agree on. Standard library only."""
+"""Agreements between clients, service, agents and training programs. Standard library only."""

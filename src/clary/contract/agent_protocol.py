@@ -1,4 +1,4 @@
-"""What agents and service tell each other: facts upwards, orders downwards, log lines with sequence numbers.
+"""Messages between agents and service: facts upwards, orders downwards, log lines with sequence numbers.
 
 Where: HTTP with JSON bodies on the service's port, below `/clary/v1/agents/{job}/{attempt}/{host}/`, opened by the
 attempt's bearer token. Agents hold no decisions: they report facts and carry out orders; the service's pure
@@ -63,7 +63,7 @@ class HostPhase(StrEnum):
 
 
 class OrderKind(StrEnum):
-    """What an agent is to do next."""
+    """Kind of an order: the next action of an agent."""
 
     PREPARE = "prepare"  # first order: get ready to run
     RUN = "run"  # start the program
@@ -77,7 +77,7 @@ OMITS_EMPTY_MODEL = "omits_empty_model"
 
 
 class UploadRole(StrEnum):
-    """What a host does with its results."""
+    """Treatment of a host's results."""
 
     STAGE = "stage"  # put its own tree aside in S3 for the leader
     LEAD = "lead"  # merge every host's tree and write the final objects
@@ -134,7 +134,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Clue:
-    """What a process said of its own failure, in one line, and when."""
+    """Last error line that a process printed of its own failure, and the time of it."""
 
     rank: int | None  # global rank; None for a program that has no ranks, or whose rank is not known
     at: datetime
@@ -210,7 +210,7 @@ class HostFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Facts of one host at one moment; `number` grows, the service drops what is older than what it has."""
+    """Facts of one host at one moment; `number` grows, and the service drops facts older than its newest."""
 
     number: int
     facts: HostFacts
@@ -240,7 +240,7 @@ class MetricValue:
 
 @dataclass(frozen=True, kw_only=True)
 class LogBlock:
-    """Lines of a host's log that came together: what a host prints is carried by the block, not by the line."""
+    """Lines of a host's log that came together; the block is the unit of transfer, not the line."""
 
     at_ms: int  # milliseconds since 1970, when the agent read them
     text: str  # one or more lines with `\n` between them and none behind the last; no line is empty

@@ -1,4 +1,4 @@
-"""What the cgroup of a host is called.
+"""Names of the cgroups of hosts.
 
 Where: the agent creates it, the engine looks for it when an attempt is released, so both have to name it alike. Pure.
 """
@@ -27,5 +27,5 @@ def host_cgroup_name(job_name: str, attempt: int, *, host: str, work_folder: str
 
 
 def rules_cgroup_name(host_cgroup: str) -> str:
-    """Return what the cgroup of the rules beside a host's program is called."""
+    """Return the name of the cgroup of the rules beside a host's program."""
     return f"{host_cgroup}-rules"

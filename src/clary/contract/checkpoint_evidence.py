@@ -1,4 +1,4 @@
-"""What says that a checkpoint file is whole, as manifests carry it and as people read it.
+"""Evidence that a checkpoint file is whole, as manifests carry it and as people read it.
 
 Where: agents write it into sets (`agent.checkpoints.evidence` decides), the service and the command line show it.
 """
@@ -11,7 +11,7 @@ from clary.base.string_enum import StrEnum
 
 
 class Evidence(StrEnum):
-    """What says that a file is whole."""
+    """Kind of evidence that a file is whole."""
 
     UNKNOWN = ""  # nothing is known: a set of an earlier release, or evidence that this release does not know
     RENAMED = "renamed"  # it was renamed or linked into its place
@@ -24,7 +24,7 @@ class Evidence(StrEnum):
 
     @classmethod
     def of(cls, text: str) -> Evidence:
-        """Return what a manifest says; UNKNOWN for a word of a newer release."""
+        """Return the evidence that a manifest names, or UNKNOWN for a word of a newer release."""
         return cls(text) if text in _VALUES else cls.UNKNOWN
 
     @property
@@ -44,7 +44,7 @@ _WORDS = {
 
 
 def is_whole(counts: Mapping[str, int]) -> bool:
-    """Whether something but time says so of every file, and none was left out.
+    """Whether every file has other evidence than time, and no file was left out.
 
     Args:
         counts: value of Evidence -> number of files, and of names that may be lacking.

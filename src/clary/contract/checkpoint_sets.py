@@ -1,4 +1,4 @@
-"""Checkpoint sets: what a host had in its checkpoint folder at one moment, as it lies in the object store.
+"""Checkpoint sets: the files of a host's checkpoint folder at one moment, as they lie in the object store.
 
 Where: agents write and restore them (`agent.checkpoints`), the service lists and verifies them. Below the prefix that
 CheckpointConfig.S3Uri names:
@@ -95,17 +95,17 @@ class CheckpointSet:
 
     @property
     def least_rest_s(self) -> float:
-        """How long the files that are known by rest alone had been left alone at least; 0 if there is none."""
+        """Shortest rest, in seconds, of the files whose only evidence is rest; 0 if there is no such file."""
         return min((file.rested_s for file in self.files if file.evidence == Evidence.RESTED), default=0.0)
 
 
 def rest_of_group(name: str) -> str:
-    """Return what stands in `left_out` for all else that may belong to a top-level folder, or to the top if empty."""
+    """Return the entry of `left_out` for the unlisted rest of a top-level folder, or of the top if `name` is empty."""
     return f"{name}/" if name else "."
 
 
 def folded(key: str) -> str:
-    """Return the key of CheckpointConfig.S3Uri with several slashes in a row as one, and none in front.
+    """Return the key of CheckpointConfig.S3Uri with repeated slashes merged and leading slashes removed.
 
     SeaweedFS stores keys so, and finds nothing below a prefix that has more.
     """
@@ -119,7 +119,7 @@ def manifest_key(host: str, number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """What a set on its way is about to put under PATH; of no effect once that set, or a later one, exists."""
+    """Announcement of the keys that an unfinished set will put under PATH; void once it or a later set exists."""
 
     number: int  # of the set
     paths: tuple[str, ...]  # where nothing stood before
@@ -175,7 +175,7 @@ def write_announcement(announcement: Announcement) -> bytes:
 
 
 def read_announcement(data: bytes) -> Announcement:
-    """Return what was announced. Raises: ContractError for anything else."""
+    """Return the announcement that a document holds. Raises: ContractError for any other document."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:

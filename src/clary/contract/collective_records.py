@@ -153,7 +153,7 @@ class RecordedGroup(NamedTuple):
 
 
 class CallRecord(NamedTuple):
-    """What one file says."""
+    """Content of one file."""
 
     rank: int
     process: int  # as it numbers itself, which inside a host is not as the machine does
@@ -209,7 +209,7 @@ def pack_row(row: CallRow) -> bytes:
 
 
 def read_record(data: bytes, again: bytes) -> CallRecord | None:
-    """Return what a file says; None for what is no such file.
+    """Return the content of a file, or None if it is not a file of records.
 
     Args:
         data, again: the whole file, read twice in a row.
@@ -248,7 +248,7 @@ def _read_rows(data: bytes, again: bytes, begin: int) -> tuple[CallRow, ...]:
 
 
 def _settled(row: CallRow) -> CallRow:
-    """Return a row with the state that its times tell: who writes them need not write it too."""
+    """Return a row with its state, derived from its times; writers need not write the state too."""
     return row._replace(state=FINISHED) if row.finished_ns > 0 and row.state < FINISHED else row
 
 
@@ -274,7 +274,7 @@ _MAX_SIZE = 1 << 16  # of a group whose ranks are written out: a file may say an
 
 
 def _compact(ranks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
-    """Return first rank and stride of evenly spaced ranks; else those listed, none where they are too many."""
+    """Return first rank and stride of evenly spaced ranks, else the ranks themselves, or () if they are too many."""
     if not ranks:
         return -1, 0, ()
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1

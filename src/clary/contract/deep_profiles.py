@@ -76,7 +76,7 @@ class ProfileRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """What one rank says of its window.
+    """Report of one rank about its window.
 
     Attributes:
         step: steps that were finished when it last wrote.
@@ -107,7 +107,7 @@ class RankProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class HostProfile:
-    """What a host's ranks say of a window; each carries all that is known."""
+    """Report of a host's ranks about a window; each report carries all facts so far."""
 
     number: int
     host: str
@@ -118,7 +118,7 @@ class HostProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What a job's ProfilerConfig asks for: `num_steps` from `start_step` on, or `duration_s` from `start_at` on."""
+    """Window of a job's ProfilerConfig: `num_steps` from `start_step` on, or `duration_s` from `start_at` on."""
 
     start_step: int | None
     num_steps: int
@@ -127,7 +127,7 @@ class Window:
 
 
 def window_of(profiler_config: Mapping[str, Any] | None) -> Window | None:
-    """Return the window that ProfilingParameters ask for; None if they ask for none, or it cannot be read.
+    """Return the window that ProfilingParameters ask for, or None if they name no window or cannot be read.
 
     Of the SDK's FrameworkProfile only DetailedProfilingConfig is a window of the framework's profiler.
     Source: SDK v2 `sagemaker.debugger.metrics_config` (StepRange, TimeRange).

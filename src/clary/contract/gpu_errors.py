@@ -1,4 +1,4 @@
-"""What the errors mean that NVIDIA's driver tells of GPUs by a number, Xids. Pure.
+"""Meanings of Xids, the numbers by which NVIDIA's driver reports errors of GPUs. Pure.
 
 Where: the agent notes them on a host whose program has ended, and the service asks whether one explains a failure.
 Source: NVIDIA, "Xid Errors" and its catalogue; only numbers whose meaning is the same across GPUs are here.
@@ -30,7 +30,7 @@ _OTHERS = {
 
 
 def is_of_hardware(xid: int) -> bool:
-    """Whether an Xid tells of the GPU itself, not of what runs on it."""
+    """Whether an Xid is about the GPU itself and not about the program on it."""
     return xid in _OF_HARDWARE
 
 

@@ -1,4 +1,4 @@
-"""What a health check found, and what may follow from it: agents report it, the service weighs it.
+"""Findings of health checks and their consequences: agents report findings, the service weighs them.
 
 Where: `HostFacts.health` carries the findings of one host; `control.jobs.health` says which host or link is sick.
 """
@@ -18,7 +18,7 @@ def seconds_in_words(seconds: float) -> str:
 
 
 class FindingState(StrEnum):
-    """How it stands with what was checked."""
+    """State of a checked host or link."""
 
     OK = "ok"
     WARN = "warn"  # worth a look; nothing follows from it
@@ -28,14 +28,14 @@ class FindingState(StrEnum):
 
 
 class HealthAction(StrEnum):
-    """What follows from a sick host or link before the program starts."""
+    """Consequence of a sick host or link before the program starts."""
 
     WARN = "warn"  # it is told
     REPLACE = "replace"  # the attempt ends, and is tried again
 
 
 class Check(StrEnum):
-    """What is looked at: first a host by itself, then its links, one finding a peer."""
+    """Subject of a check: first a host by itself, then its links, one finding a peer."""
 
     DISK = "disk"
     MEMORY = "memory"

@@ -90,7 +90,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one host may use of this machine."""
+    """Share of this machine that one host may use."""
 
     num_cpus: float
     memory_bytes: int | None  # None: not limited
@@ -145,7 +145,7 @@ class MetricDefinition:
 
 
 class AnsiCodes(StrEnum):
-    """What becomes of escape sequences for terminals, such as colours, in the log."""
+    """Treatment of terminal escape sequences, such as colours, in the log."""
 
     KEEP = "keep"
     STRIP = "strip"
@@ -153,7 +153,7 @@ class AnsiCodes(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LogRules:
-    """What of the program's output enters the log of a host."""
+    """Rules for the part of the program's output that enters the log of a host."""
 
     ansi: AnsiCodes = AnsiCodes.KEEP
     max_lines_per_s: int = 0  # in the long run, of all processes of the host together; 0: no bound
@@ -213,7 +213,7 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()  # said in the first log lines of algo-1 and in describe
 
     def host(self, name: str) -> HostPlan:
-        """Return the host called `name`; KeyError if the job has none of that name."""
+        """Return the host called `name`. Raises: KeyError if the job has no such host."""
         for host in self.hosts:
             if host.name == name:
                 return host

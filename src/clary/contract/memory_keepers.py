@@ -1,4 +1,4 @@
-"""Who keeps the memory limits of hosts: the word between the agent that tries it out and the service that says it."""
+"""Keepers of the hosts' memory limits: the word between the agent that tries one out and the service that tells it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from clary.base.string_enum import StrEnum
 
 
 class MemoryKeeper(StrEnum):
-    """Who ends a host, or one of its processes, when it uses more memory than it may."""
+    """Mechanism that ends a host, or one of its processes, above its memory limit."""
 
     CGROUP_1 = "cgroup-1"  # the kernel, by a cgroup of version 1
     CGROUP_2 = "cgroup-2"  # the kernel, by a cgroup of version 2 that root may make

@@ -38,6 +38,6 @@ class SampleBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReceipt:
-    """What the service has taken."""
+    """Acknowledgement of the rows that the service has stored."""
 
     next_row: int  # rows below are stored, or will never be wanted

@@ -1,4 +1,4 @@
-"""What the first bytes of a picture's file say: its type, and its size in pixels. Pure.
+"""Type and size in pixels of a picture, read from the first bytes of its file. Pure.
 
 Where: agents send such pictures alone, the service looks again before it keeps one, and once more before it hands one
 out. A file of 256 KiB may claim a width that a browser would want gigabytes for: those are none that are kept.
@@ -33,7 +33,7 @@ _JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
 
 @dataclass(frozen=True, kw_only=True)
 class PictureFacts:
-    """What a picture is."""
+    """Type and size of a picture."""
 
     media_type: str
     width: int
@@ -41,7 +41,7 @@ class PictureFacts:
 
 
 def picture_facts(data: bytes) -> PictureFacts | None:
-    """Return what a file is; None for what is no PNG, JPEG or GIF, or is too large to be kept or shown."""
+    """Return type and size of a picture, or None if it is no PNG, JPEG or GIF, or too large to keep or show."""
     if len(data) > MAX_IMAGE_BYTES:
         return None
     facts = _png(data) or _gif(data) or _jpeg(data)

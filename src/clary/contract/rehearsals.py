@@ -1,4 +1,4 @@
-"""How everything knows a rehearsal, and where its programs write down what they draw and do.
+"""Marks of a rehearsal, and the places where its programs record their draws and actions.
 
 Where: `clary rehearse` sets the variables in the Environment of the requests it makes; the service strikes no job
 without the first; in the program `compat.clary_rehearsal` looks for it. The second says which hosts get a disk of their

@@ -59,7 +59,7 @@ _CANONICAL_TEXT = re.compile(r"(?:[A-Za-z0-9_.~-]|%[0-9A-F]{2})*")
 
 @dataclass(frozen=True)
 class SigningRequest:
-    """What is signed of a request besides its payload: `raw_path` and `query` as on the wire."""
+    """Signed parts of a request besides its payload: `raw_path` and `query` as on the wire."""
 
     method: str
     raw_path: str
@@ -69,7 +69,7 @@ class SigningRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Authorization:
-    """What an Authorization header, or the query of a presigned URL, says."""
+    """Content of an Authorization header, or of the query of a presigned URL."""
 
     access_key_id: str
     date: str  # YYYYMMDD
@@ -86,7 +86,7 @@ class Authorization:
 
 @dataclass(frozen=True, kw_only=True)
 class PresignedAuthorization:
-    """What the query of a presigned URL says."""
+    """Content of the query of a presigned URL."""
 
     authorization: Authorization
     amz_date: str  # YYYYMMDDTHHMMSSZ
@@ -312,7 +312,7 @@ def presign_url(
     service: str = "s3",
     headers: HeaderPairs = (),
 ) -> str:
-    """Return `url` with a query that lets anyone who holds it make this one request until it expires.
+    """Return `url` with a query by which any holder may make this one request until it expires.
 
     Args:
         url: absolute URL, path and query percent-encoded.
@@ -365,7 +365,7 @@ def trailer_signature(key: bytes, *, previous: str, trailer_hash: str, amz_date:
 
 
 class _KeyCache:
-    """Signing keys by a hash of what they are derived from, so that no secret is held as a cache key; bounded."""
+    """Bounded cache of signing keys, by a hash of their inputs, so that no secret is a cache key."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -1,4 +1,4 @@
-"""What the processes of a host are doing at one moment: their stacks, what they wait for, their connections.
+"""State of a host's processes at one moment: their stacks, their waits, their connections.
 
 Where: the service asks for it in the answer to a report (`ReportReceipt.dump`), the agent sends it with
 `POST /clary/v1/agents/{job}/{attempt}/{host}/dumps`; an agent that sees a program get nowhere sends one unasked.
@@ -76,7 +76,7 @@ class CollectiveCall:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveGroup:
-    """A group of ranks and what one of them has asked it for last.
+    """A group of ranks, and the last collective that one of them called on it.
 
     Attributes:
         kind: of its backend; `DDP` for gradients.
@@ -95,7 +95,7 @@ class CollectiveGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftCalls:
-    """What a rank had asked for last when its process ended."""
+    """Last collective call of a rank when its process ended."""
 
     rank: int
     groups: tuple[CollectiveGroup, ...]

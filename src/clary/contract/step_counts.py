@@ -37,7 +37,7 @@ _MAX_WORKER = 1 << 31
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Numbers of the last steps that had begun; -1 for none. Steps without a phase count in `total` alone."""
+    """Numbers of the last steps that had begun, -1 before the first. Steps without a phase count in `total` alone."""
 
     total: int = -1
     train: int = -1
@@ -53,14 +53,14 @@ class StepCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class RestoredCounts:
-    """What the sets say that a host was restored from."""
+    """Step counts of the sets from which a host was restored."""
 
     own: StepCounts | None = None  # of the host's own set: for hosts that train each by itself
     first: StepCounts | None = None  # of the host with the lowest number: for those that train together
 
 
 class CountsHeader(NamedTuple):
-    """What a process says of itself."""
+    """Identity of a process, its start, and the counts before it."""
 
     worker: int
     began_ns: int
@@ -82,7 +82,7 @@ def pack_header(header: CountsHeader) -> bytes:
 
 
 def read_header(data: bytes) -> CountsHeader | None:
-    """Return what a file says of its process; None for what is no such file."""
+    """Return the step counts that a file holds, or None if it is not a file of counts."""
     if len(data) < HEADER_BYTES:
         return None
     magic, worker, began_ns, *before = _HEADER.unpack_from(data)
@@ -113,7 +113,7 @@ def read_rows(data: bytes) -> list[CountsRow]:
 
 
 def counts_at(header: CountsHeader, rows: Sequence[CountsRow], at_ns: int) -> StepCounts:
-    """Return what a process had counted at a moment; where its rows do not reach back that far, the oldest there is.
+    """Return the counts of a process at a moment, or its oldest row if its rows begin later.
 
     Args:
         rows: of the file, by number.

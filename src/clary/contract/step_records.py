@@ -31,7 +31,7 @@ _MAX_RANK = 1 << 31
 
 
 class StepRow(NamedTuple):
-    """One step of one rank. What is in none of the parts was spent outside of all of them.
+    """One step of one rank. The rest of its time, beside the parts, was spent outside of all of them.
 
     Attributes:
         number: of the step, from 1.
@@ -63,7 +63,7 @@ def pack_header(rank: int, process: int) -> bytes:
 
 
 def read_header(data: bytes) -> int | None:
-    """Return the rank that a file is of; None for what is no such file."""
+    """Return the rank of a file, or None if it is not a file of steps."""
     if len(data) < HEADER_BYTES:
         return None
     magic, rank, _ = _HEADER.unpack_from(data)
@@ -81,7 +81,7 @@ def pack_row(row: StepRow) -> bytes:
 
 
 def read_rows(data: bytes) -> list[StepRow]:
-    """Return the whole rows of bytes that begin with a row; those that are torn, empty or impossible are left out."""
+    """Return the whole rows of bytes that begin with a row, without torn, empty and impossible rows."""
     rows = []
     for number, *values, again in _ROW.iter_unpack(data[: len(data) // ROW_BYTES * ROW_BYTES]):
         if number == again > 0 and all(map(math.isfinite, values)) and min(values) >= 0:

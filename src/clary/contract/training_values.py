@@ -24,7 +24,7 @@ STATUS_PATH = "/clary/v1/status/{job}/{attempt}/{host}"  # below the service's U
 
 
 class FindingKind(StrEnum):
-    """What was found."""
+    """Kind of a finding."""
 
     SCALAR = "scalar"  # a metric's value
     HISTOGRAM = "histogram"  # data: JSON of [[left, right, count], ...], from left to right
@@ -104,12 +104,12 @@ class TrainingBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReceipt:
-    """What the service has taken."""
+    """Acknowledgement of the findings that the service has stored."""
 
     next: int  # findings below are stored, or will never be wanted
 
 
 def status_token(agent_token: str, *, job: str, attempt: int, host: str) -> str:
-    """Return what opens STATUS_PATH for a host's program; the agents' token cannot be read from it."""
+    """Return the token of STATUS_PATH for a host's program; the agents' token cannot be derived from it."""
     text = f"training status:{job}:{attempt}:{host}"
     return hmac.new(agent_token.encode(), text.encode(), hashlib.sha256).hexdigest()

@@ -1,1 +1,1 @@
-"""What users set: hyperparameters, entry points, distributions, named places, options of pip and MPI."""
+"""Settings of users: hyperparameters, entry points, distributions, named places, options of pip and MPI."""

@@ -1,4 +1,4 @@
-"""Parameters that a hook and its collections may have in DebugHookConfig: one list for those who check and read.
+"""Parameters that a hook and its collections may have in DebugHookConfig: one list for checks and readers.
 
 Where: `control.jobs.rules.debug_request` refuses a request with others; `train.debugger.configuration` reads them in a
 job.
@@ -19,7 +19,7 @@ OF_HOOKS = _OF_BOTH | {"save_all", "include_workers", "dry_run", "export_tensorb
 
 
 def parameter_problem(parameters: Mapping[str, str], known: frozenset[str]) -> str:
-    """Say what is wrong with the first parameter that a hook would refuse; empty if there is none."""
+    """Return the fault of the first parameter that a hook would refuse, or an empty text."""
     for name, value in parameters.items():
         if name not in known:
             return f"has {name!r}; it may have {', '.join(sorted(known))}"

@@ -1,4 +1,4 @@
-"""Which launcher a job asks for, what is refused of it, and what is warned of.
+"""Launcher that a job asks for, with its refusals and warnings.
 
 Where: pure; the service refuses and warns at submit, plans processes per host; agents choose the launcher.
 `distribution=` of the SDK reaches the service as hyperparameters only; keys that the SDK does not know (`pytorchx`, a
@@ -64,7 +64,7 @@ class ServerStyle(StrEnum):
 
 
 class DistributionKind(StrEnum):
-    """What starts the ranks of a job."""
+    """Launcher of a job's ranks."""
 
     PLAIN = "plain"  # the program once on every host, ranks unknown to it
     TORCH_DISTRIBUTED = "torch_distributed"  # torchrun
@@ -95,7 +95,7 @@ _ONE_PROCESS_A_HOST = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """What the hyperparameters say on how a job is distributed."""
+    """Distribution of a job, as its hyperparameters ask for it."""
 
     kind: DistributionKind
     processes_per_host: int | None = None  # as requested; None: one a GPU
@@ -119,7 +119,7 @@ class Distribution:
 
 
 def read_distribution(hyperparameters: Mapping[str, str]) -> Distribution:
-    """Return what `hyperparameters` ask for; values that make no sense are left to `refusals`."""
+    """Return the distribution that `hyperparameters` ask for; `refusals` judges senseless values."""
     kind = next((kind for name, kind in _ORDER if hps.is_enabled(hyperparameters, name)), DistributionKind.PLAIN)
     mp_parameters = hps.model_parallel_parameters(hyperparameters)
     if kind is DistributionKind.MPI and mp_parameters is not None:
@@ -142,7 +142,7 @@ def refusals(
     has_command: bool = False,
     instance_groups: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """Return one sentence for each reason not to accept a job; none is a job that can be launched.
+    """Return one sentence for each reason not to accept a job; a job without a reason can be launched.
 
     Args:
         hyperparameters: as the request gave them.
@@ -178,7 +178,7 @@ def refusals(
 
 
 def server_style(image: str) -> ServerStyle:
-    """Return what images of a name do with parameter_server; those that name no framework do as TensorFlow's do."""
+    """Return the use of parameter_server by an image of this name; without a framework in it, TensorFlow's use."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     if "mxnet" in name:
         return ServerStyle.MXNET
@@ -194,7 +194,7 @@ def warnings(
     has_command: bool = False,
     instance_types: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return sentences on what runs, but not as the user may think; for the first log lines and for describe."""
+    """Return warnings of settings that run otherwise than a user may think; for the log's head and for describe."""
     if has_command:
         return ()
     distribution = read_distribution(hyperparameters)

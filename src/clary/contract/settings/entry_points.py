@@ -1,4 +1,4 @@
-"""What `sagemaker_program` names: a Python script, a Python package or a command.
+"""Entry points that `sagemaker_program` may name: a Python script, a Python package or a command.
 
 Where: the service checks the name at submit, agents check the file after they unpacked the code, launchers turn it
 into a command line.

@@ -44,7 +44,7 @@ TOOLKIT_KEYS = frozenset(
 
 
 def parse_value(text: str) -> Any:
-    """Return what `text` means as JSON, or `text` itself where it is not JSON."""
+    """Return the value of `text` as JSON, or `text` itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # numbers of thousands of digits and very deep lists stay strings
@@ -91,7 +91,7 @@ def is_enabled(hyperparameters: Mapping[str, str], name: str) -> bool:
 
 
 def model_parallel_parameters(hyperparameters: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return `mp_parameters` of the model parallel library; None where the job has none.
+    """Return `mp_parameters` of the model parallel library, or None if the job does not set them.
 
     The same key also reaches the program: as `--mp_parameters k=v,k2=v2` and as JSON in SM_HP_MP_PARAMETERS.
     """

@@ -78,7 +78,7 @@ def local_folder(local_path: str) -> PurePosixPath:
 
 
 def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
-    """Return why a path cannot be a LocalPath, in a sentence: it would cover what the host itself works with.
+    """Return the reason why a path cannot be a LocalPath: it would cover folders of the host itself.
 
     Args:
         member: of the request, as "CheckpointConfig.LocalPath".
