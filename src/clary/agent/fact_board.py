@@ -1,4 +1,4 @@
-"""What is known of this host, in one place: written by the supervisor, told to the service by the heartbeat."""
+"""Facts of this host, in one place: the supervisor writes them, the heartbeat reports them to the service."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class FactBoard:
             self._last_order = max(self._last_order, order_number)
 
     def next_report(self) -> tuple[Report, int]:
-        """Return the next report, with the facts as they stand now, and what `told` wants when it has arrived."""
+        """Return the next report with the current facts, and the value to pass to `told` once it has arrived."""
         with self._changed:
             self._is_urgent = False
             self._num_reports += 1

@@ -146,7 +146,7 @@ class ServiceClient:
         return _read(ReportReceipt, self._reports.call("POST", "reports", body=body, timeout_s=timeout_s))
 
     def next_order(self, after: int, *, wait_s: float) -> Order | None:
-        """Wait up to `wait_s` for an order newer than number `after`; None when none came.
+        """Wait up to `wait_s` for an order newer than number `after`; return it, or None on timeout.
 
         Raises: ServiceUnreachable (also when `wake_orders` broke the wait off), ServiceRefused, AttemptOver.
         """
@@ -171,7 +171,7 @@ class ServiceClient:
         return _read(SampleReceipt, self._samples.call("POST", "samples", body=_encode(to_plain(batch))))
 
     def send_training(self, batch: TrainingBatch) -> TrainingReceipt:
-        """Hand over what the program wrote of its training. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        """Send the program's findings of its training. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         return _read(TrainingReceipt, self._training.call("POST", "training", body=_encode(to_plain(batch))))
 
     def send_dump(self, dump: HostDump) -> None:
@@ -179,7 +179,7 @@ class ServiceClient:
         self._dumps.call("POST", "dumps", body=_encode(to_plain(dump)))
 
     def send_profile(self, profile: HostProfile) -> None:
-        """Hand over what ranks say of a profile. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        """Send the ranks' reports of a profile. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         self._profiles.call("POST", "profiles", body=_encode(to_plain(profile)))
 
     def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
@@ -210,7 +210,7 @@ class PoolClient:
         self._connection = _Connection(address, token)
 
     def next_assignment(self, after: str, *, wait_s: float) -> PoolAssignment | None:
-        """Wait up to `wait_s` for an attempt other than `after`; None if none came.
+        """Wait up to `wait_s` for an attempt other than `after`; return it, or None on timeout.
 
         Raises: ServiceUnreachable, ServiceRefused; AttemptOver when the pool has ended.
         """

@@ -15,7 +15,7 @@ MAX_NAMES = 4096  # looked at in one folder, whatever a program has put there
 
 
 def names_in(root: Path, parts: Sequence[str]) -> list[str]:
-    """Return names in the folder `parts` below `root`, at most `MAX_NAMES`; none if a step is a link or no folder."""
+    """Return at most `MAX_NAMES` names in the folder `parts` below `root`; empty if a step is a link or no folder."""
     try:
         with Folder.at(root) as folder:
             return folder.names("/".join(parts), limit=MAX_NAMES)
@@ -24,7 +24,7 @@ def names_in(root: Path, parts: Sequence[str]) -> list[str]:
 
 
 def read_start(root: Path, parts: Sequence[str], *, max_bytes: int) -> bytes | None:
-    """Return the first `max_bytes` of the regular file `parts` below `root`; None if there is none that may be read."""
+    """Return the first `max_bytes` of the regular file `parts` below `root`, or None if it may not be read."""
     try:
         with Folder.at(root) as folder:
             return folder.read("/".join(parts), max_bytes=max_bytes)
@@ -33,7 +33,7 @@ def read_start(root: Path, parts: Sequence[str], *, max_bytes: int) -> bytes | N
 
 
 def open_regular(root: Path, parts: Sequence[str]) -> int | None:
-    """Return a descriptor of the regular file `parts` below `root`, to be closed; None if there is none."""
+    """Return an open descriptor of the regular file `parts` below `root`, or None if there is no such file."""
     try:
         with Folder.at(root) as folder:
             return folder.open_file("/".join(parts))

@@ -39,7 +39,7 @@ SageMaker:
 def client_variables(
     settings: Settings, *, url: str, credentials: Credentials, client_folder: Path
 ) -> Mapping[str, str]:
-    """Return what a client needs in its environment, and only that.
+    """Return the environment variables of clients, and no others.
 
     Args:
         settings: of the service.
@@ -60,7 +60,7 @@ def client_variables(
 
 
 def tls_variables(tls_folder: Path, *, proxy_url: str, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what a client needs besides to find the service at AWS's own https addresses.
+    """Return the further variables by which clients find the service at AWS's own https addresses.
 
     Args:
         tls_folder: holds the private authority.

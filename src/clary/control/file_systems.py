@@ -53,7 +53,7 @@ def check_entry(file_system_id: str, entry: Mapping[str, Any], *, source: str) -
 
 
 def folder_below(directory_path: str, file_system_type: str) -> str:
-    """Return what of DirectoryPath lies below the entry's folder.
+    """Return the part of DirectoryPath below the entry's folder.
 
     The first part of a path of FSx for Lustre is the mount name of the file system, which is no folder.
     """

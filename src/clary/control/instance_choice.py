@@ -17,7 +17,7 @@ EXCLUSIVE = ("InstanceType", "InstanceGroups", "InstancePlacementConfig")
 
 
 def check(request: Mapping[str, Any]) -> None:
-    """Refuse preferences beside what they exclude, types that stand twice, and hosts that nobody counts.
+    """Refuse preferences beside members that they exclude, repeated types, and uncounted hosts.
 
     Raises: WireError(ValidationException).
     """
@@ -42,7 +42,7 @@ def check(request: Mapping[str, Any]) -> None:
 
 
 def candidates(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the request with each of its preferences selected, in their order; the request itself if it has none."""
+    """Yield the request with each of its preferences selected, in their order, or the request itself without any."""
     config = request["ResourceConfig"]
     preferences = config.get("InstancePreferences") or ()
     if not preferences:
@@ -56,7 +56,7 @@ def candidates(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def settled(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a ResourceConfig that names its type: the selected one, or the first preference if none is selected."""
+    """Return a ResourceConfig that names its type: the selected type, or else the first preference."""
     preferences = config.get("InstancePreferences")
     if not preferences:
         return config

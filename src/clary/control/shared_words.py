@@ -1,4 +1,4 @@
-"""What of this machine and its network jobs share by the owner's settings, in sentences.
+"""Parts of this machine and its network that jobs share by the owner's settings, in sentences.
 
 Where: `clary describe` says them of a job, `clary doctor` and `clary up` of the service. Pure.
 """
@@ -18,7 +18,7 @@ OWN_ACCESS = "A job's key opens what the job's request names in S3, its own outp
 
 
 def shared_by_settings(settings: Settings, reachable: Sequence[Reachable], *, has_network: bool = True) -> list[str]:
-    """Return what is shared beyond what every job gets.
+    """Return the parts that are shared beyond the share of every job.
 
     Args:
         settings: of the service.

@@ -145,7 +145,7 @@ class StateFolder:
 
     @property
     def service_log(self) -> Path:
-        """What the service prints."""
+        """Log file of the service's output."""
         return self.root / "service.log"
 
     @property
@@ -197,7 +197,7 @@ class StateFolder:
             ) from error
 
     def read_service_record(self) -> ServiceRecord | None:
-        """Return what the last service wrote about itself, or None.
+        """Return the record that the last service wrote about itself, or None.
 
         Raises: ContractError if that is there and neither file says it.
         """

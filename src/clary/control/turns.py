@@ -1,4 +1,4 @@
-"""Turns of clients: each has a few things done at once, and who asks for more waits behind himself alone.
+"""Turns of clients: each client has a few calls served at once, and its further calls wait behind its own.
 
 Where: in front of whatever many clients share - threads that look up names, the handlers of AWS's API. A budget for all
 together would let one client have all of it.
@@ -33,7 +33,7 @@ class Turns:
         return len(self._clients)
 
     async def take(self, name: str) -> Callable[[], None]:
-        """Wait for a turn of a client; return what gives it back, to be called once, in the event loop."""
+        """Wait for a turn of a client; return the function that gives it back, called once, in the event loop."""
         client = self._clients.setdefault(name, _Client(self._at_once))
         client.num_asked += 1
         try:

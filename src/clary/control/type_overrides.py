@@ -1,4 +1,4 @@
-"""What settings may say of an instance type, and what of it is wrong.
+"""Settings of an instance type, and their faults.
 
 Where: `settings` checks `[instance_types."ml.x"]` when it reads the file, so that a wrong key keeps the service from
 starting and not a job from being created; `scheduling.catalogue` lays the values over the type's own.
@@ -18,7 +18,7 @@ MAX_COUNT = 1024  # of GPUs, CPUs, processes: what is larger is a mistake
 
 @dataclass(frozen=True)
 class OverrideKey:
-    """One key: what it stands for, in words, and the values it may have, both ends included."""
+    """One key: its meaning in words, and the range of its values, both ends included."""
 
     about: str
     least: float

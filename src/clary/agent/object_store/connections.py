@@ -35,7 +35,7 @@ class PooledConnection:
             raise ConnectionAbortedError("broken off")
 
     def break_off(self) -> None:
-        """Make what another thread does on this connection fail now."""
+        """Make the other thread's current call on this connection fail now."""
         self.is_broken_off = True
         if self.socket is not None:
             with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ class ConnectionPool:
             connection.http.close()
 
     def close(self) -> None:
-        """Close idle connections and break off what is under way on others."""
+        """Close idle connections and abort the exchanges on busy ones."""
         with self._lock:
             self._is_closed = True
             taken = tuple(self._taken)

@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class S3Request:
-    """What is asked; an empty key asks the bucket."""
+    """A request to the store; an empty key addresses the bucket."""
 
     method: str
     bucket: str

@@ -54,7 +54,7 @@ class ObjectReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill `buffer` with what comes next; 0 at the end of the object."""
+        """Fill `buffer` with the next bytes and return their number, 0 at the end of the object."""
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         if not view:
             return 0

@@ -1,4 +1,4 @@
-"""`ObjectStore`: what the rest of the agent knows of S3.
+"""`ObjectStore`: the agent's only interface to S3.
 
 Where: channels read through it, artifacts write through it, with the plan's own endpoint and key.
 """
@@ -27,7 +27,7 @@ _METADATA_PREFIX = "x-amz-meta-"
 
 class _Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes; none at the end."""
+        """Return up to `size` bytes, or an empty bytes object at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ class _Page:
 
 
 def _page(response: S3Response) -> _Page:
-    """Read one page of ListObjectsV2. Raises: Trouble for an answer that is none."""
+    """Read one page of ListObjectsV2. Raises: Trouble for a malformed answer."""
     with response:
         body = response.read_all()
     try:

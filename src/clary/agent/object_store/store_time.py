@@ -1,4 +1,4 @@
-"""The time by which requests are signed: this machine's, corrected by what the store says when it refuses it.
+"""Time for signing requests: this machine's clock, corrected by the store's time when the store refuses it.
 
 Where: `exchange` signs by it. A store refuses signatures whose time is a quarter of an hour off its own: a host whose
 clock is off, or is set while a job runs, could store nothing. AWS's own clients learn the time in the same way.
@@ -19,7 +19,7 @@ _CODES = frozenset({"RequestTimeTooSkewed", "AccessDenied", ""})
 
 
 class StoreTime:
-    """What time it is for one store; safe for many threads at once.
+    """Current time of one store; safe for many threads at once.
 
     Args:
         clock: of this machine.

@@ -184,7 +184,7 @@ class ObjectWriter:
         return self._exchange.retrying(attempt, request)
 
     def _stands_already(self) -> bool:
-        """Whether the key holds exactly what these parts make."""
+        """Whether the key holds exactly the bytes of these parts."""
         with self._exchange.once(S3Request(method="HEAD", bucket=self._bucket, key=self._key)) as response:
             etag, size = response.headers.get("etag", ""), response.content_length
         return bool(self._expected_etag()) and etag == self._expected_etag() and size == self.size_bytes
@@ -230,7 +230,7 @@ def checksum_headers(body: bytes | memoryview) -> dict[str, str]:
 
 
 def _text_of(body: bytes, name: str) -> str:
-    """Return the text of the first element called `name`; empty if there is none."""
+    """Return the text of the first element called `name`, or an empty text if there is no such element."""
     try:
         root = ET.fromstring(body)  # noqa: S314 - of our own store; expat limits expansions itself
     except ET.ParseError:

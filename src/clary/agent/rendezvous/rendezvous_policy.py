@@ -61,7 +61,7 @@ def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> Me
 
 
 class Meeting:
-    """What has been seen so far of one program's connections."""
+    """Connections of one program, as seen so far."""
 
     def __init__(self, place: MeetingPlace) -> None:
         self._place = place
@@ -71,7 +71,7 @@ class Meeting:
         self._holders: dict[int, int] = {}  # inode -> process, of connections to the master port
 
     def needs_holders(self, connections: Sequence[Connection]) -> bool:
-        """Whether `is_complete` wants to know who holds the sockets: where processes are told apart."""
+        """Whether `is_complete` needs the owners of the sockets, because processes are told apart."""
         return self._place.num_processes > 1 and any(
             item.is_established and item.inode not in self._holders for item in self._to_master(connections)
         )
@@ -108,7 +108,7 @@ class Meeting:
 
 
 def _port(value: object) -> int:
-    """Return a port that somebody wrote down; 0 for what is none."""
+    """Return the port that a text names, or 0 if it is not a port."""
     text = str(value)
     number = int(text) if text.isascii() and text.isdecimal() else 0
     return number if number <= _LAST_PORT else 0

@@ -43,16 +43,16 @@ logger = logging.getLogger(__name__)
 
 
 class RuleHost(Protocol):
-    """What runs the processes; `rules.rule_world.RulesHost` is one."""
+    """Host that runs the processes; `rules.rule_world.RulesHost` is one."""
 
     def exits(self) -> tuple[ProcessExit, ...]:
         """Return the exits so far; `local_rank` says whose each is."""
 
     def out_of_memory(self) -> str:
-        """Return what there is to say of the memory limit where that has ended processes; else nothing."""
+        """Return a sentence on the memory limit if it has ended processes, else an empty text."""
 
     def close(self) -> None:
-        """End what is left and clean up."""
+        """End the remaining processes and clean up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class RuleProcesses:
         self._thread.start()
 
     def finish(self, limit_s: float) -> None:
-        """Wait until each rule has read what is there, for `limit_s` at most; those that have not are stopped."""
+        """Wait at most `limit_s` until each rule has read all saved tensors; stop the rules that have not."""
         self._deadline_s = time.monotonic() + limit_s
         if self._thread.ident is not None:
             self._thread.join(limit_s + 2 * POLL_S)

@@ -100,7 +100,7 @@ def tensors_folder(plan: LaunchPlan, tree: MlTree) -> str:
 
 
 def _tensors_uri(plan: LaunchPlan) -> str:
-    """Return where other hosts store what they save; empty if there are none, or rules have no way to the store."""
+    """Return the places where other hosts store their tensors; empty without other hosts or without the store."""
     if len(plan.hosts) == 1 or plan.network_isolation:
         return ""
     return next((mirror.s3_uri for mirror in plan.mirrors if mirror.marks_end), "")
@@ -136,7 +136,7 @@ class RulesHost:
         return f"{OUT_OF_MEMORY}: the rules' memory limit of {self._limit_bytes // _MIB} MiB was reached; {_ADVICE}"
 
     def close(self) -> None:
-        """End what is left and clean up."""
+        """End the remaining processes and clean up."""
         if self._watch is not None:
             self._watch.stop()
         self._program.close()

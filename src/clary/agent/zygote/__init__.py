@@ -1,4 +1,4 @@
-"""An interpreter that has imported what programs import first, and becomes the ranks of one program by forking.
+"""An interpreter with the usual first imports of programs, which becomes the ranks of one program by forking.
 
 Where: `clary.agent.host.standby` has it held ready in a host; `interpreter_start` (pure) says which programs it can
 become. `clary_zygote` runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.

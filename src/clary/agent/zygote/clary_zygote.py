@@ -1,4 +1,4 @@
-"""Import what programs import first, wait, and become the ranks of one program by forking.
+"""Import the modules that programs import first, wait, and become the ranks of one program by forking.
 
     python clary_zygote.py SOCKET OUTPUT LATE_FOLDER RANK_SHIM MODULE...
 
@@ -51,7 +51,7 @@ _SUFFIXES = (".py", ".pyc", ".so")
 
 
 class _Program:
-    """What a forked rank goes on with: code to be executed as `__main__`."""
+    """Continuation of a forked rank: code to be executed as `__main__`."""
 
     def __init__(self, code: types.CodeType, shim: str) -> None:
         self.code = code
@@ -106,7 +106,7 @@ def become_rank() -> _Program:
 
 
 def _import(names: tuple[str, ...]) -> str:
-    """Import modules as far as the environment has them; returns what failed otherwise, in words."""
+    """Import the modules that the environment has; return other failures in words."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -137,7 +137,7 @@ def _why_unfit(own_descriptors: set[str]) -> str:
 
 
 def _descriptors() -> set[str]:
-    """Return descriptors but the first three, with what they are."""
+    """Return the descriptors above 2, each with the name of its file."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -157,7 +157,7 @@ def _fork() -> int:
 
 
 def _take_words(output: int) -> bytes:
-    """Return what the imports have printed; a program that imports the same would print it too."""
+    """Return the output of the imports; a program with the same imports would print it too."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.set_blocking(output, False)
@@ -202,7 +202,7 @@ def _take_place(process: dict, *, reason: str, gate: int, agent: int, parent: in
 
 
 def _make_anew(process: dict, late_folder: str) -> str:  # type: ignore[type-arg]
-    """Make what depends on the moment as a new interpreter has it; returns why that cannot be, empty if it can."""
+    """Renew all state that depends on the moment; return the reason if that is impossible, else an empty text."""
     os.setsid()
     try:
         os.chdir(process["working_folder"])
@@ -314,7 +314,7 @@ def _late_site() -> str:
 
 
 def _renew_modules() -> None:
-    """Give modules that are loaded what they would have drawn or noted now; `random` does it by itself."""
+    """Renew random draws and time stamps of the loaded modules; `random` renews its own."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -334,7 +334,7 @@ def _renew_modules() -> None:
 
 
 def _call_late_backends() -> None:
-    """Call what torch would have called at its import: entry points that are on PYTHONPATH only now."""
+    """Call the entry points that torch calls at its import and that are on PYTHONPATH only now."""
     torch = sys.modules.get("torch")
     is_enabled = getattr(torch, "_is_device_backend_autoload_enabled", None)  # torch 2.5 and later
     if is_enabled is None or not is_enabled():

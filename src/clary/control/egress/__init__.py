@@ -1,1 +1,1 @@
-"""What may leave this machine on behalf of programs: entries of the owner, the judgement of targets, and tunnels."""
+"""Traffic that programs may send out of this machine: the owner's entries, the judgement of targets, tunnels."""

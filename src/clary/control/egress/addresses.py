@@ -1,4 +1,4 @@
-"""Kinds of IP addresses: which are the internet's, which nobody may be connected to, and what stands inside others.
+"""Kinds of IP addresses: public ones, forbidden ones, and addresses embedded in others.
 
 Where: `entries` refuses entries by it, `policy` judges every resolved address. Pure; which addresses this machine has
 is `own_addresses`.
@@ -74,7 +74,7 @@ def plain(text: str) -> Address:
 
 
 def is_never(address: Address) -> bool:
-    """Whether nobody may be connected to a plain address, whatever the settings say."""
+    """Whether connections to a plain address are forbidden under all settings."""
     return any(address in network for network in NEVER)
 
 

@@ -1,4 +1,4 @@
-"""The first lines of what a client of the proxy says, read strictly.
+"""Strict parser of the head of a request to the proxy.
 
 Where: `connect_proxy` reads a head and passes it here; `forwarding` writes the head on for http://. Pure.
 Source: RFC 9110 (CONNECT, hop-by-hop fields), RFC 9112 (absolute form, message framing).
@@ -30,12 +30,12 @@ Fields = list[tuple[str, str]]
 
 
 class BadHead(Exception):
-    """What came is no request that the proxy answers."""
+    """Raised for bytes that are not a request the proxy answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a client wants."""
+    """A parsed request of a client."""
 
     name: str  # in lower case, without brackets and dots at the end
     port: int

@@ -33,7 +33,7 @@ class Outlet:
 
 @dataclass(frozen=True)
 class Outlets:
-    """What could be had, and what could not and why."""
+    """Outlets that were found, and for the others the reasons."""
 
     places: tuple[Outlet, ...] = ()
     missing: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ def _outlet(
     taken: ipaddress.IPv4Network,
     is_own: Callable[[Address], bool],
 ) -> Outlet | str:
-    """Return the outlet of one entry; else why there is none, empty where the proxy is the way."""
+    """Return the outlet of one entry, or the reason why it has no outlet, empty if the proxy serves it."""
     assert entry.port is not None, "entries without a port were left out"
     if resolved == [""]:
         return ""  # a network

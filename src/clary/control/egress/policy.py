@@ -39,7 +39,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class EgressPolicy:
-    """What the settings allow.
+    """Targets that the settings allow.
 
     Args:
         has_internet: setting `internet`.

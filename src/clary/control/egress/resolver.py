@@ -18,7 +18,7 @@ THREADS_OF_ONE = 4  # client
 
 
 class Resolver:
-    """Asks the machine's resolver: DNS, /etc/hosts and whatever else it is set up for."""
+    """Asks the machine's resolver: DNS, /etc/hosts and its other configured sources."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None

@@ -75,7 +75,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, activ
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Close one end; what it still has to say gets a moment."""
+    """Close one end after a moment for its last bytes."""
     writer.close()
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):

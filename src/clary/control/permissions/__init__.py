@@ -1,1 +1,1 @@
-"""What a key may do: the key of an attempt opens what its job's request names, and the owner's opens everything."""
+"""Permissions of keys: an attempt's key opens the places that its job's request names, the owner's key everything."""

@@ -143,7 +143,7 @@ def _expected(service: str) -> str:
 
 
 def _resource(params: Params) -> str:
-    """Return what a call is about, for people: the first member that names something."""
+    """Return the subject of a call, for people: its first member that names a resource."""
     for name, value in params.items():
         if isinstance(value, str) and name.endswith(("Name", "Arn", "Prefix")):
             return value

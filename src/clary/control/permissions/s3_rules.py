@@ -1,4 +1,4 @@
-"""Which S3 requests the key of a job may make: one table of what each kind of request needs.
+"""S3 requests that a job's key may make: one table with the grants that each kind of request needs.
 
 Where: `objects.front` asks as soon as it knows the caller and what is asked, before a byte of the body is read; of
 DeleteObjects it asks again when it has the keys. What is not in the table is refused. Pure.

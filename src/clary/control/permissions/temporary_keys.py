@@ -1,4 +1,4 @@
-"""Keys that end by themselves: made for the owner by STS, and known again by what they say of themselves.
+"""Expiring keys that STS makes for the owner; a key is verified by its own content.
 
 Where: `services.sts` makes them; whoever verifies a signature asks here when a session token comes along. Pure but for
 the random name of a new key. Nothing is kept: token and secret are derived from the key's name, its end and the
@@ -24,7 +24,7 @@ _SIZE = _END_BYTES + hashlib.sha256().digest_size
 
 @dataclass(frozen=True, kw_only=True)
 class TemporaryKey:
-    """What a client signs with."""
+    """Credentials of a client."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -34,7 +34,7 @@ class TemporaryKey:
 
 @dataclass(frozen=True)
 class TokenVerdict:
-    """What a session token is worth: a secret, or nothing because it has expired or was never made here."""
+    """Verdict on a session token: its secret, or its refusal as expired or unknown."""
 
     secret: str = field(default="", repr=False)
     has_expired: bool = False

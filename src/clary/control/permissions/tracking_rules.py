@@ -106,7 +106,7 @@ def _named(grants: Grants, kind: str, name: Any) -> Decision:
 
 
 def _by_arn(grants: Grants, arn: Any, *, kind: str | None = None) -> Decision:
-    """Decide on a record by its ARN; handlers look at the name in it, whatever its region says."""
+    """Decide on a record by its ARN; handlers use the name in it and ignore its region."""
     if not isinstance(arn, str):
         return NO
     its_kind, slash, name = arn.rpartition(":")[2].partition("/")

@@ -1,4 +1,4 @@
-"""What a batch of samples may hold, whoever sends it. Pure.
+"""Checks of a batch of samples from any sender. Pure.
 
 Where: the sample gateway asks before anything of a batch is stored.
 """
@@ -15,7 +15,7 @@ MAX_ROW_NUMBER = 2**53  # what every JSON reader holds exactly; a row each milli
 
 
 def complaint(batch: SampleBatch, *, now_ms: int) -> str:
-    """Return what is wrong with a batch, expected and got; empty if nothing is."""
+    """Return the fault of a batch, with expected and got, or an empty text."""
     num_rows = len(batch.at_ms)
     if not 0 <= batch.first_row <= MAX_ROW_NUMBER:
         return f"first_row counts from 0 to {MAX_ROW_NUMBER}, got {batch.first_row}"

@@ -38,7 +38,7 @@ _PARTS = {len(parts): parts for parts in (ROW_PARTS, ROLL_UP_PARTS)}
 
 
 class SeriesDamaged(StoreError):
-    """A block that is not what was written; others are not affected."""
+    """A damaged block: its bytes differ from the written ones. Other blocks stay readable."""
 
     default_fault = Fault.INFRASTRUCTURE
 
@@ -164,7 +164,7 @@ def _apart(columns: Sequence[array[float]], num_rows: int) -> bytes | bytearray:
 
 
 def _together(raw: bytes, num_rows: int, is_wanted: Sequence[bool]) -> list[array[float] | None]:
-    """Return the columns that `_apart` was given, those that are not wanted as None."""
+    """Return the columns that `_apart` was given, with None for unwanted columns."""
     column_bytes = num_rows * _FLOAT_BYTES
     if len(raw) != column_bytes * len(is_wanted):
         raise ValueError(f"a piece has {len(raw)} bytes, expected {len(is_wanted)} columns of {column_bytes}")

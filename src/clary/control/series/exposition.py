@@ -1,4 +1,4 @@
-r"""Prometheus' text format, and what series are called in it. Pure.
+r"""Prometheus' text format, and the names of series in it. Pure.
 
     # HELP clary_host_cpu_percent what it is
     # TYPE clary_host_cpu_percent gauge

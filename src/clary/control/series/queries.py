@@ -28,7 +28,7 @@ _PATTERN = re.compile(r"[a-z0-9_/*?,-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesQuery:
-    """What is asked.
+    """A query of series.
 
     Attributes:
         job_name: whose hosts.
@@ -86,7 +86,7 @@ class SeriesQuery:
         return max(step for step in STEPS_MS if not step or self._is_fine_enough(step))
 
     def _is_fine_enough(self, step_ms: int) -> bool:
-        """Whether points of roll-ups are right: those that do not fit a step may be off by a tenth of it."""
+        """Whether points of roll-ups are exact; a point that does not fit a step may be off by a tenth of the step."""
         return (step_ms <= self.step_ms and not self.step_ms % step_ms) or step_ms * _MISFIT <= self.step_ms
 
     @property
@@ -97,7 +97,7 @@ class SeriesQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFacts:
-    """What is known of a block without reading it; of one host in one attempt."""
+    """Summary of a block of one host in one attempt, known without reading the block."""
 
     number: int
     attempt: int
@@ -142,7 +142,7 @@ def choose(blocks: Sequence[BlockFacts], query: SeriesQuery) -> list[BlockChoice
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is known of one series in one step."""
+    """Aggregate of one series in one step."""
 
     at_ms: int  # where the step begins
     least: float
@@ -152,7 +152,7 @@ class Point:
     last: float
 
     def merged(self, later: Point) -> Point:
-        """Return what is known of both."""
+        """Return the aggregate of both."""
         count = self.count + later.count
         return Point(
             self.at_ms,
@@ -175,7 +175,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesAnswer:
-    """What a query found."""
+    """Result of a query."""
 
     series: tuple[Series, ...]
     num_dropped: int = 0  # rows of the job that agents gave up, over its life
@@ -191,7 +191,7 @@ class PointGatherer:
         self._num_points = 0
 
     def add(self, host: str, table: SeriesTable, *, until_ms: int) -> None:
-        """Add what a table holds of the query; tables of a host come in the order of their rows.
+        """Add the query's part of a table; tables of a host come in the order of their rows.
 
         Raises: ContractError if the answer would be too long.
         """
@@ -213,7 +213,7 @@ class PointGatherer:
             )
 
     def result(self) -> tuple[Series, ...]:
-        """Return what was found, by host and name."""
+        """Return the results by host and name."""
         return tuple(
             Series(host=host, name=name, points=tuple(points[at_ms] for at_ms in sorted(points)))
             for (host, name), points in sorted(self._points.items(), key=lambda item: natural_key(item[0]))

@@ -112,6 +112,6 @@ def _cut(numbers: list[float], spans: Sequence[Span]) -> list[list[float]]:
 
 
 def _is_level(values: array[float]) -> bool:
-    """Whether all values are the same to the bit, as limits and what does nothing are."""
+    """Whether all values are equal to the bit, as limits and idle counters are."""
     raw = values.tobytes()
     return raw == raw[: values.itemsize] * len(values)

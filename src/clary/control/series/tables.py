@@ -42,7 +42,7 @@ class SeriesTable:
 
 
 def table_of(batch: SampleBatch) -> SeriesTable:
-    """Return a checked batch as a table; what no 32-bit float holds counts as not measured."""
+    """Return a checked batch as a table; values beyond a 32-bit float count as not measured."""
     return SeriesTable(
         at_ms=array("q", batch.at_ms),
         columns={name: (_stored_column(column),) for name, column in zip(batch.names, batch.columns, strict=True)},
@@ -69,7 +69,7 @@ def rows_from(table: SeriesTable, first: int) -> SeriesTable:
 
 
 def between(table: SeriesTable, start_ms: int, end_ms: int) -> SeriesTable:
-    """Return what lies from `start_ms` (inclusive) to `end_ms` (exclusive)."""
+    """Return the rows from `start_ms` (inclusive) to `end_ms` (exclusive)."""
     return _sliced(table, bisect_left(table.at_ms, start_ms), bisect_left(table.at_ms, end_ms))
 
 

@@ -1,4 +1,4 @@
-"""What traces of ranks say: shares of a step, collectives across ranks, one file on one time axis.
+"""Analysis of the ranks' traces: shares of a step, collectives across ranks, one file on one time axis.
 
 Where: `reconcile.desks.profile_keeping` runs `python -m clary.control.traces FOLDER` over a profile that is whole, in a
 process of its own: traces are long, and the service has others to answer meanwhile.

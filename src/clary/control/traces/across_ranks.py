@@ -1,4 +1,4 @@
-"""Collectives of all ranks beside each other: offsets of their clocks, and who comes late. Pure.
+"""Collectives of all ranks side by side: offsets of their clocks, and the late ranks. Pure.
 
 A collective is known by its step, its name, and which of that name it is within the step: ranks that run the same
 program ask for the same ones in the same order. An accelerator comes to them later than its program: its kernels belong
@@ -26,7 +26,7 @@ Key = tuple[int, str, int]
 
 @dataclass(frozen=True)
 class Marks:
-    """What is kept of a rank once its trace has been put aside: when each collective was asked for, and ended."""
+    """Call and end times of a rank's collectives, kept after its trace has been put aside."""
 
     profile: RankProfile
     arrivals: Mapping[Key, float]
@@ -35,7 +35,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Clocks:
-    """What each rank's times are moved by, in microseconds, and how that is known."""
+    """Offset of each rank's times, in microseconds, and its source."""
 
     offsets: Mapping[int, float]
     method: str
@@ -78,7 +78,7 @@ def set_clocks(marks: Sequence[Marks]) -> Clocks:
 
 
 def skews(marks: Sequence[Marks], clocks: Clocks) -> dict[str, Any]:
-    """Return how far apart ranks come to the collectives that all of them share, and who comes last how often."""
+    """Return the spread of arrivals at the collectives that all ranks share, and each rank's count of last arrivals."""
     common = set.intersection(*(set(item.arrivals) for item in marks)) if len(marks) > 1 else set()
     rows: list[dict[str, Any]] = []
     last = dict.fromkeys((item.profile.rank for item in marks), 0)

@@ -1,4 +1,4 @@
-"""The summary of a profile, and its merged trace, from what lies in its folder.
+"""Summary and merged trace of a profile, from the files of its folder.
 
 Traces are read one after the other; of each only figures and marks of its collectives are kept.
 """
@@ -98,7 +98,7 @@ def _place_windows(windows: Mapping[int, tuple[dict[str, Any], float]], clocks: 
 
 
 def _profiles(folder: Path, errors: list[str]) -> list[tuple[str, RankProfile]]:
-    """Return what ranks have said, by rank; hosts without an answer become errors."""
+    """Return the ranks' reports by rank; hosts without an answer become errors."""
     request = _document(folder / _REQUEST)
     found: dict[int, tuple[str, RankProfile]] = {}
     for host in request.get("hosts") or ():

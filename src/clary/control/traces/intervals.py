@@ -20,7 +20,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def without(some: Intervals, others: Intervals) -> Intervals:
-    """Return the times of `some` that lie in none of `others`; both as `union` returns them."""
+    """Return the times of `some` outside of all `others`; both as `union` returns them."""
     left: Intervals = []
     index = 0
     for begin, end in some:
@@ -38,7 +38,7 @@ def without(some: Intervals, others: Intervals) -> Intervals:
 
 
 def within(intervals: Iterable[tuple[float, float]], begin: float, end: float) -> Intervals:
-    """Return what of the intervals lies between two times, as `union` does."""
+    """Return the parts of the intervals between two times, as `union` does."""
     return union((max(begin, first), min(end, last)) for first, last in intervals if first < end and last > begin)
 
 

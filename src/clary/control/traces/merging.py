@@ -25,7 +25,7 @@ _LEVEL = 1
 
 @dataclass(frozen=True)
 class Source:
-    """One rank's trace, and what its times are moved by to the common axis, in microseconds."""
+    """One rank's trace, and the offset of its times to the common axis, in microseconds."""
 
     file: TraceFile
     profile: RankProfile

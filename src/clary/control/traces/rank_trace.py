@@ -1,4 +1,4 @@
-"""What of a rank's trace is counted: operations by kind, on the rank's own clock. Pure but for reading the file."""
+"""Counted operations of a rank's trace by kind, on the rank's own clock. Pure but for reading the file."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_u
 
 
 def is_time(value: Any) -> TypeGuard[float]:
-    """Whether a value of an event is a time that can be counted with; programs may write what they like."""
+    """Whether a value of an event is a usable time; programs may write any value."""
     return isinstance(value, int | float) and abs(value) < MAX_TIME_US
 
 

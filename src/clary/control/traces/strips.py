@@ -1,4 +1,4 @@
-"""A rank's window as a strip of cells, each with what took most of it: a timeline in a few hundred bytes. Pure.
+"""A rank's window as a strip of cells, each with its longest activity: a timeline in a few hundred bytes. Pure.
 
 Letters: `c` compute, `x` communication that nothing hides, `d` data wait, `.` the rest.
 """

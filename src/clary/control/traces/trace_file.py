@@ -1,4 +1,4 @@
-"""Traces in Chrome's format, event by event: a file may be far larger than what fits into memory.
+"""Traces in Chrome's format, event by event: a file may be far larger than memory.
 
 Source: "Trace Event Format" (the JSON object form); Kineto's `ChromeTraceLogger` for `baseTimeNanoseconds`.
 """
