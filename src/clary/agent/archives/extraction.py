@@ -35,7 +35,7 @@ _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CL
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveFacts:
-    """What an archive held."""
+    """Content of an extracted archive."""
 
     num_files: int  # regular files and hard links
     size_bytes: int  # of the files' content
@@ -161,7 +161,7 @@ class _Unpacking:
         self.num_files += 1
 
     def _clear(self, member: Member, parent: int) -> None:
-        """Take away what an earlier member left at the same path; a folder stays and refuses the new member."""
+        """Remove an earlier member at the same path; a folder stays and refuses the new member."""
         self._links.pop(member.path, None)
         try:
             facts = os.stat(member.path[-1], dir_fd=parent, follow_symlinks=False)
@@ -180,7 +180,7 @@ class _Unpacking:
         return self._parent[1]
 
     def _open_folders(self, member: Member, folders: tuple[str, ...], *, create: bool = True) -> int:
-        """Open a folder below the root, making what is missing; the caller closes the descriptor."""
+        """Open a folder below the root and make its missing parents; the caller closes the descriptor."""
         try:
             with self._root.folder("/".join(folders), create=create, mode=_IMPLIED_FOLDER_MODE) as folder:
                 return folder.detach()

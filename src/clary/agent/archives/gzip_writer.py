@@ -74,7 +74,7 @@ class GzipWriter:
         return len(data)
 
     def close(self) -> None:
-        """Write what is left and the trailer, and end the threads."""
+        """Write the buffered data and the trailer, and end the threads."""
         try:
             if self._buffer:
                 self._submit(bytes(self._buffer))

@@ -37,7 +37,7 @@ def on_disk(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> tuple[Path,
 
 
 def status_of(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> os.stat_result | None:
-    """Return what stands at a place below `home`, a link itself and not what it leads to; None for nothing.
+    """Return the status of the entry at a place below `home`, of a link itself, or None if there is no entry.
 
     Raises: OSError where something on the way is no folder.
     """
@@ -50,7 +50,7 @@ def status_of(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> os.stat_r
 
 
 def link_at(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> str | None:
-    """Return the text of the link at a place below `home`; None for what is no link.
+    """Return the text of the link at a place below `home`, or None if it is not a link.
 
     Raises: OSError where there is nothing, or something on the way is no folder.
     """

@@ -50,11 +50,11 @@ class Readable(Protocol):
     """Anything that gives bytes in order."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes, fewer only where the source pleases, none at the end."""
+        """Return up to `size` bytes; the source may return fewer, and returns b"" at the end."""
 
 
 class MemberKind(StrEnum):
-    """What a member is."""
+    """Kind of a member."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -64,7 +64,7 @@ class MemberKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveLimits:
-    """What an archive may ask for before it counts as a bomb."""
+    """Bounds above which an archive counts as a bomb."""
 
     max_members: int = 500_000
     max_bytes: int = 64 * _GIB  # of the unpacked stream, headers included
@@ -141,7 +141,7 @@ def _refused(label: str, name: str, reason: str) -> AgentError:
 
 
 class _Archive:
-    """State of one reading: where the stream stands and what has been counted."""
+    """State of one reading: the position in the stream and the counters."""
 
     def __init__(self, stream: Readable, limits: ArchiveLimits, *, label: str) -> None:
         self._limits = limits
@@ -179,7 +179,7 @@ class _Archive:
             return member
 
     def read_content(self, size: int) -> bytes:
-        """Return up to `size` bytes of the current member; none at its end."""
+        """Return up to `size` bytes of the current member, or b"" at its end."""
         if self._left_bytes == 0 or size == 0:
             return b""
         wanted = self._left_bytes if size < 0 else min(size, self._left_bytes)
@@ -381,13 +381,13 @@ class _Content:
         self._number = number
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes; none at the end of the member."""
+        """Return up to `size` bytes, or b"" at the end of the member."""
         assert self._archive.is_current(self._number), "content is read while its member is the current one"
         return self._archive.read_content(size)
 
 
 class _CountingReader:
-    """A stream that counts what was read and can look ahead."""
+    """A stream that counts the bytes read and can look ahead."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream

@@ -53,7 +53,7 @@ class TreeSource:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeFacts:
-    """What went into an archive."""
+    """Counts of the files that went into an archive."""
 
     num_files: int
     size_bytes: int  # of the files' content
@@ -174,7 +174,7 @@ class _Walk:
         return None if status is None else (resolved, stat.S_ISDIR(status.st_mode))
 
     def _folder(self, place: _Place) -> Iterator[Member]:
-        """Yield what a folder holds, not the folder itself."""
+        """Yield the members of a folder, without the folder itself."""
         if place.depth > _MAX_DEPTH:
             raise AgentError(
                 f"{ascii('/'.join(place.in_archive))[:200]} lies more than {_MAX_DEPTH} folders deep: "
@@ -251,7 +251,7 @@ class _Walk:
         yield from self._through(resolved, path, place, shown=shown)
 
     def _through(self, resolved: Parts, path: Parts, place: _Place, *, shown: str) -> Iterator[Member]:
-        """Yield what a link leads to, under the link's own name."""
+        """Yield the target of a link, under the link's own name."""
         is_mount = resolved in self._mounts
         parent = self._open_folder(resolved if is_mount else resolved[:-1])
         try:
@@ -294,7 +294,7 @@ class _Walk:
         return resolve_link(self._home, folder, target, mounts=self._mounts)
 
     def _open_folder(self, parts: Parts) -> int:
-        """Open a folder below home part by part; no link is followed, whoever put one there meanwhile."""
+        """Open a folder below home part by part, without following any link."""
         start, below_start = on_disk(self._home, parts, self._mounts)
         with _read_errors_named(parts), Folder.at(start) as top, top.folder("/".join(below_start)) as folder:
             return folder.detach()

@@ -85,7 +85,7 @@ class FolderMirror:
 
     @property
     def error(self) -> str:
-        """What went wrong in the last round; empty if it went well."""
+        """Error of the last round, or an empty text."""
         return self._error
 
     @property
@@ -175,7 +175,7 @@ class FolderMirror:
                 logger.warning("%s of an earlier try stays in the store: %s", name, error)
 
     def _round(self, *, is_quiet: bool) -> bool:
-        """Store what has changed; return whether nothing is left. What can not be read keeps no other file from it."""
+        """Store the changed files; return whether all are stored. An unreadable file does not hold up the others."""
         unread = ""
         try:
             with self.opened() as folder:
@@ -236,7 +236,7 @@ class _Bounded:
         self._file, self._left = file, size_bytes
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes; none at the end."""
+        """Return up to `size` bytes, or b"" at the end."""
         wanted = self._left if size < 0 else min(size, self._left)
         data = (self._file.read(wanted) or b"") if wanted else b""
         self._left -= len(data)
@@ -248,7 +248,7 @@ def _is_last(name: str) -> bool:
 
 
 def _files(folder: Folder) -> Iterator[tuple[str, _Mark]]:
-    """Yield the plain files below an open folder; those that are being written under another name are left out."""
+    """Yield the plain files below an open folder, without files that are still written under a temporary name."""
     number = 0
     for entry in entries(folder):
         if number >= MAX_FILES:

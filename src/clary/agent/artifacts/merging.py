@@ -23,7 +23,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What stands at a path of the merged tree."""
+    """Entry at a path of the merged tree."""
 
     kind: MemberKind
     content: bytes  # of a file its size and digest, of a link its text
@@ -58,7 +58,7 @@ class Merge:
                 )
 
     def _standing(self, member: Member) -> _Entry | None:
-        """Return what already stands at a member's path or in its way."""
+        """Return the entry that stands at a member's path or above it."""
         for depth in range(1, len(member.path)):
             above = self._entries.get(member.path[:depth])
             if above is not None and above.kind is not MemberKind.FOLDER:

@@ -1,4 +1,4 @@
-"""`upload_results`: what a host does with its results, in its role.
+"""`upload_results`: upload of a host's results, as its role asks.
 
 Where: the supervisor carries out an upload order with this, after the program has ended in whatever way; a job is
 Completed only after the leader's call has returned.
@@ -50,7 +50,7 @@ _MAX_MARK_LOOKUPS = 100  # loose objects asked for the mark; it is on the first 
 
 @dataclass(frozen=True, kw_only=True)
 class UploadFacts:
-    """What a host has written."""
+    """Objects that a host has written."""
 
     staged: tuple[StagedPart, ...] = ()
     uploaded: tuple[str, ...] = ()  # URIs of final objects, or of their common prefix where they are loose
@@ -135,7 +135,7 @@ class _Lead:
         return UploadFacts(uploaded=tuple(reversed(uploaded)), notes=self._notes.lines())
 
     def _upload_kind(self, kind: ResultKind) -> str | None:
-        """Write the final objects of one kind and return their URI; None if there are none to write."""
+        """Write the final objects of one kind and return their URI, or None without any objects."""
         sources = result_sources(kind, self._tree, self._mounts)
         has_own = has_members(sources)
         parts = {part.host: part for part in self._staged if part.kind == kind.value}
@@ -167,7 +167,7 @@ class _Lead:
     def _trees_of(
         self, host: str, kind: ResultKind, parts: dict[str, StagedPart]
     ) -> Generator[Generator[Member, None, None], None, None]:
-        """Yield the members that a host brings: its own tree if it is this one, else what it has put aside."""
+        """Yield a host's members: the own tree for this host, else the archive that the host has staged."""
         if host == self._host:
             follow_links = not self._plan.output.is_compressed
             own_notes = NoteBook()
@@ -192,7 +192,7 @@ class _Lead:
         return UploadFacts(uploaded=uploaded)
 
     def _owes_model(self) -> bool:
-        """Whether the model's archive belongs to what a whole merge has written."""
+        """Whether the model's archive belongs to a completed merge."""
         has_parts = any(part.kind == ResultKind.MODEL.value for part in self._staged)
         has_own = has_members(result_sources(ResultKind.MODEL, self._tree, self._mounts))
         return self._plan.output.is_compressed and (self._is_model_due or has_parts or has_own)

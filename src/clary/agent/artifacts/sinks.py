@@ -29,7 +29,7 @@ class Sink(Protocol):
         """Complete and verify everything. Raises: AgentError, ObjectStoreError if anything is missing."""
 
     def abort(self) -> None:
-        """Drop what is not complete and end threads; harmless after `finish`."""
+        """Drop incomplete objects and end threads; harmless after `finish`."""
 
 
 class ArchiveSink:
@@ -95,7 +95,7 @@ class LooseSink:
             )
 
     def finish(self) -> None:
-        """Wait for all objects, then compare the store's listing with what was sent."""
+        """Wait for all objects, then compare the store's listing with the objects sent."""
         while self._pending:
             self._pending.popleft().result()
         missing = dict(self._sizes)

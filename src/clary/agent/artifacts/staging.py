@@ -43,14 +43,14 @@ _STAGED_LIMITS = ArchiveLimits(max_members=_UNLIMITED, max_bytes=_UNLIMITED)
 
 
 class ResultKind(StrEnum):
-    """What results are; the values are those of `StagedPart.kind`."""
+    """Kinds of results; the values are those of `StagedPart.kind`."""
 
     MODEL = "model"
     OUTPUT = "output"
 
 
 def result_sources(kind: ResultKind, tree: MlTree, mounts: Mounts = NO_MOUNTS) -> tuple[TreeSource, ...]:
-    """Return what of a host's tree belongs to results of this kind."""
+    """Return the part of a host's tree that belongs to results of this kind."""
     if kind is ResultKind.MODEL:
         return (TreeSource(root=tree.model, home=tree.root, mounts=mounts),)
     data = TreeSource(root=tree.output_data, home=tree.root, mounts=mounts)
@@ -58,7 +58,7 @@ def result_sources(kind: ResultKind, tree: MlTree, mounts: Mounts = NO_MOUNTS) -
 
 
 def _has_failure(tree: MlTree) -> bool:
-    """Whether the program left a failure file that says something; what stands in its place by a link is none."""
+    """Whether the program left a failure file with text in it; a link in its place does not count."""
     try:
         with Folder.at(tree.root) as top:
             status = top.status(tree.failure.relative_to(tree.root).as_posix())
@@ -84,7 +84,7 @@ def stage_results(
     notes: NoteBook,
     mounts: Mounts = NO_MOUNTS,
 ) -> StagedPart | None:
-    """Put a host's results of one kind aside; None if it has none. Overwrites what an earlier call wrote.
+    """Stage a host's results of one kind, over those of an earlier call; return None without results.
 
     Raises: AgentError, ObjectStoreError; nothing was written then.
     """

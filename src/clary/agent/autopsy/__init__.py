@@ -1,1 +1,1 @@
-"""What the processes of a host are doing: stacks by py-spy, states, wait channels and connections from /proc."""
+"""State of a host's processes: stacks by py-spy; states, wait channels and connections from /proc."""

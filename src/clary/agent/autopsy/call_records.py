@@ -1,4 +1,4 @@
-"""The last collectives of a host's processes, from the records that they leave; also of those that were killed.
+"""Last collectives of a host's processes, killed ones included, from the records that they leave.
 
 Where: `host_dump`. Programs write these files and may write anything: what is no record is left out.
 """
@@ -35,7 +35,7 @@ _DIGITS = 4  # of seconds
 
 
 def read_records(home: Path, roots: Sequence[str] = ("",), *, below: Sequence[str] = ()) -> list[CallRecord]:
-    """Return the records that a folder has or leads to; none if there is no such folder.
+    """Return the records in a folder or behind its links, or an empty list if there is no such folder.
 
     Args:
         home: a folder that the program cannot replace.
@@ -101,7 +101,7 @@ def own_number(pid: int) -> int:
 
 
 def groups_of(record: CallRecord, now_ns: int) -> tuple[CollectiveGroup, ...]:
-    """Return what a record says, the group that was used last first. Pure.
+    """Return the groups of a record, the most recently used first. Pure.
 
     Args:
         now_ns: of the clock that rows have.
@@ -121,7 +121,7 @@ def groups_of(record: CallRecord, now_ns: int) -> tuple[CollectiveGroup, ...]:
 
 
 def left_calls(records: Iterable[CallRecord], now_ns: int) -> tuple[LeftCalls, ...]:
-    """Return what records of ended processes say. Pure."""
+    """Return the last calls in records of ended processes. Pure."""
     return tuple(LeftCalls(rank=record.rank, groups=groups_of(record, now_ns)) for record in records)
 
 

@@ -1,4 +1,4 @@
-"""What processes said of their own failures, gathered when the program has ended.
+"""Clues to a failure that the processes left themselves, gathered when the program has ended.
 
 Where: `wiring` reads the records that ranks leave (`launchers.shims.clary_rank`), `error_scanner` finds tracebacks in
 output for processes that leave none; `program_end` brings both together. What they mean is decided by the service.
@@ -34,7 +34,7 @@ def read_records(root: Path, parts: Sequence[str]) -> tuple[Clue, ...]:
 
 
 def merge(records: Iterable[Clue], scanned: Iterable[Clue]) -> tuple[Clue, ...]:
-    """Return the earliest clue of each rank; a record is nearer to the truth than what output looks like."""
+    """Return the earliest clue of each rank; a record counts more than a line of output."""
     by_rank: dict[int | None, Clue] = {}
     for clue in sorted(scanned, key=lambda clue: clue.at):
         by_rank.setdefault(clue.rank, clue)

@@ -1,4 +1,4 @@
-"""TCP connections of processes: what is not acknowledged, what is not read, what is sent again and again.
+"""TCP connections of processes: unacknowledged bytes, unread bytes, retransmissions.
 
 Where: `host_dump`. Connections are read once for all processes that share a network.
 Source: Documentation/networking/proc_net_tcp.rst; proc_pid_fd(5).
@@ -32,7 +32,7 @@ _MAPPED = b"\0" * 10 + b"\xff\xff"  # an IPv4 address in an IPv6 socket
 
 
 def read_connections(pid: int) -> dict[int, SocketState]:
-    """Return the TCP sockets of a process's network by inode; none that cannot be read."""
+    """Return the readable TCP sockets of a process's network by inode."""
     found: dict[int, SocketState] = {}
     for name in ("tcp", "tcp6"):
         try:
@@ -86,7 +86,7 @@ def sockets_of(pid: int, connections: dict[int, SocketState]) -> tuple[SocketSta
 
 
 def addresses_in(connections: Iterable[SocketState]) -> set[str]:
-    """Return the addresses that a network's own sockets have, but for those that every host has."""
+    """Return the addresses of a network's own sockets, without addresses that every host has."""
     found = {item.local.rpartition(":")[0].strip("[]") for item in connections}
     parsed = {address: ipaddress.ip_address(address) for address in found}
     return {address for address, value in parsed.items() if not (value.is_loopback or value.is_unspecified)}

@@ -124,7 +124,7 @@ def below(pid: int, entries: Mapping[int, ProcessEntry]) -> list[int]:
 
 
 class _Counters(NamedTuple):
-    """What a process has done; `num_waits` of its main thread alone."""
+    """Counters of a process; `num_waits` counts its main thread alone."""
 
     num_waits: int
     cpu_s: float
@@ -141,7 +141,7 @@ class _Counters(NamedTuple):
         )
 
     def since(self, before: _Counters) -> _Used:
-        """Return what was added; nothing for a process that has ended meanwhile."""
+        """Return the increase of the counters, zero for a process that has ended meanwhile."""
         runnable = (value - before.runnable_s.get(thread, 0.0) for thread, value in self.runnable_s.items())
         return _Used(
             max(0, self.num_waits - before.num_waits),
@@ -152,7 +152,7 @@ class _Counters(NamedTuple):
 
 
 class _Used(NamedTuple):
-    """What a process has done while it was watched."""
+    """Counters of a process over the time of watching."""
 
     num_waits: int
     cpu_s: float

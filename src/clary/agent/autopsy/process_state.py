@@ -1,4 +1,4 @@
-"""What /proc says of one process: its command, its processor time, where in the kernel it waits.
+"""Facts of one process from /proc: its command, its processor time, its wait channel in the kernel.
 
 Source: proc(5): /proc/PID/stat (utime, stime), /proc/PID/cmdline, /proc/PID/wchan, /proc/PID/status,
 /proc/PID/io; Documentation/scheduler/sched-stats.rst of the kernel: /proc/PID/task/TID/schedstat.

@@ -1,4 +1,4 @@
-"""Whether a program still gets anywhere, judged by what can be seen of it from outside. Pure.
+"""Verdict whether a program makes progress, judged by counters seen from outside. Pure.
 
 Where: `progress_watch` takes a reading every few seconds and asks. Nothing is known of steps or epochs here, so a
 program counts as alive while it prints, reads, writes or sends anything. One that does none of it is
@@ -26,7 +26,7 @@ SPINNING_FACTOR = 6  # how much longer a program may spin than idle
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a host's program had done up to one moment; all but the time only grow while its processes live."""
+    """Counters of a host's program at one moment; all but the time only grow while its processes live."""
 
     at_s: float  # monotonic
     num_outputs: int  # pieces of output that it has printed
@@ -45,7 +45,7 @@ class Standstill:
 
 
 def judge(readings: Sequence[Reading], *, limit_s: float) -> Standstill | None:
-    """Return what is wrong with a program; None while it may well be fine.
+    """Return the fault of a program, or None while it may be fine.
 
     Args:
         readings: oldest first.
@@ -67,7 +67,7 @@ def judge(readings: Sequence[Reading], *, limit_s: float) -> Standstill | None:
 
 
 def quiet_s(readings: Sequence[Reading]) -> float:
-    """Return for how long a program has printed, read, written and sent nothing, whatever it computed."""
+    """Return for how long a program has printed, read, written and sent nothing, though it may have computed."""
     if not readings:
         return 0.0
     last = readings[-1]

@@ -1,4 +1,4 @@
-"""What /proc says of a program's progress, and of what each of its processes waits for.
+"""Progress of a program, and the waits of its processes, read from /proc.
 
 Where: `progress_watch`. Counters are summed over the live processes below the host's first one; what belongs to one
 that has ended is missing from then on, which the policy takes for a movement.
@@ -26,7 +26,7 @@ class Counters:
 
 
 def read_counters(first_pid: int) -> Counters:
-    """Return the counters of a process and all below it; what cannot be read counts as nothing."""
+    """Return the counters of a process and its descendants; an unreadable counter is zero."""
     pids = [first_pid, *live_descendants(first_pid)]
     return Counters(
         cpu_s=sum(map(process_state.cpu_s, pids)),
@@ -36,7 +36,7 @@ def read_counters(first_pid: int) -> Counters:
 
 
 def evidence(first_pid: int) -> str:
-    """Say of each process what it is, its state and where in the kernel it waits, in one line."""
+    """Return one line for each process: its command, its state and its wait channel in the kernel."""
     found = sorted(live_descendants(first_pid).items())
     words = [
         f"{pid} {process_state.command(pid)} ({entry.state}, {_waits_in(pid)})" for pid, entry in found[:_MAX_SHOWN]
@@ -51,7 +51,7 @@ def _waits_in(pid: int) -> str:
 
 
 def _network_bytes(pid: int) -> int:
-    """Return what interfaces but loopback have moved; those of the machine where the host has none of its own."""
+    """Return the bytes moved by interfaces but loopback: the host's own, or else the machine's."""
     total = 0
     for line in process_state.read(f"/proc/{pid}/net/dev").splitlines():
         name, colon, numbers = line.partition(b":")

@@ -50,7 +50,7 @@ class StackDumps:
     def watch(
         self, first_pid: int | None, ranks: Callable[[], Mapping[int, int]], ml_folder: Path | None = None
     ) -> None:
-        """Say what runs: the first process of the program, which of its processes are which ranks, its `/opt/ml`."""
+        """Set the running program: its first process, the ranks of its processes, its `/opt/ml`."""
         self._first_pid, self._ranks = first_pid, ranks
         self._ml_folder = ml_folder
 
@@ -65,11 +65,11 @@ class StackDumps:
             self._start(number, reason)
 
     def take_unasked(self, reason: str) -> threading.Event:
-        """Take a dump and send it. Returns at once, what is set when the service has it, or will not get it."""
+        """Start a dump and return an event, set once the service has the dump or will not get it."""
         return self._start(UNASKED, reason)
 
     def close(self) -> None:
-        """Look at no further process and send nothing more; what is being looked at is waited for, for `_JOIN_S`."""
+        """Stop: look at no further process, send nothing more, and wait `_JOIN_S` for the current look."""
         self._ending.set()
         end_s = time.monotonic() + _JOIN_S
         for thread in self._threads:

@@ -32,7 +32,7 @@ def find_py_spy() -> str | None:
 
 
 def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple[ThreadStack, ...], str]:
-    """Return the stacks of a process's threads, and why there are none.
+    """Return the stacks of a process's threads, or an empty list with the reason.
 
     Unwinding native code does not work in every process; what Python has called is read without it, then. A process
     of which one thread cannot be paused is not paused at all: py-spy would hold the others until that one comes back.
@@ -88,7 +88,7 @@ def parse_stacks(text: bytes, *, pid: int) -> tuple[ThreadStack, ...]:
 
 
 def why_not(words: str) -> str:
-    """Return the innermost cause of what py-spy says on standard error. Pure."""
+    """Return the innermost cause in py-spy's standard error. Pure."""
     lines = [line.strip() for line in words.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     if _NO_PYTHON in words:
         return "no Python runs in it"

@@ -1,4 +1,4 @@
-"""What surrounds the program on a host: the `/opt/ml` tree, variables, code and the Python environment.
+"""Surroundings of the program on a host: the `/opt/ml` tree, variables, code, the Python environment.
 
 Where: the supervisor calls these after it has its launch plan and before a launcher says what is started.
 

@@ -1,4 +1,4 @@
-"""The user's code: from `sagemaker_submit_directory` into `/opt/ml/code`, and what of it is started.
+"""The user's code: its way from `sagemaker_submit_directory` into `/opt/ml/code`, and its entry point.
 
 Where: the supervisor calls `prepare_code` while channels are fetched, but after the channel that `code_channel` names,
 if it names one. Code that comes as a channel of its own (SDK v3, ContainerEntrypoint) needs nothing of this.
@@ -37,7 +37,7 @@ _SCRIPT_SUFFIXES = (".py", ".sh")
 
 
 class ObjectSource(Protocol):
-    """Where an archive of code comes from: the object store itself, or what this machine keeps of it."""
+    """Source of a code archive: the object store, or this machine's cache of it."""
 
     def open_reader(self, bucket: str, key: str) -> BinaryIO:
         """Open an object as a stream. Raises: ObjectStoreError."""
@@ -45,7 +45,7 @@ class ObjectSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CodeFacts:
-    """What came of the user's code."""
+    """Result of unpacking the user's code."""
 
     entry_point: EntryPoint | None  # None: hyperparameters name no program
     folder: Path  # of the code, as the agent sees it
@@ -56,7 +56,7 @@ class CodeFacts:
 
 
 def code_channel(plan: LaunchPlan) -> str | None:
-    """Return the channel that must be fetched before the code can be unpacked; None if none must."""
+    """Return the channel to fetch before the code can be unpacked, or None without such a channel."""
     source = (_source(plan) or "").removeprefix(FILE_SCHEME)
     data = PurePosixPath(MlTree(OPT_ML).data)
     if not PurePosixPath(source).is_relative_to(data):
@@ -180,7 +180,7 @@ def _find_entry_point(program: str, source: str | None, folder: Path) -> EntryPo
 
 
 def _require_inside(path: Path, folder: Path, *, what: str) -> None:
-    """Refuse a link that leads out of the code: the agent would read what the job cannot.
+    """Refuse a link out of the code: the agent would read files that the job cannot.
 
     Only before a program runs.
     """

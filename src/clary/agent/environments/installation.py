@@ -107,7 +107,7 @@ class Installation:
 
     @property
     def kept(self) -> Path:
-        """Where what was installed lies afterwards; nowhere for plain processes, which install in place."""
+        """Folder of the installed packages afterwards; plain processes install in place and leave it empty."""
         return self.place / "host" / KEPT
 
     def run(self) -> CommandResult:
@@ -237,7 +237,7 @@ class Installation:
         return run_in_host(process, sandbox, check=self.check, watch_memory=self.world.watch_memory)
 
     def _owners_binds(self, variables: Mapping[str, str]) -> tuple[Bind, ...]:
-        """Return what of the owner's an installer needs to see: itself, its settings, certificates, local packages."""
+        """Return the owner's files that an installer needs: itself, its settings, certificates, local packages."""
         uv = os.path.realpath(find_uv(self.machine))
         binds = [Bind(source=uv, target=f"{INSTALL_FOLDER}/uv", read_only=True)]
         config = self._config_file()

@@ -1,4 +1,4 @@
-"""What a Python environment is and holds, asked from its own interpreter.
+"""Facts and packages of a Python environment, asked from its own interpreter.
 
 Where: `requirements` hashes the answer, `clone` copies what it lists. Any interpreter from 3.8 on can answer.
 """

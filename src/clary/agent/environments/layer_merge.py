@@ -1,4 +1,4 @@
-"""What a host has changed in a folder of the machine, taken over once the host is gone.
+"""Merge of a host's changes into a folder of the machine, once the host is gone.
 
 Where: `requirements` lets a host install into an overlay of an environment's copy and then merges the overlay's layer
 into the copy. What a stranger's build left there is judged like everything of a stranger's: links are moved and never
@@ -28,7 +28,7 @@ _OWNER_ONLY = 0o700
 
 
 def merge_layer(layer: Path, target: Path, *, is_whole: bool, check: Callable[[], None]) -> tuple[str, ...]:
-    """Move what `layer` holds into `target`; return the names of what was left out.
+    """Move the content of `layer` into `target`; return the names of entries left out.
 
     Both lie on one file system and nobody else writes to them.
 
@@ -101,7 +101,7 @@ def _make_plain(folder: Folder, name: str, status: os.stat_result) -> None:
 
 
 def _make_way(target: Folder, name: str, *, for_folder: bool) -> None:
-    """Remove what a name cannot replace."""
+    """Remove an entry that a rename cannot replace."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(target.status(name).st_mode) != for_folder:
             remove_tree(target, name)

@@ -67,7 +67,7 @@ def local_folders(variables: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def with_credentials(variables: Mapping[str, str], machine: Mapping[str, str]) -> dict[str, str]:
-    """Return `variables` with what the owner's .netrc knows of the indexes in them.
+    """Return `variables` with the owner's .netrc credentials for the indexes in them.
 
     The file itself, which opens other places too, is nothing for an installation to see.
     """

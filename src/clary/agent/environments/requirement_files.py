@@ -1,4 +1,4 @@
-"""What requirement files ask for: read with bounds, sorted by what an installation of them may depend on.
+"""Requirement files, read with bounds, their lines sorted by the inputs of an installation.
 
 Where: `requirements` reads them before anything is installed. The files are a stranger's: the agent reads regular files
 below the source folder and nothing else, and puts what it has read before the installer.
@@ -157,7 +157,7 @@ class _Reader:
 
 
 def _inside(value: str, name: str) -> str:
-    """Return what an include names, below the source folder."""
+    """Return the path that an include names, below the source folder."""
     place = value.removeprefix("file://").removeprefix("file:")
     code = str(MlTree(OPT_ML).code)
     if place.startswith(f"{code}/"):

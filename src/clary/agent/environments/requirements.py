@@ -87,7 +87,7 @@ def prepare_environment(
     stop: threading.Event | None = None,
     timeout_s: float = INSTALL_TIMEOUT_S,
 ) -> PreparedEnvironment:
-    """Return an environment that holds the image's packages and what `requirements_file` asks for.
+    """Return an environment with the image's packages and those of `requirements_file`.
 
     The image's environment is never changed. What it already holds counts as installed and is not fetched.
 
@@ -223,7 +223,7 @@ def _build(task: _Task, folder: Path) -> tuple[str, ...]:
 
 
 def _taken_over(task: _Task, installation: Installation) -> list[str]:
-    """Put what was installed into the copy; returns what there is to say of it."""
+    """Merge the installed packages into the copy; return remarks for the log."""
     folder = installation.environment_folder
     if not installation.kept.is_dir():
         raise AgentError(f"{task.label}: the host ended in a way that left nothing of the installation", retryable=True)
@@ -238,7 +238,7 @@ def _taken_over(task: _Task, installation: Installation) -> list[str]:
 
 @dataclass(frozen=True)
 class _OwnFiles:
-    """What the agent itself goes by in a copy: its interpreter's links and settings. No package changes them."""
+    """Files of a copy that the agent relies on: its interpreter's links and settings. No package changes them."""
 
     settings: bytes
     links: dict[str, str] = field(default_factory=dict)  # name in bin -> text
@@ -286,7 +286,7 @@ def _failure(task: _Task, result: CommandResult) -> AgentError:
 
 
 def _remove(*places: Path) -> None:
-    """Remove what an installation left that was cut short; processes of its host may write there while they end."""
+    """Remove the files of an aborted installation; processes of its host may still write there as they end."""
     deadline_s = time.monotonic() + REMOVAL_TIMEOUT_S
     for place in places:
         with Folder.at(place.parent) as folder:

@@ -1,4 +1,4 @@
-"""Variables of the program: what the service sets in every container, and the SM_* set of AWS's launchers.
+"""Variables of the program: those that the service sets in every container, and the SM_* set of AWS's launchers.
 
 Where: the supervisor merges them into a launcher's context. Everything here is computed; nothing of the agent's own
 environment passes but the names in `INHERITED`.
@@ -98,7 +98,7 @@ def program_variables(
     machine: Mapping[str, str],
     brings_wandb_key: bool = False,
 ) -> dict[str, str]:
-    """Return the whole environment of the program, less what a launcher adds for ranks.
+    """Return the whole environment of the program, without a launcher's variables of ranks.
 
     SM_* stand in it unless the request has a ContainerEntrypoint: such programs set their own, as on SageMaker.
 
@@ -126,7 +126,7 @@ def service_variables(
     shims_folder: str,
     machine: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return what the service sets in every container; see `program_variables` for the arguments."""
+    """Return the variables of every container; see `program_variables` for the arguments."""
     endpoint = plan.job_endpoint
     interface = network_interface(plan)
     variables = {
@@ -197,7 +197,7 @@ def service_variables(
 
 
 def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return where libraries leave what they know of a training, if the user's Environment does not say otherwise.
+    """Return the folders for training records of libraries, unless the user's Environment sets them.
 
     transformers (with KubeflowCallback) posts its progress to the URL that the Kubeflow trainer hands out under these
     names; MLflow and Weights & Biases write into the folder that becomes output.tar.gz.
@@ -229,13 +229,13 @@ def pool_cache(plan: LaunchPlan, host: str, inside: MlTree) -> PurePosixPath:
 
 
 def collective_secret(plan: LaunchPlan) -> str:
-    """Return what the ranks of an attempt know each other by; the agents' token cannot be read from it."""
+    """Return the secret that the ranks of an attempt share; the agents' token cannot be derived from it."""
     text = f"collectives:{plan.job_name}:{plan.attempt}"
     return hmac.new(plan.agent_token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def sm_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return the SM_* variables: the toolkit's, byte for byte, and what only SDK v3 sets.
+    """Return the SM_* variables: the toolkit's, byte for byte, and those of SDK v3 alone.
 
     Names that both have carry the toolkit's value. A hyperparameter whose name holds `=` has no SM_HP_* variable,
     because no environment can carry it.

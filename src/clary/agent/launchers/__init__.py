@@ -1,4 +1,4 @@
-"""Launchers: what processes a host starts for a job, as plain data.
+"""Launchers: the processes that a host starts for a job, as plain data.
 
 Where: the supervisor makes a `LaunchContext` when code and environment are ready, `select` names the launcher, its
 `build` says what is started; `agent.host` starts it. Launchers start nothing themselves.

@@ -1,4 +1,4 @@
-"""What launchers know of a job and a host, and what their processes share.
+"""Inputs of launchers: facts of a job and a host, and settings that their processes share.
 
 Where: the supervisor makes one with `make_context`; every launcher is a pure function of it.
 """
@@ -87,7 +87,7 @@ class LaunchContext:
         return ("/bin/bash", "-c", 'exec "$0" "$@"', f"./{entry_point.name}", *self.arguments)
 
     def python_path(self, *before: str) -> str:
-        """Return PYTHONPATH: the paths of `before`, each one or several joined by colons, then what is ours."""
+        """Return PYTHONPATH: the paths of `before`, each one or several joined by colons, then Clary's own."""
         return ":".join(path for path in (*":".join(before).split(":"), SHIMS_FOLDER, self.library_folder) if path)
 
     def environment(self, additions: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -129,7 +129,7 @@ def make_context(
     entry_point: EntryPoint | None,
     ask: Ask,
 ) -> LaunchContext:
-    """Gather what launchers need; looks for programs in the PATH of `variables`.
+    """Gather the inputs of launchers; programs are looked up in the PATH of `variables`.
 
     Args:
         ask: runs a process where the program will run, and returns what it prints.
@@ -154,7 +154,7 @@ def make_context(
 
 
 def no_program_error() -> AgentError:
-    """Return the error for a job that says in no way what runs."""
+    """Return the error for a job that names no program in any way."""
     return AgentError(
         "The job says nowhere what to run: it has no ContainerEntrypoint, no hyperparameter sagemaker_program, and the "
         "image's environment has no program called 'train'. Set entry_point and source_dir of the estimator, or "

@@ -1,4 +1,4 @@
-"""smdistributed.modelparallel (SMP v1): as mpi, with what its launcher adds.
+"""smdistributed.modelparallel (SMP v1): mpi with the additions of its launcher.
 
 `mp_parameters` reach the program as `--mp_parameters` and as SM_HP_MP_PARAMETERS; the environment has both already.
 Source: sagemaker-training 5.1.4 `mpi._modelparallel_environment_command`.
@@ -21,5 +21,5 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return what the mpi launcher has to say."""
+    """Return the remarks of the mpi launcher."""
     return mpi.notes(context)

@@ -39,7 +39,7 @@ def build(context: LaunchContext, *, additions: Mapping[str, str] | None = None)
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return which way ranks are started, and what of the custom options has no effect."""
+    """Return the way in which ranks are started, and the custom options without effect."""
     ignored = context.distribution.mpi_options.only_mpirun
     if context.open_mpi is None:
         found = ["no Open MPI in the environment: ranks are started without mpirun; programs that use mpi4py need it"]
@@ -103,6 +103,6 @@ def _options(context: LaunchContext, mpi: OpenMpi, shared: Mapping[str, str]) ->
 
 
 def _secret(context: LaunchContext) -> str:
-    """Return what the hosts of this attempt know and nobody else; the agents' token cannot be read from it."""
+    """Return the secret of this attempt's hosts; the agents' token cannot be derived from it."""
     text = f"mpi:{context.plan.job_name}:{context.plan.attempt}:{context.plan.agent_token}"
     return hashlib.sha256(text.encode()).hexdigest()

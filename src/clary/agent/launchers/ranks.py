@@ -24,7 +24,7 @@ def world_size(context: LaunchContext) -> int:
 
 
 def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
-    """Return what torchrun sets for one worker.
+    """Return the variables that torchrun sets for one worker.
 
     OMP_NUM_THREADS is 1 where several ranks share a host and the user did not set it, as torchrun has it.
     """
@@ -54,7 +54,7 @@ def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
 
 
 def mpi_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
-    """Return what mpirun sets for one rank, as far as programs that do not link MPI read it."""
+    """Return the variables that mpirun sets for one rank and that programs without MPI read."""
     return {
         "OMPI_COMM_WORLD_RANK": str(first_rank(context) + local_rank),
         "OMPI_COMM_WORLD_SIZE": str(world_size(context)),
@@ -80,6 +80,6 @@ def mpi_ranks(context: LaunchContext, shared: Mapping[str, str]) -> tuple[Proces
 
 
 def option_variables(context: LaunchContext) -> dict[str, str]:
-    """Return what `-x NAME=VALUE` of custom_mpi_options sets; `-x NAME` passes what is there anyway."""
+    """Return the variables of `-x NAME=VALUE` in custom_mpi_options; `-x NAME` passes a variable that is set anyway."""
     options: Mapping[str, str | None] = context.distribution.mpi_options.variables
     return {name: value for name, value in options.items() if value is not None}

@@ -32,13 +32,13 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return what of the custom options has no effect."""
+    """Return the custom options without effect."""
     ignored = context.distribution.mpi_options.only_mpirun
     return (f"custom_mpi_options without effect, as no mpirun runs: {', '.join(ignored)}",) if ignored else ()
 
 
 def _without_gpus(context: LaunchContext) -> dict[str, str]:
-    """Return what keeps accelerate on the CPU: it takes SMDDP to mean CUDA. The user's own settings stay."""
+    """Return the variables that keep accelerate on the CPU: it takes SMDDP to mean CUDA. The user's settings stay."""
     if context.host.resources.gpu_indices:
         return {}
     return {name: value for name, value in _ACCELERATE_ON_CPU.items() if name not in context.variables}

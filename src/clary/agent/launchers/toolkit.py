@@ -43,5 +43,5 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return what is started, because it is not what Clary starts elsewhere."""
+    """Return a remark on the started command, which differs from Clary's own launchers."""
     return (f"the image's own {context.train_program} runs the job; Clary's launchers are not used",)

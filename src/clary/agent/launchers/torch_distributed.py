@@ -1,4 +1,4 @@
-"""torch_distributed: what torchrun would start, started here, so that each rank is known to the host.
+"""torch_distributed: starts torchrun's workers itself, so that each rank is known to the host.
 
 Not elastic, as on SageMaker: a rank that fails ends the job.
 Source: sagemaker-training 5.1.4 `torch_distributed.TorchDistributedRunner`.

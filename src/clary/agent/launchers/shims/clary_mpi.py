@@ -173,7 +173,7 @@ def lead(command: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes
 
 
 def _leave_signals_to_ranks() -> None:
-    """Block SIGTERM and SIGINT here and in what is started from here, mpirun and its daemons.
+    """Block SIGTERM and SIGINT here and in child processes: mpirun and its daemons.
 
     A stop reaches every process of the job at once. mpirun would end the job on it without waiting for ranks that save
     their state; its daemons unblock all signals of the ranks that they start, so ranks still get them.
@@ -234,7 +234,7 @@ def greet(connection: socket.socket, secret: bytes, *, role: str) -> BinaryIO:
 
 
 def _proof(secret: bytes, role: str, nonce: str) -> str:
-    """Return what only who knows the secret can say in this role; an echo of the other side's proof is no proof."""
+    """Return the proof of knowing the secret in this role; an echo of the other side's proof is no proof."""
     return hmac.new(secret, f"{role}:{nonce}".encode(), "sha256").hexdigest()
 
 

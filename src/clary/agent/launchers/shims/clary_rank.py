@@ -111,7 +111,7 @@ def _run_module(name: str, arguments: list[str]) -> None:
 
 
 def _exit_code(error: SystemExit) -> int:
-    """Return the exit code that Python gives a SystemExit, printing what is not a number as Python does."""
+    """Return the exit code that Python gives a SystemExit; print a code that is not a number, as Python does."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -151,7 +151,7 @@ def _show(error: BaseException) -> int:
 
 
 def _leave_word(name: str, message: str) -> None:
-    """Write what ended this rank, and when: peers fail within milliseconds, and logs do not tell who was first."""
+    """Record the error that ended this rank, and its time: peers fail within milliseconds, and logs hide the first."""
     folder = os.environ.get(ERRORS_VARIABLE)
     if not folder:
         return
@@ -223,7 +223,7 @@ def _mpi() -> types.ModuleType | None:
 
 
 def _abort_mpi(code: int) -> None:
-    """End every rank of the world, which would wait for this one for ever (what `python -m mpi4py` does)."""
+    """End every rank of the world, which would wait for this one for ever, as `python -m mpi4py` does."""
     module = _mpi()
     if module is not None and module.COMM_WORLD.Get_size() > 1:
         _flush(sys.stdout)
@@ -232,7 +232,7 @@ def _abort_mpi(code: int) -> None:
 
 
 def _finalize_mpi() -> None:
-    """Do what mpi4py leaves to the teardown that is skipped; mpirun takes a rank without it for a failed one."""
+    """Finalize MPI, which the skipped teardown would do; mpirun takes a rank without it for a failed one."""
     module = _mpi()
     if module is not None:
         _finish(module.Finalize)
@@ -250,7 +250,7 @@ def _flush(stream: object) -> bool:
 
 
 def _flush_c() -> None:
-    """Write out what extensions left in the C library's buffers."""
+    """Flush the C library's buffers, which extensions may have filled."""
     try:
         import ctypes
 

@@ -74,7 +74,7 @@ def wait_for_ranks(pids: Iterable[int]) -> None:
 
 
 def stop_deadline_s() -> float | None:
-    """Return when the agent kills what is left, by monotonic time; None if no stop was ordered."""
+    """Return the monotonic time at which the agent kills the remaining processes, or None without a stop order."""
     try:
         with open(os.environ[NOTICE_VARIABLE], encoding="utf-8") as file:
             return float(json.load(file)["deadline_monotonic_s"])
@@ -83,7 +83,7 @@ def stop_deadline_s() -> float | None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a child has not ended; its exit status is left for who started it."""
+    """Whether a child still runs; its exit status is left for its parent."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
