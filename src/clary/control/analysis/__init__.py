@@ -1,1 +1,1 @@
-"""What became of jobs and where their time went, worked out from what is stored. Pure."""
+"""Analyses of stored jobs: their fates, and the use of their time. Pure."""

@@ -1,4 +1,4 @@
-"""What holds a job up, read from the dumps of its hosts: who waits for whom, who is the odd one out. Pure.
+"""Cause that holds a job up, read from its hosts' dumps: waiting ranks, awaited ranks, odd ranks. Pure.
 
 Where: the page `dump` of a job asks. Ranks are grouped by the calls of Python on their main threads; what is said of a
 rank names what was seen, so that a reader can judge it.
@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """Who or what holds the job up, and what speaks for it."""
+    """Suspect that holds the job up, with the evidence."""
 
     who: str
     why: str
@@ -69,7 +69,7 @@ class Suspicion:
 
 @dataclass(frozen=True, kw_only=True)
 class Autopsy:
-    """What the dumps of a job's hosts say together."""
+    """Combined result of the dumps of a job's hosts."""
 
     suspicions: tuple[Suspicion, ...]  # empty if nobody stands out
     groups: tuple[Group, ...]  # the largest first
@@ -77,7 +77,7 @@ class Autopsy:
 
 
 def examine(dumps: Mapping[str, HostDump], *, hosts: Sequence[str], num_ranks: int, is_final: bool = True) -> Autopsy:
-    """Group the ranks and say who is to be suspected.
+    """Group the ranks and name the suspects.
 
     Args:
         dumps: by host, of those that have answered.
@@ -119,7 +119,7 @@ def _groups(dumps: Mapping[str, HostDump], counted: Counted) -> tuple[Group, ...
 
 
 def _odd_places(places: Sequence[tuple[Doing, str, int]]) -> list[bool]:
-    """Say of each place (what is done there, in which operation, by how many) whether it stands out.
+    """Return for each place (its activity, operation and number of ranks) whether it stands out.
 
     Where ranks wait, those are odd that do not; where all wait, those in another operation than most. Ranks of a
     pipeline send and receive as they stand in it, so that there no operation is odd.
@@ -166,7 +166,7 @@ def _stopped(dumps: Mapping[str, HostDump], counted: Counted) -> Iterable[Suspic
 
 
 def _cut_links(dumps: Mapping[str, HostDump]) -> list[Suspicion]:
-    """Find pairs of hosts between which what is sent is sent again and again, and acknowledged by nobody."""
+    """Find pairs of hosts whose traffic is retransmitted again and again and never acknowledged."""
     owners: dict[str, set[str]] = {}
     for host, dump in dumps.items():
         for address in dump.addresses:
@@ -196,7 +196,7 @@ def _cut_links(dumps: Mapping[str, HostDump]) -> list[Suspicion]:
 
 
 def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: Counted) -> Iterable[Suspicion]:
-    """Name whoever is elsewhere than those who wait, and all of them where no two operations fit together."""
+    """Name the ranks that are elsewhere than the waiting ranks, or all ranks if no two operations match."""
     processes = {(host, process.pid): process for host, process in _ranks(dumps)}
     waiting = [group for group in groups if group.doing in (Doing.WAITS_FOR_RANKS, Doing.WAITS_FOR_GPU)]
     usual = [group for group in waiting if not group.is_odd]
@@ -232,7 +232,7 @@ def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: 
 
 
 def _judge(process: ProcessDump, group: Group, dump: HostDump) -> tuple[Weight, str]:
-    """Say what a rank does for which others wait, and whether that is suspicious."""
+    """Return the activity of an awaited rank in words, and whether it is suspicious."""
     place = place_of(process)
     if group.doing is Doing.UNKNOWN:
         return Weight.SUSPECT, f"{group.doing.value} ({process.error})"
@@ -274,7 +274,7 @@ def _workers(process: ProcessDump, dump: HostDump) -> str:
 
 
 def _ranks(dumps: Mapping[str, HostDump]) -> list[tuple[str, ProcessDump]]:
-    """Return the processes that are ranks; where nobody is known as one, those that run Python."""
+    """Return the processes that are ranks, or the Python processes if no rank is known."""
     everything = [(host, process) for host, dump in dumps.items() for process in dump.processes]
     return [item for item in everything if item[1].rank is not None] or [item for item in everything if item[1].threads]
 

@@ -1,4 +1,4 @@
-"""Training time and billable time of a job, as both SDKs print them, and what that would have cost. Pure.
+"""Training time and billable time of a job, as both SDKs print them, and their price. Pure.
 
 Where: DescribeTrainingJob (TrainingTimeInSeconds, BillableTimeInSeconds) and the ledger of `clary describe`; prices
 come from `scheduling.prices`.
@@ -22,7 +22,7 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, kw_only=True)
 class JobPrice:
-    """What all hosts of a job together cost."""
+    """Cost of all hosts of a job together."""
 
     usd_per_hour: float | None  # on demand; None when a type has no price
     spot_fraction: float  # price of spot capacity over that on demand, above 0, at most 1
@@ -90,7 +90,7 @@ def billable_seconds(training_s: int, fraction: float) -> int:
 
 
 def savings_percent(training_s: int, billable_s: int) -> float:
-    """Return what spot capacity has saved, in percent, unrounded, as the SDKs work it out."""
+    """Return the savings by spot capacity, in percent, unrounded, as the SDKs compute them."""
     return (1 - float(billable_s) / training_s) * 100
 
 

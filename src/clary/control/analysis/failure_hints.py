@@ -1,4 +1,4 @@
-"""What to do about the commonest failures, in a sentence. Pure.
+"""Advice on the commonest failures, in a sentence. Pure.
 
 Where: `clary describe --why` and the console show it below the cause. A hint is given for what is certain from the
 words alone; nothing is guessed.
@@ -39,7 +39,7 @@ def category(verdict: str) -> str:
 
 
 def hint(words: str, *, channels: Sequence[str] = ()) -> str:
-    """Return what to do about a failure; empty where nothing certain can be said.
+    """Return advice on a failure, or an empty text if nothing is certain.
 
     Args:
         words: the failure's, and those of the program before it, with newlines between.

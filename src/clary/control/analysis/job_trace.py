@@ -1,4 +1,4 @@
-"""A job that has ended as one OpenTelemetry trace: the job, its attempts, what each host did. Pure.
+"""One OpenTelemetry trace of an ended job: the job, its attempts, the phases of each host. Pure.
 
 Where: `reconcile.trace_exporter` sends it. The spans below a host's attempt are the stretches that the ledger adds up.
 Source: OTLP/HTTP with JSON, the protobuf JSON mapping of ExportTraceServiceRequest: identifiers in hex, 64-bit numbers

@@ -1,4 +1,4 @@
-"""Who is behind in which collective, and who called another than the others: read from what ranks have recorded. Pure.
+"""Ranks that are behind in a collective or called another one than their peers, by the ranks' records. Pure.
 
 Where: `autopsy` adds it to what stacks say. Operations of a group are numbered by each of its ranks for itself, so that
 equal numbers are one operation. A rank without a record is never said to be behind; sends and receives are shown and
@@ -77,7 +77,7 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What the records of a job's ranks say together.
+    """Combined result of the records of a job's ranks.
 
     Attributes:
         crossing: how ranks wait for each other in different groups; empty if they do not.
@@ -139,11 +139,11 @@ class _Table:
         return sorted(rank for rank, entered in self.entered.items() if entered < number)
 
     def at(self, number: int) -> dict[int, CollectiveCall]:
-        """Return the operation that each rank has under a number, of those that have it still."""
+        """Return each rank's operation under a number, for the ranks whose records still hold it."""
         return {rank: calls[number] for rank, calls in self.calls.items() if number in calls}
 
     def signatures(self, number: int) -> dict[tuple[str, str, int], list[int]]:
-        """Return rank lists by what they called under a number, the most common first."""
+        """Return rank lists by their call under a number, the most common call first."""
         calls = self.at(number)
         # Of several ways to write an operation each counts elements in its own way.
         names = {call.operation for call in calls.values()}
@@ -157,7 +157,7 @@ class _Table:
         return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
 
     def has_ended_well(self, number: int) -> bool:
-        """Whether all that is known of an operation has ended: then what differs in it has held nobody up."""
+        """Whether an operation has ended on all known ranks: then its differences held no rank up."""
         return self.key[1] in _ENDED_WHEN_WAITED_FOR and all(
             call.state == _FINISHED for call in self.at(number).values()
         )
@@ -172,7 +172,7 @@ class _Table:
 
 
 def count_collectives(dumps: Mapping[str, HostDump], *, num_ranks: int) -> Counted:
-    """Compare what ranks have recorded.
+    """Compare the records of the ranks.
 
     Args:
         dumps: by host.
@@ -196,7 +196,7 @@ def count_collectives(dumps: Mapping[str, HostDump], *, num_ranks: int) -> Count
 
 
 def last_call_words(groups: Iterable[CollectiveGroup]) -> str:
-    """Say what a rank called last: `all_reduce #40 of group 0, finished`; empty if it called nothing."""
+    """Return a rank's last call in words: `all_reduce #40 of group 0, finished`; empty without a call."""
     newest = [(group.calls[0].age_s, group) for group in groups if group.calls]
     if not newest:
         return ""
@@ -212,7 +212,7 @@ def rank_words(ranks: Sequence[int]) -> str:
 
 
 def _ranks(dumps: Mapping[str, HostDump]) -> Iterator[_Rank]:
-    """Yield who has a record; of ended processes those of ranks that no process has."""
+    """Yield the processes with records; of ended processes, the ranks that no living process has."""
     living = {process.rank for dump in dumps.values() for process in dump.processes}
     for host, dump in dumps.items():
         for process in dump.processes:
@@ -254,7 +254,7 @@ _Edge = tuple[int, _Table, list[int]]  # a rank, the group that it waits in, tho
 
 
 def _waits(tables: Iterable[_Table]) -> dict[int, tuple[_Table, list[int]]]:
-    """Return for each rank that waits in a recorded group who has not come there."""
+    """Return for each rank that waits in a recorded group the ranks that have not arrived."""
     return {
         rank: (table, behind)
         for table in tables

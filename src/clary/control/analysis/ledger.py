@@ -1,4 +1,4 @@
-"""Where a job's time went: every second of every host, added up by what it went into. Pure.
+"""Time of a job: every second of every host, added up by its use. Pure.
 
 Where: `clary describe` and its page ask for it; `time_parts` does the cutting, `billing` the money.
 """

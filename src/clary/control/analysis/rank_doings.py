@@ -1,4 +1,4 @@
-"""What one rank does, read from its stack, its state and what it did while it was watched. Pure.
+"""Activity of one rank, read from its stack, its state and its counters while watched. Pure.
 
 Where: `autopsy`, which compares ranks.
 """
@@ -66,7 +66,7 @@ _HELD_S = 0.5  # records are read before stacks are: who has only just come may 
 
 
 class Doing(StrEnum):
-    """What a rank's main thread is seen to do."""
+    """Observed activity of a rank's main thread."""
 
     WAITS_FOR_RANKS = "waits for other ranks"
     WAITS_FOR_GPU = "waits for its GPU, perhaps for other ranks"
@@ -79,7 +79,7 @@ class Doing(StrEnum):
 
 
 class Activity(StrEnum):
-    """What a process, with all below it, was seen to do while it was watched."""
+    """Observed activity of a process and its descendants while watched."""
 
     COMPUTES = "computes"
     MOVES_DATA = "reads or writes"
@@ -88,7 +88,7 @@ class Activity(StrEnum):
 
 
 def activity_of(process: ProcessDump, watched_s: float) -> Activity:
-    """Say what a process was seen to do, with all below it."""
+    """Return the observed activity of a process and its descendants."""
     if process.bytes_moved >= _SOME_BYTES:
         return Activity.MOVES_DATA
     if process.cpu_used_s >= _SOME_CPU * watched_s or process.runnable_s >= _MOSTLY * watched_s:
@@ -97,7 +97,7 @@ def activity_of(process: ProcessDump, watched_s: float) -> Activity:
 
 
 def doing_of(process: ProcessDump) -> Doing:
-    """Say what a process's main thread does."""
+    """Return the activity of a process's main thread."""
     if process.state == "T":
         return Doing.STOPPED
     if process.state == "t":
@@ -128,7 +128,7 @@ def place_of(process: ProcessDump) -> str:
 
 
 def operation_of(process: ProcessDump) -> str:
-    """Return the name of the collective operation in which a process waits; empty for none."""
+    """Return the name of the collective operation in which a process waits, or an empty text."""
     frames = standing_calls(process)
     if doing_of(process) is not Doing.WAITS_FOR_RANKS:
         return ""
@@ -152,7 +152,7 @@ def held_call(process: ProcessDump) -> CollectiveCall | None:
 
 
 def _between(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the calls of Python but for those that wrap others, from the innermost outwards."""
+    """Return the calls of Python without wrappers of other calls, from the innermost outwards."""
     return tuple(frame for frame in python_calls(frames) if frame.file != "torch/distributed/c10d_logger.py")
 
 

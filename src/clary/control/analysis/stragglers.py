@@ -59,7 +59,7 @@ class StragglerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds of a rank's steps at one moment, means of those that ended about then."""
+    """Mean seconds of a rank's steps that ended about one moment."""
 
     step_s: float
     data_wait_s: float = 0.0
@@ -70,19 +70,19 @@ class StepTimes:
 
     @property
     def own_s(self) -> float:
-        """What the rank was busy with itself."""
+        """Seconds of the rank's own work."""
         return max(0.0, self.step_s - self.communication_s)
 
     @property
     def other_s(self) -> float:
-        """What is in none of the parts."""
+        """Seconds outside of all parts."""
         parts_s: float = sum(getattr(self, part) for part in PARTS)
         return max(0.0, self.step_s - parts_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSteps:
-    """What one rank did over a while.
+    """Activity of one rank over a stretch of time.
 
     Attributes:
         moments: milliseconds since 1970 -> times; the same moments in all ranks, where they were measured.
@@ -105,7 +105,7 @@ class RankSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """What a host measured over the same while, medians; None where it measures none."""
+    """Medians of a host's measurements over the same stretch; None for unmeasured values."""
 
     refused_percent: float | None = None  # processor time that its limit refused, one processor is 100
     rtt_ms: float | None = None  # to the nearest other host
@@ -129,7 +129,7 @@ class RankRow:
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerVerdict:
-    """Who is slow, and why.
+    """The slow rank, and the reason.
 
     Attributes:
         host: where; empty for nobody, and where two hosts cannot be told apart.
@@ -166,7 +166,7 @@ def rows_of(ranks: Sequence[RankSteps]) -> list[RankRow]:
 
 
 def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts], *, has_gpus: bool = False) -> StragglerVerdict:
-    """Return who is slow.
+    """Return the slow rank with the reason.
 
     Args:
         ranks: all ranks of a job; those without steps are left out.
@@ -293,7 +293,7 @@ def _share_of_step(slow: RankSteps, others: Sequence[RankSteps], usual: Mapping[
 
 
 def _votes(slow: RankSteps, others: Sequence[RankSteps]) -> float:
-    """Return at what share of the moments it was clearly slower than the others."""
+    """Return the share of moments at which it was clearly slower than the others."""
     num_votes = num_moments = 0
     for at_ms, its in slow.moments.items():
         theirs = [item.moments[at_ms] for item in others if at_ms in item.moments]

@@ -1,4 +1,4 @@
-"""What each host of a job did at each moment, from the job's creation to its end, cut without gaps. Pure.
+"""Timeline of each host's activity, from the job's creation to its end, without gaps. Pure.
 
 Where: the ledger adds the stretches up. Rows of SecondaryStatusTransitions say what the job as a whole was doing; facts
 of each host (timings of its preparation, its connections to the master port, ends of its processes, its newest
@@ -21,7 +21,7 @@ from clary.control.jobs.training_job import EndCause, StatusTransition, Training
 
 
 class TimePart(StrEnum):
-    """What the time of a host went into; docs/spot.md maps the names to those of ML goodput measurement."""
+    """Use of a host's time; docs/spot.md maps the names to those of ML goodput measurement."""
 
     QUEUED = "queued"  # there was no host: waiting for capacity, at first or again
     STARTING = "starting"  # hosts and processes are being started
@@ -84,7 +84,7 @@ _LONGEST_S = 1e9  # of a timing: what is longer than thirty years was not measur
 
 
 def cut_time(job: TrainingJob, *, now: datetime) -> dict[str, tuple[Stretch, ...]]:
-    """Return each host's stretches: the first begins with the job, each at the end of the one before, none is empty.
+    """Return each host's stretches: the first begins with the job, each next at the end of the last; all are longer than 0.
 
     Args:
         job: the record.
@@ -120,7 +120,7 @@ def _attempts(job: TrainingJob) -> list[_Attempt]:
 
 
 def _loss(job: TrainingJob) -> TimePart | None:
-    """Return what the unsaved time of the last attempt is lost to; a job that still stops may yet store its model."""
+    """Return the reason why the last attempt's unsaved time is lost; a stopping job may yet store its model."""
     if job.end_cause is EndCause.FAILURE:
         return TimePart.LOST_TO_FAILURE
     is_stopped = job.is_terminal and job.end_cause is not EndCause.SUCCESS
@@ -128,7 +128,7 @@ def _loss(job: TrainingJob) -> TimePart | None:
 
 
 def _host_names(job: TrainingJob, attempts: list[_Attempt]) -> list[str]:
-    """Return the hosts that there were; for a job that never had any those that it asks for."""
+    """Return the hosts of the job, or the hosts that it asks for if it never had any."""
     names = dict.fromkeys(name for attempt in attempts for name in attempt.facts)
     return list(names) or [f"algo-{index + 1}" for index in range(JobRequest(job.request).num_hosts)]
 
@@ -175,7 +175,7 @@ def _of_host(name: str, pieces: list[_Piece]) -> Iterator[Stretch]:
 
 
 def _preparation(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
-    """Cut the preparation by its timings, all of which count from its begin; what runs at the same time counts once."""
+    """Cut the preparation by its timings, all counted from its begin; overlapping steps count once."""
     timings = {} if facts is None else facts.timings_s
     downloaded = (piece.start + _downloaded(timings), TimePart.DOWNLOADING)
     restored = (piece.start + _restored(timings), TimePart.RESTORING)
@@ -244,7 +244,7 @@ def _after_program(facts: HostFacts | None, piece: _Piece) -> Iterator[tuple[dat
 
 
 def _cut(piece: _Piece, *marks: tuple[datetime, TimePart], rest: TimePart) -> Iterator[Stretch]:
-    """Yield a piece cut at marks, each the end of its part; what lies behind the piece's ends is moved to them."""
+    """Yield a piece cut at marks, each the end of its part; marks outside of the piece are moved to its ends."""
     start = piece.start
     for mark, part in marks:
         stop = min(max(mark, start), piece.end)
@@ -287,7 +287,7 @@ def _took(timings: Mapping[str, float], part: str) -> timedelta:
 
 
 def _program_end(facts: HostFacts | None) -> datetime | None:
-    """Return when the last process of a host's program ended; None while it runs, or if none ever did."""
+    """Return when the last process of a host's program ended, or None while it runs or if it never ran."""
     if facts is None or facts.phase.may_run:
         return None
     return max((item.ended_at for item in facts.exits), default=None)
@@ -324,7 +324,7 @@ def _met_at(facts: HostFacts | None, attempt: _Attempt, *, began_at: datetime, u
 
 
 def _last_to_come(attempt: _Attempt, began_at: datetime) -> datetime | None:
-    """Return when the last host came that came while it was waited for; None if none did."""
+    """Return when the last awaited host arrived, or None if no awaited host did."""
     last = None
     for at in sorted(at for facts in attempt.facts.values() if (at := facts.rendezvous_at) is not None):
         if at - max(began_at, last or began_at) > _PATIENCE:
@@ -334,7 +334,7 @@ def _last_to_come(attempt: _Attempt, began_at: datetime) -> datetime | None:
 
 
 def _is_missing(facts: HostFacts) -> bool:
-    """Whether a host is waited for by those that have connected."""
+    """Whether the connected hosts wait for this host."""
     if facts.rendezvous_at is not None:
         return False
     has_succeeded = bool(facts.exits) and all(item.exit_code == 0 and not item.is_consequence for item in facts.exits)

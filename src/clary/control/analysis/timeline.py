@@ -1,4 +1,4 @@
-"""What happened to a job, in the order of time: statuses, the first cause, what followed from it. Pure.
+"""Timeline of a job: statuses, the first cause, its consequences. Pure.
 
 Where: the command line asks for it (`clary describe --why`); FailureReason has room for the cause alone.
 """

@@ -14,7 +14,7 @@ _FRAME = '  File "'
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
-    """Return its last frames and the exception; empty if the lines hold none.
+    """Return the last frames and the exception, or nothing if the lines hold no traceback.
 
     Args:
         lines: of one process, oldest first. What launchers put before each line, `[rank0]: ` as torchrun does, is
@@ -37,7 +37,7 @@ def last_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def _of_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the indented lines of frames, and what the exception says."""
+    """Return the indented lines of frames, and the message of the exception."""
     frames_end = next((index for index, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
     said_end = frames_end + 1
     # What an exception says may go on over lines; the last words of a program end at the next thing that it says.

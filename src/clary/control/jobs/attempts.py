@@ -23,7 +23,7 @@ _STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTA
 
 
 def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> TrainingJob:
-    """Begin to end the attempt whose capacity is taken back; the job itself if there is none, or it ends already."""
+    """Begin to end the attempt whose capacity is taken back; return the job unchanged if no attempt runs on."""
     if job.is_terminal or job.end_cause is not None or job.ending is not None or not job.hosts:
         return job
     ending = AttemptEnding(kind=AttemptEnd.RECLAIMED, reason=event.reason, asked_at=now)
@@ -48,7 +48,7 @@ def retry(job: TrainingJob, now: datetime) -> TrainingJob:
 
 
 def awaits_evidence(job: TrainingJob) -> bool:
-    """Whether the attempt has failed and is over, and its hosts wait for what may still become known of the cause."""
+    """Whether the attempt has failed and is over, and its hosts wait for late evidence of the cause."""
     is_over = not any(record.facts.phase.may_run for record in job.hosts.values())
     is_open = not job.is_terminal and job.ending is None and not host_orders.is_uploading(job)
     return is_over and is_open and bool(retries.why_wait(job))
@@ -94,14 +94,14 @@ def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> Train
 
 
 def wait(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
-    """Return a job that waits to be tried again, with what it waits for."""
+    """Return a job that waits for its next attempt, with the reason of the wait."""
     last = job.past_attempts[-1]
     message = f"{last.reason}; {reason}"
     return enter(replace(job, pending_reason=reason), _STATUSES[last.kind], message, now=now)
 
 
 def _has_finished(facts: HostFacts) -> bool:
-    """Whether every process of a host ended with 0, and none because it was told to."""
+    """Whether every process of a host ended with 0 and by itself."""
     is_over = not facts.phase.may_run and facts.phase is not HostPhase.LOST
     return (
         is_over and bool(facts.exits) and all(item.exit_code == 0 and not item.is_consequence for item in facts.exits)

@@ -1,4 +1,4 @@
-"""What can happen to a job; `transitions.apply` turns each into the next record."""
+"""Events of a job; `transitions.apply` turns each into the next record."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class HostCutOff:
 
 @dataclass(frozen=True, kw_only=True)
 class NoMoreEvidence:
-    """Whatever has happened to the hosts of a failed attempt would be known by now."""
+    """End of the time in which evidence on the hosts of a failed attempt may still arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the words of an error tell of its place in a chain of failures. Pure.
+"""Place of an error in a chain of failures, told by its words. Pure.
 
 Where: `first_cause` weighs every moment of a failing job by its words, `verdicts` asks whether they are the code's own.
 
@@ -74,7 +74,7 @@ def weigh(words: str) -> Weight:
 
 
 def class_of(words: str) -> str:
-    """Return the name of the exception that words begin with, without its module; empty if they name none."""
+    """Return the name of the exception at the start of the words, without its module, or an empty text."""
     match = _CLASS.match(words)
     return match[1] if match is not None else ""
 

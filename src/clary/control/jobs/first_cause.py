@@ -96,7 +96,7 @@ def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
 
 
 def first_of(found: Sequence[Moment]) -> Moment | None:
-    """Return the moment that is the cause of the others; None of none.
+    """Return the moment that caused the others, or None without any moments.
 
     It is the earliest of the lightest weight, but for the answer to an end that was noticed later than it came.
     """
@@ -107,7 +107,7 @@ def first_of(found: Sequence[Moment]) -> Moment | None:
 
 
 def answers(moment: Moment, end: Moment) -> bool:
-    """Whether a moment may be what a program has made of another end, which was noticed later than it came."""
+    """Whether a moment may be a program's reaction to another end, which was noticed later than it came."""
     if not moment.may_be_answer or end.not_before is None or moment.at < end.not_before:
         return False
     # What an agent has still told of came before its own host was lost, unless it is a part of the host that is gone.
@@ -129,7 +129,7 @@ def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
 
 
 def _each_rank_once(found: Sequence[Moment]) -> list[Moment]:
-    """Leave out what a second host tells of a rank: mpirun prints on its own host what ranks of others have said."""
+    """Drop a second host's report of a rank: mpirun prints the output of other hosts' ranks on its own host."""
     hosts = {moment.rank: moment.host for moment in reversed(found) if moment.rank is not None}
     return [moment for moment in found if moment.rank is None or hosts[moment.rank] == moment.host]
 
@@ -180,7 +180,7 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
 
 
 def _of_gpus(hosts: Mapping[str, HostRecord], found: Sequence[Moment]) -> list[Moment]:
-    """Tell of GPUs that have failed, as far as that explains what else is told of their hosts."""
+    """Return the failed GPUs that explain the other reports of their hosts."""
     errors = [
         (name, error)
         for name, record in hosts.items()
@@ -225,7 +225,7 @@ def _stands_alone(facts: HostFacts) -> bool:
 
 
 def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure | None) -> Moment:
-    """Tell of a process that ended with an error, with its own words or with what the agent knows for certain."""
+    """Return the end of a failed process, in its own words or by the agent's certain knowledge."""
     who = "the program" if item.rank is None else f"rank {item.rank}"
     is_certain = failure is not None and _is_certain(failure) and not item.is_consequence
     said_code = _SAID_CODE.fullmatch(clue.text) if clue is not None and item.is_consequence else None
@@ -275,7 +275,7 @@ def _failure_for(item: ProcessExit, facts: HostFacts) -> Failure | None:
 
 
 def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, HostRecord]) -> Moment:
-    """Tell of a rank that a launcher of the program's own has started, with what it said or its launcher did."""
+    """Return the end of a rank that the program's own launcher started, in its own words or its launcher's."""
     words, weight = f"rank {clue.rank}: {clue.text}", weigh(clue.text)
     by_signal = _MPIRUN.search(clue.text)
     number = int(by_signal[2]) if by_signal is not None else None
@@ -314,7 +314,7 @@ def _before_reaping(at: datetime, number: int | None) -> datetime | None:
 
 
 def _is_of_the_code(words: str) -> bool:
-    """Whether no peer can have brought about what the words tell of."""
+    """Whether the words describe a failure that no peer can have caused."""
     return is_of_the_code(words) or is_misuse(words)
 
 
@@ -324,7 +324,7 @@ def _is_mute(clue: Clue | None) -> bool:
 
 
 def _is_certain(failure: Failure | None) -> bool:
-    """Whether the agent knows for certain what ended processes of its host, whatever they said."""
+    """Whether the agent knows for certain the cause of its processes' ends, independent of their output."""
     return failure is not None and failure.message.startswith((OUT_OF_MEMORY, FULL_DISK))
 
 

@@ -1,4 +1,4 @@
-"""Which host or link of a job is sick, from what its hosts have found. Pure.
+"""Sick hosts and links of a job, by its hosts' findings. Pure.
 
 Where: `transitions` asks when a host has reported, before the program starts (`failure_of`); the page `health` and
 `clary doctor JOB` show the same. Both ends of a link look at it: a host whose links are mostly bad is sick itself, and
@@ -48,7 +48,7 @@ def job_of_good_links(job: TrainingJob) -> str:
 
 
 def diagnose(findings: Findings) -> tuple[Sickness, ...]:
-    """Return the sick hosts, then the sick links between others; none if nothing is bad."""
+    """Return the sick hosts, then the sick links between other hosts."""
     sick = {host: reason for host, found in findings.items() if (reason := _own_trouble(found))}
     bad = {pair: found for pair, found in _bad_links(findings).items() if not sick.keys() & set(pair)}
     # The host with the most bad links first: without it those that only miss it are well.
@@ -89,7 +89,7 @@ def why_replaced(job: TrainingJob) -> str:
 
 
 def findings_of(job: TrainingJob) -> dict[str, tuple[HealthFinding, ...]]:
-    """Return what each host of the present attempt has found, and what only several of them together tell."""
+    """Return the findings of each host of the present attempt, and those that several hosts give together."""
     return with_skew(with_lopsided({name: record.facts.health for name, record in job.hosts.items()}))
 
 
@@ -166,14 +166,14 @@ def _is_praise(finding: HealthFinding, peer: str | None) -> bool:
 
 
 def _own_trouble(found: Sequence[HealthFinding]) -> str:
-    """Return what is bad about a host by itself; its routes belong to it."""
+    """Return the bad findings about a host by itself, its routes included."""
     bad = [item for item in found if item.state is FindingState.BAD]
     own = [item for item in bad if item.peer is None] or [item for item in bad if item.check is Check.ROUTE]
     return "; ".join(_words(item) for item in own[:2])
 
 
 def _bad_links(findings: Findings) -> dict[_Pair, list[HealthFinding]]:
-    """Return what is bad about each link that either end calls so."""
+    """Return the bad findings about each link, from either end."""
     bad: dict[_Pair, list[HealthFinding]] = {}
     for finding in (item for found in findings.values() for item in found):
         if finding.peer is not None and finding.state is FindingState.BAD and finding.check is not Check.ROUTE:
@@ -183,7 +183,7 @@ def _bad_links(findings: Findings) -> dict[_Pair, list[HealthFinding]]:
 
 
 def _worst(bad: Mapping[_Pair, Sequence[HealthFinding]], *, num_hosts: int) -> str | None:
-    """Return the host most of whose links are bad; None if there is none, or of two hosts, where nobody can tell."""
+    """Return the host with mostly bad links, or None without such a host and for two hosts, where it is unclear."""
     hosts = sorted({host for pair in bad for host in pair})
     counts = {host: sum(host in pair for pair in bad) for host in hosts}
     worst = max(hosts, key=lambda host: counts[host], default=None)
@@ -193,7 +193,7 @@ def _worst(bad: Mapping[_Pair, Sequence[HealthFinding]], *, num_hosts: int) -> s
 
 
 def _of_both_ends(found: Sequence[HealthFinding]) -> str:
-    """Say what is bad about a link, from its second end only where that knows something else."""
+    """Return the fault of a link in words, with its second end's finding if that differs."""
     first = found[0]
     others = [item for item in found if item.host != first.host and item.cause != first.cause]
     return "; ".join(_words(item) for item in (first, *others[:1]))

@@ -91,7 +91,7 @@ def _run_when_all_are_prepared(job: TrainingJob) -> Mapping[str, HostRecord]:
 
 
 def _has_results(job: TrainingJob) -> bool:
-    """Whether a program ran at all; what never ran left nothing to keep."""
+    """Whether a program ran at all; a program that never ran left no results."""
     return any(record.facts.exits for record in job.hosts.values())
 
 

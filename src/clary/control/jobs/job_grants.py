@@ -1,4 +1,4 @@
-"""What the key of a job's attempts opens, read from the job's request. Pure.
+"""Grants of the key of a job's attempts, read from the job's request. Pure.
 
 Where: `server.job_keys` asks for it when a request comes that an attempt's key has signed.
 
@@ -131,7 +131,7 @@ def _runs_around(request: JobRequest) -> Iterator[tuple[str, str]]:
 
 
 def _text_of(value: str) -> Iterator[str]:
-    """Yield a value as it stands, and what it holds as JSON, which the SDKs write strings as."""
+    """Yield a value as it stands, and its value as JSON, in which the SDKs write strings."""
     parsed = hps.parse_value(value)
     yield parsed if isinstance(parsed, str) else value
 

@@ -1,4 +1,4 @@
-"""Names of jobs: what those of a kind have in common, and the name of the next. Pure.
+"""Names of jobs: the common stem of a kind, and the name of the next job. Pure.
 
 Where: estimates of the queue take jobs of a kind together; `clary rerun` names a new job after an old one.
 """
@@ -14,7 +14,7 @@ _LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one at a time: many 
 
 
 def stem(name: str) -> str:
-    """Return a name without what tells it from those of its kind; a name that is nothing else stays."""
+    """Return the stem of a name, without its time or number; a name without a stem stays."""
     left = name
     while (last := _LAST_WORD.search(left)) and any(letter.isdigit() for letter in last[1]):
         left = left[: last.start()]
@@ -22,6 +22,6 @@ def stem(name: str) -> str:
 
 
 def next_name(name: str, now: datetime) -> str:
-    """Return a name as SDKs make it: what those of the kind share, and the time with milliseconds."""
+    """Return a name as SDKs make it: the stem of the kind, and the time with milliseconds."""
     ending = f"-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03}"
     return stem(name)[: MAX_NAME - len(ending)].rstrip("-") + ending

@@ -1,4 +1,4 @@
-"""What a job is doing, in one of seven words, and how long it did each: the same for every page and command. Pure.
+"""State of a job in one of seven words, and its times in each: the same for every page and command. Pure.
 
 Where: lists of jobs filter and count by it, `clary describe`, `clary jobs` and the console show it. SecondaryStatus
 stays what AWS clients see; a state is coarser, and says of a job without hosts that it is queued, whatever it is
@@ -17,7 +17,7 @@ from clary.control.jobs.training_job import TrainingJob
 
 
 class JobState(StrEnum):
-    """What a job is doing; the last three are terminal."""
+    """State of a job; the last three are terminal."""
 
     QUEUED = "Queued"  # it waits for hosts, at first or again
     STARTING = "Starting"  # it has hosts; code, environment and data are brought there
@@ -39,7 +39,7 @@ _STATES = {status: state for state, statuses in SECONDARY_STATUSES.items() for s
 
 @dataclass(frozen=True, kw_only=True)
 class JobTimes:
-    """When a job did what."""
+    """Times of a job's states."""
 
     queued_s: float  # without hosts, all times together
     starting_s: float

@@ -21,7 +21,7 @@ AT_ONCE = 50  # tags that are thinned with one batch: all that is written waits 
 
 @dataclass(frozen=True, kw_only=True)
 class TagSize:
-    """What is kept of one tag."""
+    """Kept pictures of one tag."""
 
     kind: FindingKind
     tag: str
@@ -45,7 +45,7 @@ def tags_to_thin(tags: Sequence[TagSize]) -> list[tuple[TagSize, int]]:
 
 
 def surplus(steps: Sequence[int], most: int) -> list[int]:
-    """Return the places of those that go, so that `most` stay: always the first and the last.
+    """Return the positions to drop, so that `most` stay: always the first and the last.
 
     The one whose going leaves the smallest gap goes first. Of a growing row, thinned again and again, no gap becomes
     wider than about twice that of an even spacing.

@@ -17,7 +17,7 @@ _EPOCH = re.compile(r"(?<![a-z])epoch", re.IGNORECASE)
 
 
 def step_of(line: str) -> int | None:
-    """Return the step that a line names; None for none.
+    """Return the step that a line names, or None.
 
     In a line that names an epoch only a global step counts: others mostly begin anew with each epoch.
     """

@@ -1,4 +1,4 @@
-"""A job's request once more, under another name and with what is to be different. Pure.
+"""A job's request once more, under another name and with changes. Pure.
 
 Where: `clary rerun` and the console's `Run again` send it as a new CreateTrainingJob.
 """
@@ -16,7 +16,7 @@ from clary.contract.settings.hyperparameters import JOB_NAME
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What is different in the new job."""
+    """Changes of the new job."""
 
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Changes:
 
 
 def repeated(request: Mapping[str, Any], *, name: str, changes: Changes) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the request of the new job, and notes for people on what it shares with the old one.
+    """Return the request of the new job, and notes for people on the parts shared with the old job.
 
     Args:
         request: CreateTrainingJob in AWS spelling, of the old job.

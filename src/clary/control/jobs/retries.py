@@ -23,7 +23,7 @@ LONGEST_PAUSE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class RetryDecision:
-    """What becomes of a failed attempt."""
+    """Decision on a failed attempt."""
 
     is_retried: bool
     reason: str

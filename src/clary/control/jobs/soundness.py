@@ -1,4 +1,4 @@
-"""Whether a stored job hangs together: what reading it would assume later is looked at once. Pure.
+"""Consistency check of a stored job: verifies once the assumptions of its later readers. Pure.
 
 Where: the store asks of every job that it reads for somebody. A record can be well-formed and still be none that
 anybody wrote: a member of the request gone, a time of another age, a plan that is no plan.
@@ -24,7 +24,7 @@ _READINGS = tuple(name for name, member in vars(JobRequest).items() if isinstanc
 
 
 def complaint(job: TrainingJob) -> str:
-    """Return what is wrong with a job as it was read; empty if nothing is."""
+    """Return the fault of a job as it was read, or an empty text."""
     if not 0 <= job.attempt <= MAX_ATTEMPT:
         return f"attempt is {job.attempt}, expected 0 to {MAX_ATTEMPT}"
     for name, moment in _times(job):

@@ -1,4 +1,4 @@
-"""SecondaryStatusTransitions: how one row ends and the next begins, and what each says. Pure.
+"""SecondaryStatusTransitions: ends and beginnings of rows, and their messages. Pure.
 
 Source: SecondaryStatusTransition in the AWS API reference; the sentences are those that its jobs show.
 """

@@ -32,7 +32,7 @@ class EndCause(StrEnum):
 
 
 class RuleKind(StrEnum):
-    """What a rule looks at."""
+    """Subject of a rule."""
 
     DEBUG = "debug"  # saved tensors: DebugRuleConfigurations
     PROFILER = "profiler"  # series and profiles: ProfilerRuleConfigurations
@@ -57,7 +57,7 @@ class StatusTransition:
 
 @dataclass(frozen=True, kw_only=True)
 class HostRecord:
-    """What the service knows of one host of the current attempt."""
+    """The service's record of one host of the current attempt."""
 
     facts: HostFacts
     report_number: int = 0
@@ -138,7 +138,7 @@ class PastAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartRule:
-    """How often a job that failed is tried again, and after what."""
+    """Number of retries of a failed job, and the failures that allow one."""
 
     max_restarts: int = 0  # a job that was reclaimed has no bound
     includes_programs: bool = False  # also failures of the program that the verdict calls retryable
@@ -146,7 +146,7 @@ class RestartRule:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmPool:
-    """What the API says of a job's warm pool, and whether its hosts can be taken."""
+    """State of a job's warm pool for the API, and whether its hosts can be taken."""
 
     status: WarmPoolStatus
     available_at: datetime | None = None  # when the hosts began to wait

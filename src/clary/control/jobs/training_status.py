@@ -1,4 +1,4 @@
-"""How far a training is: which word counts, what clients see of it, and what a program may say itself. Pure.
+"""Progress of a training: the report that counts, the clients' view of it, the program's own report. Pure.
 
 Source: ProgressInfo of DescribeTrainingJob (sagemaker.train of SDK v3 counts epochs from 1 and steps within one);
 `trainerStatus` of docs/user-guides/trainjob-progress.md (kubeflow/trainer), as transformers' KubeflowCallback sends it.
@@ -25,7 +25,7 @@ _MS_PER_S = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What a program says of itself."""
+    """A program's own report of its progress."""
 
     progress: TrainingProgress | None
     metrics: Mapping[str, float]
@@ -33,7 +33,7 @@ class Status:
 
 
 def read_status(document: Any, last: TrainingProgress | None, *, at_ms: int) -> Status | None:
-    """Return what a request says; None for one that is no status.
+    """Return the status in a request, or None if it holds no status.
 
     Args:
         document: the body.

@@ -291,7 +291,7 @@ def _find_failure(job: TrainingJob, now: datetime) -> TrainingJob:
 
 
 def _is_before_exit(job: TrainingJob) -> bool:
-    """Whether there is training to stop: what a rule finds later changes nothing of how it has ended."""
+    """Whether there is training to stop; a rule's later finding does not change an ended training."""
     return any(_PHASE_ORDER[record.facts.phase] < _PHASE_ORDER[HostPhase.EXITED] for record in job.hosts.values())
 
 

@@ -43,7 +43,7 @@ def check(request: Mapping[str, Any], site: Site) -> None:
 
 
 def warnings(request: Mapping[str, Any], site: Site) -> tuple[str, ...]:
-    """Return sentences on what will not do what the user may think; shown in the first log lines and in describe."""
+    """Return warnings of members with another effect than a user may think, for the log's head and for describe."""
     job = JobRequest(request)
     found = [
         *distribution_warnings(

@@ -1,4 +1,4 @@
-"""What a failure's words say of its kind, and whether trying again can help. Pure.
+"""Kind of a failure by its words, and whether a retry can help. Pure.
 
 Where: `first_cause` asks for the one cause that it has found. A verdict is for people and for retry policies; the
 prefix of FailureReason follows from the fault, not from the verdict.

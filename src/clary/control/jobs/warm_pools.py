@@ -43,7 +43,7 @@ class PoolDecision:
 
 
 def on_start(job: TrainingJob, *, left_by: str) -> WarmPool | None:
-    """Return what the API says of the pool of a job that gets hosts; None where they only outlive its attempts.
+    """Return the API's state of a starting job's pool, or None if the pool only outlives its attempts.
 
     Args:
         job: the record.
@@ -150,7 +150,7 @@ def is_becoming_available(job: TrainingJob, *, now: datetime) -> bool:
 def coming_for(
     job: TrainingJob, others: Iterable[TrainingJob], *, now_of: Callable[[TrainingJob], datetime]
 ) -> TrainingJob | None:
-    """Return the job whose hosts fit a waiting one and are just being put in order for the next; None if there is none.
+    """Return the job whose hosts fit a waiting job and are just being prepared for their next job, or None.
 
     A job that has hosts of its own waits for no others.
 
@@ -177,7 +177,7 @@ def why_over(job: TrainingJob, *, now: datetime) -> str:
 
 
 def matches(job: TrainingJob, holder: TrainingJob) -> bool:
-    """Whether a waiting job may run on the hosts that an ended one has left; rehearsals take and leave none."""
+    """Whether a waiting job may run on the hosts of an ended job; rehearsals neither take nor leave hosts."""
     if is_rehearsal(job.request) or is_rehearsal(holder.request):
         return False  # their agents hold disks, which others' cannot, and their hosts were struck
     groups, held = JobRequest(job.request).instance_groups, JobRequest(holder.request).instance_groups

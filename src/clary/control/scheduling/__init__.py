@@ -1,1 +1,1 @@
-"""Pure decisions about hosts: what an instance type is, how hosts map to this machine, who runs next."""
+"""Pure decisions about hosts: shapes of instance types, placement on this machine, the next job to run."""

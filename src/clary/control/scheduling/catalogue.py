@@ -1,4 +1,4 @@
-"""Shapes of instance types: vCPUs, memory, GPUs and network of the real ones, and what stands for unknown ones.
+"""Shapes of instance types: vCPUs, memory, GPUs and network of the real types, and stand-ins for unknown ones.
 
 Where: `placement.map_hosts` turns shapes into shares of this machine. `instance_types.json` is written by
 `tools/make_instance_types.py`. Any name is accepted: `local` and `local_gpu` are this machine, a name that says how
@@ -40,7 +40,7 @@ _SIZE_IN_NAME = re.compile(r"\.(?:([0-9]{1,3})?xlarge|(large|medium))$")
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceShape:
-    """What one instance of a type has."""
+    """Resources of one instance of a type."""
 
     name: str
     num_cpus: int
@@ -55,7 +55,7 @@ class InstanceShape:
 
     @property
     def processes_per_host(self) -> int:
-        """What the official toolkits start on a host of this type: one process a GPU, NeuronCore, or one."""
+        """Processes that the official toolkits start on a host of this type: one a GPU, one a NeuronCore, or one."""
         return self.processes or self.num_gpus or self.num_accelerators or 1
 
 
@@ -112,7 +112,7 @@ def _from_name(name: str, machine: Machine) -> InstanceShape:
 
 
 def _unknown(name: str) -> InstanceShape:
-    """Read what an unknown name says: a number of GPUs, a size in xlarges, or nothing."""
+    """Parse an unknown name: a number of GPUs, a size in xlarges, or nothing."""
     gpus_match, size_match = _GPUS_IN_NAME.search(name), _SIZE_IN_NAME.search(name)
     num_gpus = int(gpus_match.group(1)) if gpus_match else 0
     num_cpus = GENERIC_CPUS

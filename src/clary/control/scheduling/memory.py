@@ -1,4 +1,4 @@
-"""How much memory the hosts of a job get on this machine, and what to do where that is too little. Pure.
+"""Memory of a job's hosts on this machine, and advice if it is too little. Pure.
 
 Where: `placement` asks when it maps a job's hosts and when it decides whether a job may start. The rule, in order:
 the machine keeps a reserve for the system and the service; a host asks for what its instance type promises, never for
@@ -24,7 +24,7 @@ MOST_RESERVE_SHARE = 0.25  # of a machine too small for the least reserve
 
 
 class Bound(StrEnum):
-    """What decided how much memory a host gets."""
+    """Bound that decided the memory of a host."""
 
     TYPE = "type"  # it gets what its type promises
     MACHINE = "machine"  # it gets all that the machine has for jobs
@@ -33,13 +33,13 @@ class Bound(StrEnum):
 
 
 def reserve_bytes(memory_bytes: int) -> int:
-    """Return what a machine with so much memory keeps from jobs: a tenth, from 1 to 16 GiB, at most a quarter."""
+    """Return the memory that a machine keeps from jobs: a tenth, from 1 to 16 GiB, at most a quarter."""
     wanted = min(max(int(memory_bytes * RESERVE_SHARE), LEAST_RESERVE_BYTES), MOST_RESERVE_BYTES)
     return min(wanted, int(memory_bytes * MOST_RESERVE_SHARE))
 
 
 def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
-    """Divide `total` bytes so that nobody gets more than it wants and what is short is short for the largest alone.
+    """Divide `total` bytes so that no host gets more than it wants and only the largest demands are cut.
 
     Returns:
         One number for each of `wanted`, whole MiB where less than is wanted; their sum is at most `total`.
@@ -54,7 +54,7 @@ def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
 
 
 def limit_of(most: int, *, of_machine: int, without_setting: int) -> Bound:
-    """Return what keeps a host from more than `most` bytes, whichever type it is of; less than 1 MiB is not more.
+    """Return the bound that keeps a host of any type from more than `most` bytes; less than 1 MiB is not more.
 
     Args:
         most: all that it can get.
@@ -67,7 +67,7 @@ def limit_of(most: int, *, of_machine: int, without_setting: int) -> Bound:
 
 
 def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_machine: int, num_hosts: int) -> str:
-    """Say in what a host's memory differs from its type's; empty where it does not."""
+    """Return the difference of a host's memory from its type's in words, or an empty text."""
     why = {
         Bound.TYPE: "",
         Bound.MACHINE: "all that this machine has for jobs",
@@ -78,7 +78,7 @@ def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_m
 
 
 def advice_of(bound: Bound, *, instance_type: str, promised: int, most: int, without_setting: int) -> str:
-    """Say what to do on this machine when a host's memory was too little.
+    """Return advice for this machine if a host's memory was too little.
 
     Args:
         bound: what keeps the host from more.

@@ -35,7 +35,7 @@ class InstanceGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What the machine gives to all jobs together."""
+    """Resources that the machine gives to all jobs together."""
 
     max_hosts: int
     num_gpus: int
@@ -56,7 +56,7 @@ def capacity_of(machine: Machine, settings: Settings) -> Capacity:
 
 @dataclass(frozen=True, kw_only=True)
 class HostShare:
-    """What one host of a job gets."""
+    """Resources of one host of a job."""
 
     name: str  # algo-1
     index: int
@@ -78,7 +78,7 @@ class HostMapping:
 
     @property
     def memory_bytes(self) -> int:
-        """What the limits of its hosts add up to."""
+        """Sum of the limits of its hosts."""
         return sum(host.resources.memory_bytes or 0 for host in self.hosts)
 
     def resources(self, gpus: Sequence[Sequence[int]]) -> dict[str, Resources]:
@@ -141,7 +141,7 @@ def map_hosts(
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a job needs in order to start."""
+    """Resources that a job needs in order to start."""
 
     job_name: str
     instance_type: str  # of its first group; named in refusals
@@ -168,7 +168,7 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """What a running job holds."""
+    """Resources that a running job holds."""
 
     job_name: str
     num_hosts: int
@@ -326,7 +326,7 @@ def _memory_advice(
     settings: Settings,
     notes: list[str],
 ) -> str:
-    """Note how hosts of one group differ from their type in memory; returns what to do where that is too little."""
+    """Note how hosts of one group differ from their type in memory; return advice if it is too little."""
     promised = shape.memory_bytes
     given = min(sizes, default=promised)
     capacity = capacity_of(machine, settings)

@@ -45,7 +45,7 @@ class PriceList:
     without_price: tuple[str, ...] = ()  # types of the catalogue for which no figure was at hand
 
     def of_job(self, request: JobRequest) -> JobPrice:
-        """Return what all hosts of a job cost; there is no sum when a type has no price: a part would look like all."""
+        """Return the cost of all hosts of a job, without a sum if a type has no price: a part would look like all."""
         groups = request.instance_groups
         missing = sorted({group.instance_type for group in groups} - set(self.types))
         if missing:

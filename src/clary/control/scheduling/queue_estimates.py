@@ -19,7 +19,7 @@ _MANY_S = 3.15e9  # a hundred years: of what takes longer nothing can be said
 
 
 class Basis(StrEnum):
-    """What an estimate rests on."""
+    """Basis of an estimate."""
 
     PAST_JOBS = "past jobs"  # every job in the way is like one that has completed
     MAX_RUNTIME = "MaxRuntimeInSeconds"  # of at least one job in the way nothing else is known: it may be far sooner

@@ -66,7 +66,7 @@ class SpotUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Reclaim:
-    """Jobs to interrupt, newest first, and why; none when the capacity suffices."""
+    """Jobs to interrupt, newest first, with the reason; empty if the capacity suffices."""
 
     job_names: tuple[str, ...]
     reason: str = ""
@@ -113,7 +113,7 @@ def parse_schedule(text: str, *, source: str, time_scale: float = 1.0) -> SpotSc
 
 
 def choose_reclaimed(running: Sequence[SpotUse], capacity: int) -> Reclaim:
-    """Say which jobs lose their hosts, so that what is left fits: the newest first, and none that could have stayed.
+    """Return the jobs that lose their hosts so that the rest fits: the newest first, and no job that could stay.
 
     A job that loses one host loses its attempt, so whole jobs are taken. Where jobs have several hosts, an older one
     may have to go that frees enough alone; newer ones that were chosen before it are then spared, the oldest first.

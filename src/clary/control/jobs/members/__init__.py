@@ -1,1 +1,1 @@
-"""What becomes of each member of a request: honoured, accepted with a warning, or refused with the reason."""
+"""Treatment of each member of a request: honoured, accepted with a warning, or refused with the reason."""

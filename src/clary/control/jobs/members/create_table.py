@@ -1,4 +1,4 @@
-"""What becomes of each member of CreateTrainingJob.
+"""Treatment of each member of CreateTrainingJob.
 
 Where: `judging` applies the rules, `docs/api.md` is written from the table. A member of a newer model that has no row
 here fails a test; decide on it here: honoured, accepted with a warning, or refused. Rules on several members together

@@ -1,4 +1,4 @@
-"""What becomes of the members that name input data. `create_table` takes them over."""
+"""Treatment of the members that name input data. `create_table` takes them over."""
 
 from __future__ import annotations
 

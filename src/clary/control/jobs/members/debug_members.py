@@ -1,4 +1,4 @@
-"""What becomes of the members that name the debugger and the profiler. `create_table` takes them over."""
+"""Treatment of the members that name the debugger and the profiler. `create_table` takes them over."""
 
 from __future__ import annotations
 

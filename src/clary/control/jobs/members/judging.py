@@ -1,4 +1,4 @@
-"""A request held against the table of its operation: what is refused of it, and what is warned of. Pure."""
+"""Judgement of a request by the table of its operation: refusals and warnings. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Judgement:
 
 
 def judge(operation: str, request: Mapping[str, Any], site: Site) -> Judgement:
-    """Return what the operation's table says of a request."""
+    """Return the judgement of a request by the operation's table."""
     request = with_modes(request)
     found: dict[Outcome, dict[str, None]] = {outcome: {} for outcome in Outcome}
     for member, steps in _with_rules(operation):

@@ -15,7 +15,7 @@ TRUST = "set machine_is_trusted = true in settings.toml if this machine and its 
 
 
 class Outcome(StrEnum):
-    """What follows where a rule holds."""
+    """Consequence of a rule that holds."""
 
     WARNED = "warned"  # the job runs; `describe` and the first lines of its log show the sentence
     REFUSED = "refused"  # ValidationException with the sentence
@@ -23,7 +23,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What rules need to know of this service."""
+    """Facts of this service that rules need."""
 
     account_id: str = "000000000000"
     machine_is_trusted: bool = False  # setting of that name: encryption that is not done is warned of, not refused
@@ -32,7 +32,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """One use of a member in a request: the value, and what it stands in."""
+    """One use of a member in a request: the value, and its enclosing structure."""
 
     path: str  # of the member, as in the table
     value: Any
@@ -55,13 +55,13 @@ Condition = Callable[[Use], bool]
 
 
 def is_set(use: Use) -> bool:
-    """Whether the member says anything: false, zero and what is empty say what absence says."""
+    """Whether the member is set; false, zero and empty values count as absent."""
     return bool(use.value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """When a member is not honoured, and what is said then."""
+    """Condition under which a member is not honoured, and the words for it."""
 
     outcome: Outcome
     sentence: str  # may name {path}, {value} and {item}; rules with the same sentence speak once
@@ -75,7 +75,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """What becomes of one member, or of a structure with all that it holds."""
+    """Treatment of one member, or of a structure with all its members."""
 
     path: str  # dotted, [] for items of a list
     says: str = ""  # what a value that no rule holds for does; empty: nothing
@@ -83,7 +83,7 @@ class Member:
 
     @property
     def is_honoured(self) -> bool:
-        """Whether there are values that do what they say."""
+        """Whether some values of the member are honoured."""
         return bool(self.says)
 
 

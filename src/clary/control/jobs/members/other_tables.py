@@ -1,4 +1,4 @@
-"""What becomes of each member of the requests that change, end, list and search jobs.
+"""Treatment of each member of the requests that change, end, list and search jobs.
 
 Where: as `create_table`. Answers of lists and searches have no place for a warning: their members are honoured or
 refused.

@@ -49,7 +49,7 @@ TOLD_OTHERWISE: Mapping[str, str] = {
 
 
 def with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a request, as far as the model can say it, with the defaults of what it leaves out."""
+    """Return a copy of a request, limited to the model's members, with the defaults of absent members."""
     told = {name: {} for name in ALWAYS_TOLD} | dict(request)
     for path, default in TOLD.items():
         _fill(told, tuple(path.split(".")), default)
@@ -57,7 +57,7 @@ def with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(holder: dict[str, Any], steps: tuple[str, ...], default: Any) -> None:
-    """Set a member in every structure that its path leads to; structures on the way are copied, none is made."""
+    """Set a member in every structure at the end of its path; structures on the way are copied, not created."""
     step, *rest = steps
     if not rest:
         if holder.get(step) is None:

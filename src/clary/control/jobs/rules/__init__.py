@@ -1,1 +1,1 @@
-"""Debugger rules of a job: what a request asks for, and what their verdicts do."""
+"""Debugger rules of a job: the request's rules, and the actions on their verdicts."""

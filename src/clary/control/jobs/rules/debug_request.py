@@ -1,4 +1,4 @@
-"""What a request says of saved tensors: hook, rules over them, TensorBoard. Pure.
+"""Members of a request about saved tensors: hook, rules over them, TensorBoard. Pure.
 
 Where: `validation` has it checked when a job is created, `reconcile.planning` puts rules and mirrors into the launch
 plan. A rule that does not exist is no reason to refuse a job: it ends in Error, as on the original.
@@ -25,7 +25,7 @@ _NOT_OF_THE_RULE = ("rule_to_invoke", "source_s3_uri", "action_json")
 
 
 def check(request: Mapping[str, Any]) -> None:
-    """Refuse what no hook and no rule could make sense of. Raises: WireError(ValidationException)."""
+    """Refuse members that no hook and no rule could use. Raises: WireError(ValidationException)."""
     for member in DEBUG_MEMBERS:
         config = request.get(member)
         uri = None if config is None else config["S3OutputPath"]
@@ -68,7 +68,7 @@ def _check_hook(config: Mapping[str, Any]) -> None:
 
 
 def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> list[str]:
-    """Return sentences on rules and actions that will not do what their words say."""
+    """Return warnings of rules and actions that will have another effect than their words say."""
     found = []
     configs = request.get("DebugRuleConfigurations") or ()
     for item in configs:

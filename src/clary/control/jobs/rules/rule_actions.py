@@ -1,4 +1,4 @@
-r"""What is to happen when a rule of a job has found something. Pure.
+r"""Actions for a rule of a job that has found an issue. Pure.
 
 Where: `transitions` stops the job, `debug_request` says what can not be done, `reconcile.rule_notices` tells others.
 Source: smdebug_rulesconfig 1.0.1 `actions`: `action_json` of RuleParameters is one object or a list of them, with every
@@ -68,7 +68,7 @@ def stops(parameters: Mapping[str, str], job_name: str) -> bool:
 
 
 def reason_to_stop(job: TrainingJob) -> str:
-    """Return why a rule wants the job stopped, in words; empty if none does."""
+    """Return the reason why a rule wants the job stopped, or an empty text."""
     fired = _fired(job.rule_evaluations)
     for config in configurations_of(job, RuleKind.DEBUG):
         name = config["RuleConfigurationName"]
@@ -96,7 +96,7 @@ def newly_found(before: TrainingJob, after: TrainingJob) -> tuple[RuleEvaluation
 
 
 def notice_of(job: TrainingJob, item: RuleEvaluation) -> dict[str, Any]:
-    """Return what others are told of a finding, ready for JSON; nothing of the request goes with it."""
+    """Return the notice of a finding, ready for JSON; it holds no part of the request."""
     return {
         "event": "RuleIssuesFound",
         "training_job_name": job.name,

@@ -45,12 +45,12 @@ def configurations_of(job: TrainingJob, kind: RuleKind) -> tuple[Mapping[str, An
 
 
 def evaluation_of(job: TrainingJob, kind: RuleKind, name: str) -> RuleEvaluation | None:
-    """Return what was last told of a rule; None if nothing was."""
+    """Return the last report of a rule, or None."""
     return next((item for item in job.rule_evaluations if item.kind is kind and item.name == name), None)
 
 
 def with_evaluation(job: TrainingJob, told: RuleEvaluation) -> tuple[RuleEvaluation, ...]:
-    """Return the job's evaluations with `told` in the place of what was known of that rule.
+    """Return the job's evaluations with `told` replacing the known evaluation of that rule.
 
     A rule that has found something stays with that for the attempt at least: what comes later than IssuesFound changes
     nothing but for another finding, and the same told again keeps its time.
@@ -149,7 +149,7 @@ def _as_it_stands(
 
 
 def _goes_on(job: TrainingJob, known: RuleEvaluation) -> bool:
-    """Whether what was said of a rule at an attempt's end may not be the last word: another follows, or runs."""
+    """Whether a rule's report at an attempt's end may not be final, because another attempt follows or runs."""
     if job.is_terminal or known.status not in _OF_ATTEMPT:
         return False
     if job.end_cause is EndCause.FAILURE:
