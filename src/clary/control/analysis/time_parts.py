@@ -84,7 +84,7 @@ _LONGEST_S = 1e9  # of a timing: what is longer than thirty years was not measur
 
 
 def cut_time(job: TrainingJob, *, now: datetime) -> dict[str, tuple[Stretch, ...]]:
-    """Return each host's stretches: the first begins with the job, each next at the end of the last; all are longer than 0.
+    """Return each host's stretches, all longer than 0: the first begins with the job, each other where the last ends.
 
     Args:
         job: the record.

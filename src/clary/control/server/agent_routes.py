@@ -82,7 +82,7 @@ class AgentRoutes:
         raise _no_such(request.method, action)
 
     async def _take(self, message: Any, job: TrainingJob, host: str, action: str) -> Any:
-        """Hand a message to what waits for it; returns the answer's document."""
+        """Pass a message to its receiver; return the document of the answer."""
         match action:
             case "reports":
                 return to_plain(await self._gateway.report(job, host, message))

@@ -61,7 +61,7 @@ class AwsHandler:
         self._turns = Turns(CALLS_OF_A_JOB)
 
     def admit(self, head: HttpRequest) -> Admission | Refusal:
-        """Judge a request by its head: a body comes only from somebody who names a key that is known."""
+        """Judge a request by its head: a body is read only from a client that names a known key."""
         protocol = protocol_of(head)
         try:
             authorization = self._verifier.judge_head(head, protocol=protocol)
@@ -112,7 +112,7 @@ class AwsHandler:
             return serialize_error(error, protocol=protocol, request_id=request_id, service=service)
 
     async def _permit(self, grants: Grants, operation: Operation, params: Mapping[str, Any]) -> None:
-        """Raise WireError for what the key of a job may not do."""
+        """Raise WireError for a request that the key of a job may not make."""
         service = operation.service.name
         decision = api_rules.decide(grants, service, operation.name, params)
         store = self._services.store

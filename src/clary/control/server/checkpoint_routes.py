@@ -1,4 +1,4 @@
-"""Pages of a job's checkpoints: which sets there are, and whether every file of them is what it should be.
+"""Pages of a job's checkpoints: its sets, and the verification of every file of them.
 
 Where: `people_routes` gives it requests for jobs/NAME/checkpoints.
 
@@ -34,7 +34,7 @@ class CheckpointRoutes:
         self._runs = VerificationRuns()
 
     async def close(self) -> None:
-        """End what runs in the background."""
+        """End the background tasks."""
         await self._runs.close()
 
     async def answer(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def choose(
 
 
 def checkpoint_facts(job: TrainingJob) -> dict[str, Any]:
-    """Return host -> what it said last of its mirroring, as plain data; hosts that said nothing are left out.
+    """Return each host's last report of its mirroring, as plain data; hosts without a report are left out.
 
     A job that waits to be tried again has no hosts: what those of its last attempt said stands.
     """

@@ -148,7 +148,7 @@ class ClaryHandler:
 
 
 def _is_merely_absent(request: HttpRequest, error: WireError) -> bool:
-    """Whether nothing is wrong with a request but that what it asks for is not there: a page, or a session."""
+    """Whether the only fault of a request is that its page or session does not exist."""
     if request.method == "GET" and request.raw_path == SESSION_PATH:
         return error.http_status == HTTPStatus.UNAUTHORIZED
     return error.http_status == HTTPStatus.NOT_FOUND

@@ -1,4 +1,4 @@
-"""What this service lets programs reach, put together from its settings, its environment and its own ports.
+"""Targets that programs may reach, put together from the service's settings, environment and ports.
 
 Where: `service` makes one policy at start; the proxy, the engine's outlets and the sentences of `describe` share it.
 """
@@ -54,7 +54,7 @@ def egress_policy(
 
 
 def _places(url: str) -> set[tuple[Address, int]]:
-    """Return the addresses and the port of a server of the service; none for a file, or a name that is not found."""
+    """Return the addresses and the port of a server of the service; no addresses for a file or an unknown name."""
     parts = urlsplit(url)
     port = parts.port or _DEFAULT_PORTS.get(parts.scheme.partition("+")[0])
     if not parts.hostname or port is None:

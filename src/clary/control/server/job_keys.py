@@ -1,4 +1,4 @@
-"""Whose key a request is signed with, and what it opens: the owner's, or that of an attempt whose hosts still exist.
+"""Owner and grants of the key that signs a request: the owner's key, or that of an attempt with live hosts.
 
 Where: `service` gives it to the S3 front and to `aws_handler`, which ask the rules of `permissions`. The key of an
 attempt dies with the attempt: another try has another one, a pool that waits for its next job has none.
@@ -42,7 +42,7 @@ class JobKeys:
         return None if self._job_of(access_key_id) is None else self._secrets.job_secret(access_key_id)
 
     def find_grants(self, access_key_id: str) -> Grants | None:
-        """Return what a key opens; None for one that opens everything.
+        """Return the grants of a key, or None for a key that opens everything.
 
         Raises: WireError(AccessDenied) for a key that has ended since its signature was verified.
         """

@@ -1,4 +1,4 @@
-"""`GET /metrics` for Prometheus: what runs, what waits, what was tried again, and what hosts measured last.
+"""`GET /metrics` for Prometheus: running and waiting jobs, retries, and the hosts' last measurements.
 
 Where: the listener gives it the path /metrics of the service's port. Setting `metrics_page` says who may read it: by
 default those with a token of its own, because programs of jobs reach the port from this machine's loopback too.
@@ -127,7 +127,7 @@ def _restart_families(jobs: Sequence[TrainingJob]) -> list[Family]:
 
 
 def _cause(attempt: PastAttempt) -> str:
-    """Return `reclaimed`, or who was to blame for the failure."""
+    """Return `reclaimed`, or the party to blame for the failure."""
     return attempt.failure.fault if attempt.failure is not None else attempt.kind.value
 
 

@@ -1,4 +1,4 @@
-"""HTTP for the command line: what the AWS API has no words for. Opened by the admin token of the state folder."""
+"""HTTP for the command line, beyond the AWS API. Opened by the admin token of the state folder."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class PeopleRoutes:
         raise WireError("NotFound", f"a job has no page {page!r}; there are {known}", http_status=404)
 
     def _state(self, job: TrainingJob) -> dict[str, Any]:
-        """Return what a job is doing: what `_facts` say of it too, at the cost of one look, for who asks often."""
+        """Return the state of a job: a cheap part of `_facts`, for clients that poll."""
         return {
             "name": job.name,
             "status": job.status.value,
@@ -229,7 +229,7 @@ class PeopleRoutes:
         }
 
     def _not_isolated(self, job: TrainingJob) -> list[str]:
-        """Return what its hosts found shared, and what the settings share."""
+        """Return the parts that its hosts found shared, and those that the settings share."""
         of_hosts = sorted({text for record in job.hosts.values() for text in record.facts.not_isolated})
         return [*of_hosts, *self._shared(not JobRequest(job.request).has_network_isolation)]
 
@@ -336,7 +336,7 @@ def _is_full(page: EventPage) -> bool:
 
 
 def _lanes(job: TrainingJob, *, now: datetime) -> dict[str, list[dict[str, Any]]]:
-    """Return what each host did at each moment: the stretches that the ledger adds up."""
+    """Return each host's activity over time: the stretches that the ledger adds up."""
     return {name: [to_plain(stretch) for stretch in stretches] for name, stretches in cut_time(job, now=now).items()}
 
 
@@ -352,7 +352,7 @@ def _past_attempt(attempt: PastAttempt) -> dict[str, Any]:
 
 
 def _hint(job: TrainingJob) -> str:
-    """Return what to do about a failure, from its own words; the page `why` looks at the log too."""
+    """Return advice on a failure, from its own words; the page `why` reads the log too."""
     if job.failure is None:
         return ""
     return hint(job.failure.message, channels=[channel.name for channel in JobRequest(job.request).channels])

@@ -322,7 +322,7 @@ async def run_service(
 
 
 def _former_service(folder: StateFolder) -> ServiceRecord | None:
-    """Return what the last service wrote about itself; the folder's lock says that it does not run any more."""
+    """Return the record of the last service about itself; the folder's lock shows that it has ended."""
     try:
         return folder.read_service_record()
     except ContractError as error:
@@ -331,7 +331,7 @@ def _former_service(folder: StateFolder) -> ServiceRecord | None:
 
 
 def _spot_schedule(settings: Settings) -> SpotSchedule | None:
-    """Read the schedule of spot capacity; raises ContractError naming what is wrong in it."""
+    """Read the schedule of spot capacity. Raises: ContractError that names the fault in it."""
     if not settings.spot_schedule_file:
         return None
     return load_schedule(Path(settings.spot_schedule_file).expanduser(), time_scale=settings.spot_time_scale)
@@ -402,7 +402,7 @@ async def _listen(
 async def _object_store(
     stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets, *, leave: asyncio.Event
 ) -> tuple[Endpoint, Sequence[Callable[[], None]]]:
-    """Return where objects are kept, and what looks after the files of an embedded store."""
+    """Return the place of objects, and the keeper of an embedded store's files."""
     if settings.s3_endpoint_url:
         key, secret = settings.s3_access_key_id, settings.s3_secret_access_key
         if not key or not secret:
@@ -421,7 +421,7 @@ async def _object_store(
 
 
 def _own_names(settings: Settings) -> list[str]:
-    """Return the names under which this machine is reached; numbers need none."""
+    """Return the names under which this machine is reached; a numeric address needs no name."""
     return [settings.host, socket.gethostname(), *settings.host_names.split(",")]
 
 

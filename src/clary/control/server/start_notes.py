@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 async def noted(
     step: Coroutine[Any, Any, Outcome], *, what: str, leave: asyncio.Event, interval_s: float = NOTE_INTERVAL_S
 ) -> Outcome:
-    """Return what a step returns; say now and then in the log that the start waits for it.
+    """Return the result of a step; log now and then that the start waits for it.
 
     Args:
         step: is cancelled, and its end awaited, when this is cancelled or `leave` is set.

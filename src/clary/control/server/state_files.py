@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 async def keep_files(
     folder: StateFolder, record: ServiceRecord, secrets: RootSecrets, *, others: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """Look until cancelled, and write what is missing or not ours.
+    """Check until cancelled, and rewrite files that are missing or foreign.
 
     Args:
         folder: the state folder.

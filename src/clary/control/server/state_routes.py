@@ -1,4 +1,4 @@
-"""The state folder over HTTP: what is wrong with it, rows that are set aside, and backups. Opened by the admin token.
+"""State folder over HTTP: its faults, rows set aside, and backups. Opened by the admin token.
 
 Where: `clary up`, `jobs`, `doctor`, `quarantine` and `backup` ask.
 
@@ -84,7 +84,7 @@ class StateRoutes:
         return {"entries": [to_plain(entry) for entry in await quarantine.entries()]}
 
     async def _act(self, body: Any) -> dict[str, Any]:
-        """Take a row back or give it up; what a dropped job has outside of the database goes with it."""
+        """Take a row back or give it up; a dropped job's files outside of the database are removed too."""
         action = body.get("action") if isinstance(body, dict) else None
         if action not in ("release", "drop"):
             raise WireError(

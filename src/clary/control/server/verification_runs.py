@@ -57,7 +57,7 @@ class VerificationRuns:
         return run
 
     def find(self, owner: str, number: str) -> VerificationRun:
-        """Return a run of a job. Raises: WireError NotFound if there is none, or none any more."""
+        """Return a run of a job. Raises: WireError NotFound if there is no such run, or it is forgotten."""
         run = self._runs.get(number)
         if run is None or run.owner != owner:
             raise WireError(
@@ -70,7 +70,7 @@ class VerificationRuns:
         return run
 
     async def wait(self, run: VerificationRun, *, timeout_s: float = ANSWER_AFTER_S) -> bool:
-        """Wait for the end of a run; return whether it has ended. Raises: whatever ended it."""
+        """Wait for the end of a run; return whether it has ended. Raises: the error that ended it."""
         await asyncio.wait({run.task}, timeout=timeout_s)
         self._put_off(run)
         if run.task.done():

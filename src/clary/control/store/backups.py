@@ -138,7 +138,7 @@ class Backups:
         return found[0], aside
 
     def way_out(self) -> str:
-        """Return in one or two sentences what brings the database back."""
+        """Return in one or two sentences the way to bring the database back."""
         anew = "begin anew, without the jobs of the past, with: clary up --new-database"
         newest = next(iter(self.all()), None)
         if newest is None:
@@ -162,7 +162,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def check(database: Path, *, monotonic: Callable[[], float]) -> str:
-    """Read a database through and return what is wrong with it; empty if nothing is, or the time was too short."""
+    """Read a database through and return its faults; empty without a fault, or if the time was too short."""
     deadline_s = monotonic() + CHECK_TIMEOUT_S
     try:
         with contextlib.closing(sqlite3.connect(database, timeout=CHECK_TIMEOUT_S)) as connection:

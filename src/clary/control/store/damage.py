@@ -45,7 +45,7 @@ class RowsUnreadable(StoreError):
 
 
 class JobUnreadable(StoreError):
-    """A job whose record is set aside; the message says since when, why, and what to do."""
+    """Raised for a job whose record is set aside; the message says since when, why, and the remedy."""
 
     def __init__(self, name: str, *, entry: int, reason: str, found_at: str) -> None:
         super().__init__(
@@ -64,7 +64,7 @@ def readable(
     table: Table,
     key: Callable[[Any], Mapping[str, Any]],
 ) -> list[T]:
-    """Return what `build` makes of each row.
+    """Return the result of `build` for each row.
 
     Args:
         rows: of one answer.
@@ -101,5 +101,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def storable(words: str) -> str:
-    """Return a text as every database takes it, whatever bytes it was made of."""
+    """Return a text that every database takes, made of any bytes."""
     return words.replace("\0", "").encode("utf-8", "backslashreplace").decode()

@@ -85,7 +85,7 @@ def open_engines(url: URL, *, num_readers: int) -> tuple[Engine, Engine]:
 
 
 def describe_failure(doing: str, error: SQLAlchemyError) -> StoreError:
-    """Return the StoreError that says what failed while `doing`, with the database's own words."""
+    """Return the StoreError for a failure while `doing`, with the database's own words."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     retryable = isinstance(error, OperationalError | PoolTimeoutError)
     words = " ".join(str(cause).split())

@@ -30,7 +30,7 @@ _HEADER = b"SQLite format 3\0"
 
 
 class DatabaseLife:
-    """What a state folder knows of its database.
+    """A state folder's record of its database.
 
     Args:
         home: the state folder.
@@ -48,7 +48,7 @@ class DatabaseLife:
         return Backups(database, self._home / BACKUP_FOLDER, keep=self._keep, monotonic=time.monotonic)
 
     def way_out(self, database: Path | None) -> str:
-        """Return in words what brings the database back; `database` is None for one that is no file."""
+        """Return in words the way to bring the database back; `database` is None if it is not a file."""
         if database is not None:
             return self.backups(database).way_out()
         anew = "begin anew, without the jobs of the past, with: clary up --new-database"

@@ -44,7 +44,7 @@ class BadToken(StoreError):
 
 
 class StaleLease(StoreError):
-    """The lease went to somebody else; nothing was written, and the holder must drop what it was doing."""
+    """The lease went to another holder; nothing was written, and the caller must drop its work."""
 
 
 class StreamNotFound(StoreError):
@@ -77,7 +77,7 @@ class SequenceGap(StoreError):
 
 
 class BadLogQuery(StoreError):
-    """A log query outside what the service supports; clients see it as InvalidParameterException."""
+    """A log query that the service does not support; clients see it as InvalidParameterException."""
 
     default_fault = Fault.USER
 

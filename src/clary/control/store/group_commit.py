@@ -111,7 +111,7 @@ class GroupCommitWriter:
         return value
 
     async def close(self) -> None:
-        """Write what is queued, then end the thread; later calls are refused.
+        """Write the queued operations, then end the thread; later calls are refused.
 
         Raises: StoreError if the thread is still busy after CLOSE_TIMEOUT_S.
         """
@@ -247,7 +247,7 @@ class GroupCommitWriter:
 
 
 def _by_kind(batch: Sequence[_Operation]) -> list[list[_Operation]]:
-    """Return operations in their order, those that are done together in the place of the first of their kind."""
+    """Return operations in their order; operations that are batched stand at the place of the first of their kind."""
     kinds: dict[object, list[_Operation]] = {}
     for number, operation in enumerate(batch):
         kinds.setdefault(operation.together or number, []).append(operation)

@@ -1,4 +1,4 @@
-"""Cards of jobs: what a list of jobs shows of each, in a narrow table that is searched whole in milliseconds.
+"""Cards of jobs: the columns of job lists, in a narrow table that is searched whole in milliseconds.
 
 Where: `Store` writes a job's card in the transaction that writes the job, if the card has changed; `Store.cards`
 reads pages of them. Documents of jobs are many kilobytes long, and no index helps to find words within them.
@@ -58,7 +58,7 @@ UPSERT_CARD = text(
 
 
 class CardOrder(StrEnum):
-    """What cards are sorted by; equal ones by name."""
+    """Sort order of cards; equal cards are sorted by name."""
 
     NAME = "name"
     CREATED = "created"
@@ -81,7 +81,7 @@ class CardQuery:
     skip: int = 0  # cards that are passed over, from the begin or from where the token points
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes this query itself: all but the page; a token is bound to it."""
+        """Return the identity of this query: all but the page; a token is bound to it."""
         return {
             "list": "cards",
             "search": self.search,
@@ -201,7 +201,7 @@ class JobCards:
 
 
 def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, dialect: str) -> Select[Any]:
-    """Return the statement for one page and one row more; its column `sort_key` is what the order goes by."""
+    """Return the statement for one page and one more row; its column `sort_key` holds the sort order."""
     key = _sort_key(query.order, now_us)
     statement = select(*job_cards.c, key.label("sort_key")).where(*_filters(query, dialect=dialect))
     if query.status is not None:

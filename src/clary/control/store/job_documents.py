@@ -1,4 +1,4 @@
-"""Jobs in the table `jobs`: a document that holds the whole job, and columns for what is asked for.
+"""Jobs in the table `jobs`: a document with the whole job, and columns for queries.
 
 Where: `store` writes and reads them, in transactions of its own. A row whose document cannot be read, or says another
 thing than its columns, raises `RowsUnreadable`; one that is set aside raises `JobUnreadable` to whoever asks for it by
@@ -60,7 +60,7 @@ def row_of(job: TrainingJob) -> dict[str, Any]:
 
 
 def job_of(document: str) -> TrainingJob:
-    """Return the job that a document holds; raises one of `damage.DAMAGE` for what is no such document."""
+    """Return the job in a document. Raises: one of `damage.DAMAGE` for a damaged document."""
     document.encode()  # bytes that are no UTF-8 were read as lone surrogates, which JSON takes
     return from_plain(TrainingJob, json.loads(document))
 
@@ -80,7 +80,7 @@ def job_of_row(row: Row[Any]) -> TrainingJob:
 
 
 def key_of_row(row: Row[Any]) -> Mapping[str, Any]:
-    """Return what finds the row of a job."""
+    """Return the condition that finds the row of a job."""
     return {"name": row.name}
 
 

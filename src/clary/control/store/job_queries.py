@@ -24,7 +24,7 @@ MAX_RESULTS = 100  # ListTrainingJobs, MaxResults
 
 
 class SortBy(StrEnum):
-    """What jobs are sorted by; equal ones by name."""
+    """Sort order of jobs; equal jobs are sorted by name."""
 
     NAME = "Name"
     CREATION_TIME = "CreationTime"
@@ -48,7 +48,7 @@ class JobQuery:
     next_token: str | None = None  # of the last page of the same query
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes this query itself: all but the page; a token is bound to it."""
+        """Return the identity of this query: all but the page; a token is bound to it."""
         times = {
             name: None if moment is None else to_microseconds(moment)
             for name, moment in (

@@ -1,4 +1,4 @@
-"""Pages of rows that continue after the last row's sort key, so that what comes or goes between two shifts nothing."""
+"""Pages of rows that continue after the last row's sort key, so that inserts and deletes between pages shift no row."""
 
 from __future__ import annotations
 

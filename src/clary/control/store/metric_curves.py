@@ -51,7 +51,7 @@ class _Extent:
 
 
 class _Stretch(NamedTuple):
-    """What is known of the values in a stretch of time."""
+    """Summary of the values in a stretch of time."""
 
     first_at: int
     last_at: int
@@ -197,7 +197,7 @@ def _number_of(at: int, width: int) -> int:
 
 
 def _read_stretches(connection: Connection, cut: _Cut, *, after_id: int | None) -> _Stretches:
-    """Return the stretches of a metric's values, or of those that came after a value."""
+    """Return the stretches of a metric's values, or of its values after a given one."""
     columns = metrics.c
     number = (columns.at // cut.width).label("number")
     statement = (
@@ -258,7 +258,7 @@ def _extent_of(stretches: _Stretches) -> _Extent | None:
 def _as_they_go(
     points: Sequence[CurvePoint], least: float | None, greatest: float | None
 ) -> tuple[float | None, float | None]:
-    """Return the two in the order in which the curve most likely passes them: first what is nearer to where it is."""
+    """Return the two values in the likely order of the curve: first the one nearer to its current value."""
     here = points[-1].value if points else None
     if here is None or least is None or greatest is None or abs(here - least) <= abs(here - greatest):
         return least, greatest

@@ -340,7 +340,7 @@ def _add_quarantine(connection: Connection) -> None:
 
 
 def _add_states_of_cards(connection: Connection) -> None:
-    """Give cards their state, told from their statuses alone: a document may be damaged, and none is needed for it."""
+    """Set the state of cards from their statuses alone, without reading documents, which may be damaged."""
     words = _WORDS[connection.dialect.name]
     connection.exec_driver_sql("ALTER TABLE job_cards ADD COLUMN state {text} NOT NULL DEFAULT ''".format(**words))
     cards = tables.job_cards.c

@@ -73,7 +73,7 @@ class Quarantine:
         self._on_job: Callable[[str], None] = lambda name: None
 
     def listen(self, on_job: Callable[[str], None]) -> None:
-        """Have `on_job` told the name of every job that is set aside: whoever has it in memory can mend it."""
+        """Call `on_job` with the name of every job that is set aside; a holder of it in memory can repair it."""
         self._on_job = on_job
 
     async def entries(self) -> list[QuarantineEntry]:
@@ -93,7 +93,7 @@ class Quarantine:
         return found
 
     async def hold(self, rows: Sequence[DamagedRow]) -> None:
-        """Set rows aside; those that are gone or set aside by now are passed over."""
+        """Set rows aside; skip rows that are already gone or set aside."""
         await self._write(lambda connection: hold_all(connection, rows))
         for row in rows:
             if row.table == JOBS_SOURCE:
@@ -139,7 +139,7 @@ def hold_all(connection: Connection, rows: Iterable[DamagedRow]) -> int:
 
 
 def mend_from_memory(connection: Connection, name: str, *, reason: str) -> None:
-    """Keep the bytes of a job's row that is about to be written anew from what the service knows.
+    """Keep the bytes of a job's row before it is rewritten from the service's memory.
 
     Args:
         connection: inside the transaction that writes it.
@@ -166,7 +166,7 @@ def _hold(connection: Connection, row: DamagedRow) -> bool:
 
 
 def _hold_job(connection: Connection, row: DamagedRow) -> bool:
-    """Mark a job's row; one of which only columns are damaged is mended from its document."""
+    """Mark a job's row; a row with damaged columns alone is repaired from its document."""
     if "name" in row.key and _reads_again(connection, row.key["name"]):
         return False  # mended since it was found
     condition, values = _condition(row.key)

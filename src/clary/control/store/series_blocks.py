@@ -66,19 +66,19 @@ _log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """Runs what is given with a connection, on a thread of the store's."""
+    """Runs a function with a connection, on a thread of the store."""
 
     def __call__(self, act: Callable[[Connection], T], /) -> Coroutine[Any, Any, T]:
-        """Return what `act` returns; a write is durable then."""
+        """Return the result of `act`; a write is durable then."""
 
 
 class GroupRunner(Protocol):
-    """Runs one function on what many give, with a connection, on a thread of the store's."""
+    """Runs one function on the batched items of many callers, with a connection, on a thread of the store."""
 
     def __call__(
         self, act: Callable[[Connection, Sequence[Item]], Sequence[T]], item: Item, /
     ) -> Coroutine[Any, Any, T]:
-        """Return what `act` returns for this item; it is durable then."""
+        """Return the result of `act` for this item; it is durable then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class SeriesBlocks:
 
 
 def _put(connection: Connection, batches: Sequence[_Batch]) -> list[int]:
-    """Store what is new of batches; return the next row of each one's host. Raises: JobNotFound."""
+    """Store the new rows of batches; return the next row of each batch's host. Raises: JobNotFound."""
     names = {batch.owner[0] for batch in batches}
     missing = names.difference(connection.execute(_HOLD_JOBS, {"names": sorted(names)}).scalars())
     if missing:
@@ -215,7 +215,7 @@ def _named(owner: Owner) -> dict[str, Any]:
 
 
 def row_of(table: SeriesTable, *, step_ms: int, is_rolled: bool, is_open: bool, data: bytes) -> dict[str, Any]:
-    """Return a block's columns, but for those that say whose it is and where it begins; the table has rows."""
+    """Return a block's columns without its owner and first row; the table has rows."""
     return {
         "step_ms": step_ms,
         "start_ms": table.at_ms[0],

@@ -1,4 +1,4 @@
-"""Joins small blocks of series to large ones, makes roll-ups of rows, and removes what is too old.
+"""Joins small blocks of series to large ones, rolls rows up, and removes expired blocks.
 
 Where: the service that holds the database's lease runs this in the background (`reconcile.series_keeping`).
 
@@ -62,7 +62,7 @@ COARSER: Mapping[int, int] = {ROWS_MS: FINE_MS, FINE_MS: COARSE_MS}
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Open blocks of one host, attempt and step, those that are rolled up or the others."""
+    """Open blocks of one host, attempt and step, either rolled up or raw."""
 
     job_name: str
     attempt: int
@@ -89,7 +89,7 @@ class _Group:
 
 
 async def join_open_blocks(blocks: SeriesBlocks, *, now_ms: int) -> int:
-    """Join what is due now; return how many blocks went into others."""
+    """Join the blocks that are due now; return the number of joined blocks."""
     groups = await blocks.read(_open_groups)
     num_joined = 0
     for first in range(0, len(groups), JOINED_TOGETHER):
@@ -161,7 +161,7 @@ def _open_groups(connection: Connection) -> list[_Group]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Joining:
-    """What goes and what comes in its place."""
+    """Old blocks and the new blocks that replace them."""
 
     gone: Sequence[int] = ()
     closed: Sequence[int] = ()  # stay as they are, and are not looked at again
@@ -180,7 +180,7 @@ async def _prepare(blocks: SeriesBlocks, group: _Group, *, now_ms: int) -> _Join
 
 
 async def _swap(blocks: SeriesBlocks, group: _Group, joining: _Joining) -> _Joining:
-    """Put new blocks in the place of old ones; returns what was done, which is nothing where another was quicker."""
+    """Replace old blocks by new ones; return the changes, which are empty if another service was quicker."""
 
     def swap(connection: Connection) -> None:
         columns = series_blocks.c
@@ -211,7 +211,7 @@ def _note(group: _Group, error: SeriesMoved) -> None:
 
 
 def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joining:
-    """Return what joins the oldest of a group. Raises: SeriesMoved when another was quicker."""
+    """Return the replacement that joins a group's oldest blocks. Raises: SeriesMoved if another service was quicker."""
     blocks = _oldest_of(connection, group)
     if group.is_rolled and len(blocks) == 1:
         return _Joining(closed=[number for number, _ in blocks])  # nothing will come that it could be joined to

@@ -122,7 +122,7 @@ class Store:
             raise
 
     async def close(self) -> None:
-        """Finish what was begun, end the threads and close the connections; closing twice does nothing."""
+        """Finish pending writes, end the threads and close the connections; closing twice does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -152,7 +152,7 @@ class Store:
         await self._writer.run(create)
 
     async def get_job(self, name: str) -> TrainingJob | None:
-        """Return a job as it was last written; None if there is none of that name.
+        """Return a job as it was last written, or None if no job has that name.
 
         Raises: JobUnreadable for one that is set aside.
         """
@@ -174,7 +174,7 @@ class Store:
         lease: Lease | None = None,
         known: TrainingJob | None = None,
     ) -> TrainingJob:
-        """Read a job, change it and write it back in one transaction; return what is stored then.
+        """Read a job, change it and write it back in one transaction; return the stored job.
 
         Args:
             name: of the job.
@@ -270,7 +270,7 @@ class Store:
         return await self._read(find)
 
     async def delete_job(self, name: str) -> None:
-        """Delete a job with all that it has, whatever its status; it may stand with a part of that until the end.
+        """Delete a job of any status with all its rows; until the end it may stand with a part of them.
 
         Raises: JobNotFound.
         """
@@ -302,7 +302,7 @@ class Store:
             await self._writer.run(lambda connection: _execute(connection, _SET_TAG, rows))
 
     async def get_tags(self, arn: str) -> dict[str, str]:
-        """Return the tags of a resource, sorted by key; empty for one that has none or does not exist."""
+        """Return the tags of a resource, sorted by key; empty without tags or without the resource."""
         statement = select(tags.c.tag_key, tags.c.tag_value).where(tags.c.arn == arn).order_by(tags.c.tag_key)
         rows = await self._read(lambda connection: connection.execute(statement).all())
         return {row.tag_key: row.tag_value for row in rows}
@@ -415,7 +415,7 @@ class Store:
 
 
 def _job_of_row_or(known: TrainingJob | None, connection: Connection, row: Any) -> tuple[TrainingJob, bool]:
-    """Return the job of a row that is to be changed, and whether what is known took the place of a damaged one.
+    """Return the job of a row that will be changed, and whether a known job replaced a damaged row.
 
     Raises: JobUnreadable for a row that is set aside, RowsUnreadable for one that is damaged, where nothing is known.
     """

@@ -124,7 +124,7 @@ def pictures_of(connection: Connection, job_name: str, kind: str, tag: str, *, m
 
 
 def picture_by_id(connection: Connection, job_name: str, picture_id: int) -> Picture | None:
-    """Return one picture with its bytes; None if the job has none of that number."""
+    """Return one picture with its bytes, or None if the job has no picture of that number."""
     columns = training_pictures.c
     statement = select(training_pictures).where(columns.job_name == job_name, columns.id == picture_id)
     row = connection.execute(statement).mappings().one_or_none()
@@ -147,7 +147,7 @@ def _with_picture(fact: TagFacts | None, picture: Picture) -> TagFacts:
 
 
 def _thin(connection: Connection, job_name: str, key: tuple[str, str], most: int) -> tuple[int, int]:
-    """Let go what a tag has too much of; return how many pictures and bytes went."""
+    """Drop a tag's surplus pictures; return the number of dropped pictures and bytes."""
     columns = training_pictures.c
     statement = select(columns.id, columns.step, func.coalesce(func.length(columns.data), 0)).where(
         columns.job_name == job_name, columns.kind == key[0], columns.tag == key[1]

@@ -1,4 +1,4 @@
-"""What programs write about their own training, in the database: values, pictures and progress, each once.
+"""Training records of programs in the database: values, pictures and progress, each once.
 
 Where: the training gateway appends, people's pages ask. Values stand in the table of metrics, among those that metric
 definitions found and BatchPutMetrics brought.
@@ -138,7 +138,7 @@ class TrainingRecords:
         return await self._write(put)
 
     async def progress_of(self, job_name: str, attempt: int) -> list[HostProgress]:
-        """Return what is known of an attempt's hosts."""
+        """Return the progress of an attempt's hosts."""
         statement = select(*_END_KEY, training_ends.c.progress).where(
             training_ends.c.job_name == job_name,
             training_ends.c.attempt == attempt,
@@ -200,7 +200,7 @@ class TrainingRecords:
         return await self._read(lambda connection: pictures_of(connection, job_name, kind, tag, most=most))
 
     async def picture(self, job_name: str, picture_id: int) -> Picture | None:
-        """Return one picture; None if the job has none of that number."""
+        """Return one picture, or None if the job has no picture of that number."""
         return await self._read(lambda connection: picture_by_id(connection, job_name, picture_id))
 
 
@@ -230,7 +230,7 @@ def _told_of(row: Row[Any]) -> None:
 
 
 def _told(new: TrainingProgress | None, stood: str | None) -> str | None:
-    """Return what stands from now on."""
+    """Return the current progress."""
     counts = standing(new, None if stood is None else from_plain(TrainingProgress, json.loads(stood)))
     return None if counts is None else json.dumps(to_plain(counts))
 

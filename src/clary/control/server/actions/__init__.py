@@ -1,1 +1,1 @@
-"""What people may do to jobs besides the AWS API, one module an act."""
+"""Actions of people on jobs besides the AWS API, one module an action."""

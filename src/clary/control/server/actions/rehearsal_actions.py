@@ -1,4 +1,4 @@
-"""Rehearsals over HTTP: what can be had here, striking a job, and what its programs wrote down.
+"""Rehearsals over HTTP: the faults available here, striking a job, and the records of its programs.
 
 Where: `clary rehearse` sends these. A job is struck only if it was created as a rehearsal.
 
@@ -34,7 +34,7 @@ KINDS = ("kill", "kill-rank", "partition", "slow", "disk-full")
 
 
 class Faults(Protocol):
-    """What an engine can do to the hosts of a rehearsal; every method raises EngineError if it can not."""
+    """Faults that an engine can strike the hosts of a rehearsal with; every method raises EngineError on failure."""
 
     def refusals(self) -> Mapping[str, str]:
         """Return kind of fault -> why it can not be had here."""
@@ -58,21 +58,21 @@ class Faults(Protocol):
         """Leave no room on the disk that a host has to itself, or give it its room again."""
 
     async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
-        """Let a host's link pass no more than this; None: what its plan says."""
+        """Limit a host's link to this rate; None restores the plan's rate."""
 
     async def records(self, job_name: str, attempt: int) -> list[dict[str, Any]]:
-        """Return what the programs of an attempt that is over wrote down."""
+        """Return the records that the programs of an ended attempt wrote."""
 
 
 class RehearsalActions:
-    """Answers for rehearsals; `people_routes` passes on what belongs to a job."""
+    """Answers requests on rehearsals; `people_routes` passes on those of a job."""
 
     def __init__(self, faults: Faults, *, admin_token: str) -> None:
         self._faults = faults
         self._admin_token = admin_token
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Say what can not be had here; raises WireError for a wrong token."""
+        """Return the faults that are not available here, with reasons. Raises: WireError for a wrong token."""
         if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
             raise WireError("AccessDenied", "the token does not open this service", http_status=403)
         largest_bytes = self._faults.largest_disk_bytes()
@@ -87,7 +87,7 @@ class RehearsalActions:
         return {"is_released": job.is_released, "records": await self._faults.records(job.name, int(attempt))}
 
     async def strike(self, job: TrainingJob, body: Any) -> dict[str, Any]:
-        """Strike a job's hosts, or end what struck them.
+        """Strike a job's hosts, or end an earlier fault.
 
         Raises: WireError for a job that is no rehearsal, that trains nothing now, or has no such host, and for a
         fault that could not be done.

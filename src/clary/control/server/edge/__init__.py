@@ -1,1 +1,1 @@
-"""What every request passes before a handler sees it: connections, heads, names, identities and bodies."""
+"""Checks of every request before a handler sees it: connections, heads, names, identities and bodies."""

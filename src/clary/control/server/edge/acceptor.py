@@ -1,4 +1,4 @@
-"""Accepts connections so that whoever closes knows every one of them.
+"""Accepts connections and keeps track of each, so that closing ends all of them.
 
 Where: under `connect_proxy`. `asyncio.Server` forgets a connection whose acceptance is under way while it closes: its
 transport is made some turns of the loop later and nobody closes it.
@@ -52,7 +52,7 @@ class Acceptor:
         return int(self._listener.getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening and break off what is connected; once it returns no connection is left."""
+        """Stop listening and abort all connections; none is open when it returns."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()

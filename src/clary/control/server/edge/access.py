@@ -1,4 +1,4 @@
-"""Who asks: by token from the command line, or by the console's cookie from a browser.
+"""Identity of a request: by token from the command line, or by the console's cookie from a browser.
 
 Where: `clary_handler` passes each request of a person through here before any page sees it. A request that comes with
 a valid cookie goes on as if it carried the admin token, with `hides_secrets` set; so every page is open to both, and
@@ -64,7 +64,7 @@ class Access:
         return replace(request, headers=headers, hides_secrets=True)
 
     def require_admin(self, request: HttpRequest) -> None:
-        """Raise what `let_in` does, and WireError 403 for a token that is not the admin's."""
+        """Raise the errors of `let_in`, and WireError 403 for a token that is not the admin's."""
         inside = self.let_in(request)
         if not hmac.compare_digest(bearer_token(inside).encode(), self._admin_token.encode()):
             raise WireError("AccessDenied", "the token does not open this service", http_status=403)

@@ -35,7 +35,7 @@ def make_request(
     writer: AbstractStreamWriter,
     task: asyncio.Task[None],
 ) -> ListenerRequest:
-    """Make what the listener serves; the HTTP library's factory."""
+    """Make a request object for the listener; the HTTP library's factory."""
     return ListenerRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 

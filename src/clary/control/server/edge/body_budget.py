@@ -33,7 +33,7 @@ class BodyBudget:
         return self._num_held
 
     def take(self, client: str, num_bytes: int) -> str:
-        """Take bytes for a client; return why there are none, or an empty text."""
+        """Take bytes of the budget for a client; return the reason of a refusal, or an empty text."""
         if self._held[client] + num_bytes > self._client_bytes:
             return f"large requests of this client hold {self._client_bytes} bytes already, the most for one"
         if self._num_held + num_bytes > self._total_bytes:

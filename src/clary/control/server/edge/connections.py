@@ -90,7 +90,7 @@ class GuardedConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and count what comes before a head is complete."""
+        """Parse bytes, and count those before a complete head."""
         if self._rest_bytes is not None:
             self._throw_away(data)
             return
@@ -143,7 +143,7 @@ class GuardedConnection(web.RequestHandler):
             self.transport.pause_reading()
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Log what went wrong, but for errors of a connection that is gone: strangers make as many as they like."""
+        """Log an error, except of a closed connection: strangers can make any number of those."""
         if self.transport is None:
             self.logger.debug(*args, **options)
         else:
@@ -158,7 +158,7 @@ class GuardedConnection(web.RequestHandler):
         self._guarded_by.table.unsettle(self)
 
     def abort(self) -> None:
-        """Close at once, whatever is still to be sent."""
+        """Close at once and drop unsent bytes."""
         transport = self.transport
         self.force_close()
         if transport is not None:

@@ -1,4 +1,4 @@
-"""What a gate says of a request's head, before any of its body is read."""
+"""Decision of a gate on a request's head, before any of its body is read."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ Gate = Callable[[HttpRequest], Admission | Refusal]  # is given a request withou
 
 
 def admit_strangers(head: HttpRequest) -> Admission:
-    """Admit whoever comes with a body that costs nothing; for pages that everybody may read."""
+    """Admit every client whose body costs nothing; for public pages."""
     return Admission(client=f"a reader at {head.remote}", max_body_bytes=STRANGER_BODY_BYTES, is_known=False)

@@ -24,7 +24,7 @@ JSON_HEADERS = [
 
 
 def bearer_token(request: HttpRequest) -> str:
-    """Return the bearer token of a request; raises WireError 403 if there is none."""
+    """Return the bearer token of a request. Raises: WireError 403 without a token."""
     scheme, _, token = (request.header("authorization") or "").partition(" ")
     if scheme.lower() != "bearer" or not token or not token.isascii():
         raise WireError("AccessDenied", "this page needs `Authorization: Bearer TOKEN`", http_status=403)
@@ -32,7 +32,7 @@ def bearer_token(request: HttpRequest) -> str:
 
 
 def read_json(request: HttpRequest, *, most_values: int = MAX_VALUES) -> Any:
-    """Return the JSON body; raises WireError 400 if it is none, or has values beyond reason."""
+    """Return the JSON body. Raises: WireError 400 if it is not JSON or has values beyond bounds."""
     if has_more_values(request.body, most_values):
         raise WireError("SerializationException", f"the body has more than {most_values} values")
     try:
@@ -69,7 +69,7 @@ def json_answer(document: Any, *, status: int = 200) -> HttpResponse:
 
 
 def finite_answer(answer: HttpResponse) -> HttpResponse:
-    """Return a JSON answer as all readers take it: null for what is not finite, which Python writes by name."""
+    """Return a JSON answer that all readers take: null for infinite and NaN values, which Python writes by name."""
     if answer.header("content-type") != "application/json":
         return answer
     if b"NaN" not in answer.body and b"Infinity" not in answer.body:

@@ -25,7 +25,7 @@ class LargeBodies:
 
     @asynccontextmanager
     async def runner(self, request: HttpRequest) -> AsyncIterator[Run]:
-        """Yield what calls functions on the body of a request; a large one has its turn until the block ends."""
+        """Yield a function that runs others on a request's body; a large body holds its turn until the block ends."""
         if len(request.body) <= LARGE_BODY_BYTES and not (request.body and request.header("content-encoding")):
             yield _at_once
             return

@@ -72,7 +72,7 @@ RequestHandler = Callable[["ListenerRequest"], Awaitable[web.StreamResponse]]
 
 
 class StreamingHandler(Protocol):
-    """What answers S3 requests (objects.front.S3Front)."""
+    """Handler of S3 requests (objects.front.S3Front)."""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -158,7 +158,7 @@ class Listener:
 
     @property
     def tls_port(self) -> int | None:
-        """The TLS port that is listened on, None if there is none; valid after `start`."""
+        """TLS port of the listener, or None without TLS; valid after `start`."""
         return self._ports[1] if len(self._ports) > 1 else None
 
     async def start(self) -> None:
@@ -304,12 +304,12 @@ def _reading(
     handler: ApiHandler | None,
     api: Callable[..., RequestHandler],
 ) -> list[Route]:
-    """Return the route to pages that are only read; none without a handler."""
+    """Return the route to read-only pages; no route without a handler."""
     return [] if handler is None else [Route(name, matches, api(handler, admit_strangers))]
 
 
 def _settled(front: StreamingHandler) -> RequestHandler:
-    """Have the front answer what is signed for S3; without a key it answers at once and reads no body."""
+    """Pass requests signed for S3 to the front; requests without a key are answered without reading their body."""
 
     async def handle(request: ListenerRequest) -> web.StreamResponse:
         settle(request)

@@ -1,4 +1,4 @@
-"""Signed cookies of people who are signed in to the console, and the one-time codes of `clary console`.
+"""Signed cookies of console sessions, and the one-time codes of `clary console`.
 
 Where: `sign_in` gives them out and takes them back, `access` reads one with each request. A cookie carries all that is
 known of its session, so a service that starts again still knows it; only those that were given up before their time
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Somebody who is signed in."""
+    """Session of a person signed in to the console."""
 
     session_id: str
     user: str

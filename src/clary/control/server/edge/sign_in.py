@@ -46,7 +46,7 @@ class SignIn:
         self._guesses = guesses
 
     async def handle(self, request: HttpRequest, session: Session | None) -> HttpResponse:
-        """Answer one request of somebody with this session, or none; raises WireError with the status to send."""
+        """Answer one request with this session or without one. Raises: WireError with the status to send."""
         if request.raw_path == CODE_PATH:
             return self._new_code(request)
         match request.method:
@@ -103,12 +103,12 @@ class SignIn:
 
 
 def not_signed_in() -> WireError:
-    """Return the error of somebody who has neither a session nor a token."""
+    """Return the error for a request with neither a session nor a token."""
     return WireError("NotSignedIn", "sign in first: `clary console` prints a link", http_status=401)
 
 
 def cookie_of(request: HttpRequest, cookie_name: str) -> str | None:
-    """Return the cookie of this name; None if there is none, or there are several."""
+    """Return the cookie of this name, or None if it is absent or repeated."""
     found = []
     # Several headers of the name were joined with commas, which no cookie of ours contains.
     for pair in (request.header("cookie") or "").replace(",", ";").split(";"):

@@ -210,7 +210,7 @@ def _save(certificate_path: Path, key_path: Path, pair: tuple[x509.Certificate, 
 
 
 def _regions() -> list[str]:
-    """Return the regions that botocore knows; none if its data can not be found."""
+    """Return the regions that botocore knows, or an empty list without its data."""
     # Found, not imported: only the wire imports botocore, and only its data is wanted.
     spec = importlib.util.find_spec("botocore")
     if spec is None or spec.origin is None:

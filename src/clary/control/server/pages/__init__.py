@@ -1,1 +1,1 @@
-"""What the console's pages show, one module a page: JSON for the browser."""
+"""Pages of the console, one module a page: JSON for the browser."""

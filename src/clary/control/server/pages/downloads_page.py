@@ -1,4 +1,4 @@
-"""Links to what a job has made, for a browser: model, output, code, and the files of its checkpoints.
+"""Download links of a job for a browser: model, output, code, and the files of its checkpoints.
 
 Where: `people_routes` gives it requests for jobs/NAME/downloads.
 

@@ -1,4 +1,4 @@
-"""The page `dump` of a job: what its processes are doing, asked for and shown."""
+"""Page `dump` of a job: requests a dump of its processes and shows it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
 
 
 async def dump_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return a dump with what it says: the newest, or the one that the query's `number` names.
+    """Return a dump with its analysis: the newest dump, or that of the query's `number`.
 
     With `brief` in the query only who is missing: cheap enough to be asked again and again.
 

@@ -1,4 +1,4 @@
-"""The page `health` of a job: what its hosts have found, and who is sick."""
+"""Page `health` of a job: its hosts' findings, and the sick hosts and links."""
 
 from __future__ import annotations
 

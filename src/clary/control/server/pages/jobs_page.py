@@ -133,13 +133,13 @@ def _duration_s(services: Services, card: JobCard) -> float | None:
 
 
 def _waiting_for(services: Services, places: Mapping[str, int], search: str) -> tuple[str, ...]:
-    """Return the jobs of the queue that a search finds by what they wait for, which changes with every other job."""
+    """Return the queued jobs that a search finds by the reason of their wait, which changes with every other job."""
     wanted = search.lower()
     return tuple(name for name in places if wanted in _pending_reason(services, name, places).lower()) if wanted else ()
 
 
 def _pending_reason(services: Services, name: str, places: Mapping[str, int]) -> str:
-    """Return what a job waits for: exactly for the first of the queue, of others only how far behind they are."""
+    """Return the reason of a job's wait: exact for the first of the queue, the place in the queue for the others."""
     place = places.get(name)
     if place is None:
         return ""

@@ -80,7 +80,7 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
 
 
 def _neighbours(found: FoundLines, query: LineQuery, end: LinePlace) -> tuple[LinePlace | None, LinePlace]:
-    """Return where older lines begin, None if there are none, and where newer ones do."""
+    """Return the position of older lines, or None without any, and the position of newer lines."""
     start = query.start
     if query.is_backward:
         older = None if found.is_complete else found.searched_to

@@ -1,4 +1,4 @@
-"""The machine that hosts share: what it has, what is free, and how much of it jobs hold.
+"""The machine that hosts share: its resources, the free part, and the part that jobs hold.
 
 Where: `hosts_page` shows it above the hosts. A moment's measure: what is read lies in /proc, nothing is kept.
 

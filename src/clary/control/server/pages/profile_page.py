@@ -91,7 +91,7 @@ async def profile_page(services: Services, job: TrainingJob, query: Mapping[str,
 
 
 def _profiles(desk: ProfileDesk, job_name: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return what there is to choose from, the newest first."""
+    """Return the profiles to choose from, the newest first."""
     # Without the answers of their hosts: of 500 hosts that is 2,500 files, and the console asks every two seconds.
     found = ((number, desk.request(job_name, number)) for number in numbers)
     return [

@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Possibilities(Protocol):
-    """Knows what can strike here."""
+    """Knows the faults that can be struck here."""
 
     def refusals(self) -> Mapping[str, str]:
         """Return kind of fault -> why it can not be had here."""
@@ -56,7 +56,7 @@ class RehearsalPages:
         self._faults = faults
 
     def facts(self, job: TrainingJob) -> dict[str, Any]:
-        """Return what the page of a job says of its rehearsals, and whether it was made for one."""
+        """Return a job's rehearsals for its page, and whether the job was made for one."""
         role = self._desk.role_of(job.name)
         return {
             "rehearsals": [_brief(kept) for kept in self._desk.of(job.name)],

@@ -1,4 +1,4 @@
-"""Hides what looks like a secret in a job's request and plan, for pages that a browser shows.
+"""Masks likely secrets in a job's request and plan, for pages that a browser shows.
 
 Where: `people_routes`, for requests that came by cookie (request, plan, dump), and the comparison of jobs. The command
 line sees its owner's values; a screen is seen by others too.
@@ -73,7 +73,7 @@ def _hide_member(name: str, value: Any) -> Any:
 
 
 def _hide_in_arguments(items: Sequence[Any]) -> list[Any]:
-    """Hide the values of flags in what may be a command line."""
+    """Mask the values of secret flags in a text that may be a command line."""
     shown: list[Any] = []
     secret_flag = ""
     for item in items:

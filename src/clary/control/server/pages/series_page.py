@@ -1,4 +1,4 @@
-"""Page of a job's series: points of what its hosts measured.
+"""Page of a job's series: points of its hosts' measurements.
 
 Where: `people_routes` gives it requests for jobs/NAME/series.
 

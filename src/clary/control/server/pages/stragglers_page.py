@@ -53,7 +53,7 @@ class StragglerPages:
         return page
 
     async def facts(self, job: TrainingJob, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return what is known of a job with the verdict, as `stragglers`, and as a warning while it lasts."""
+        """Return a job's facts with the verdict, as `stragglers`, and as a warning while it lasts."""
         if not job.hosts:
             return {**facts, "stragglers": None}
         page = await self.page(job)
@@ -115,7 +115,7 @@ def rank_steps(series: Sequence[Series]) -> list[RankSteps]:
 
 
 def host_facts(series: Sequence[Series]) -> dict[str, HostFacts]:
-    """Return the medians of what hosts measured."""
+    """Return the medians of the hosts' measurements."""
     medians: dict[str, dict[str, float]] = {}
     for one in series:
         if one.points and one.name.startswith("host/"):

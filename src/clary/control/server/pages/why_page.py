@@ -1,4 +1,4 @@
-"""Why a job failed, for people: the cause, where, what kind, what to do, and the last words of the process.
+"""Failure of a job, for people: its cause, place, kind and advice, and the last lines of the process.
 
 Where: `people_routes` gives it requests for jobs/NAME/why; `clary describe --why` prints it.
 
@@ -44,7 +44,7 @@ async def why_page(services: Services, job: TrainingJob) -> dict[str, Any]:
 
 
 async def _last_lines(services: Services, job: TrainingJob, failure: JobFailure) -> tuple[list[str], str]:
-    """Return what the process said last that failed, oldest first, and which it is; of its host if it said nothing."""
+    """Return the last lines of the failed process, oldest first, with its rank; of its host if it printed nothing."""
     hosts = [stream.split("/", 1)[1].rpartition("-")[0] for stream in job.log_streams]
     if not hosts:
         return [], ""

@@ -28,7 +28,7 @@ def _numbers() -> array[int]:
 
 @dataclass(kw_only=True)
 class LogIndex:
-    """Blocks of a stream and what is known of it as a whole; grows with every record."""
+    """Blocks of a stream and its summary; grows with every record."""
 
     end: int  # offset behind the last record
     next_sequence: int = 0
@@ -76,7 +76,7 @@ class LogIndex:
         return bisect_right(self.block_sequences, sequence, hi=num_blocks) - 1
 
     def block_before_time(self, at_ms: int, *, num_blocks: int) -> int:
-        """Return the last block that begins before `at_ms`, or the first: what is at or after it begins there."""
+        """Return the last block that begins before `at_ms`, or the first block: lines from `at_ms` on begin there."""
         return max(0, bisect_left(self.block_times_ms, at_ms, hi=num_blocks) - 1)
 
     def save(self, path: Path) -> None:
@@ -101,7 +101,7 @@ class LogIndex:
 
 
 def load_index(path: Path, *, file_size: int) -> LogIndex | None:
-    """Read the index beside a log file of `file_size` bytes; None if there is none that can be used."""
+    """Read the index beside a log file of `file_size` bytes, or return None if it is absent or unusable."""
     try:
         head, _, body = path.read_bytes().partition(b"\n")
         summary = json.loads(head)

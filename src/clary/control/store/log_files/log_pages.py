@@ -216,6 +216,6 @@ def _check_number(view: StreamView) -> int:
 def query_identity(
     *, streams: Iterable[str] | None, prefix: str | None, within: TimeRange, pattern: str | None
 ) -> dict[str, Any]:
-    """Return what makes a FilterLogEvents query itself; its page tokens are bound to it."""
+    """Return the identity of a FilterLogEvents query; its page tokens are bound to it."""
     names = None if streams is None else sorted(streams)
     return {"filter": "events", "streams": names, "prefix": prefix, "pattern": pattern, **within.__dict__}

@@ -55,7 +55,7 @@ class LogRecord(NamedTuple):
 
 
 class ScannedRecord(NamedTuple):
-    """What an opening scan needs of a record."""
+    """Fields of a record that the opening scan needs."""
 
     offset: int
     end: int

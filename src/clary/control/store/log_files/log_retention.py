@@ -1,4 +1,4 @@
-"""How long log lines are kept: the policy of the log group, beside its streams, over what the settings say.
+"""Retention of log lines: the policy of the log group, beside its streams, overrides the settings.
 
 Where: `LogStore` shows no line that is older, and `remove_expired` deletes the streams that have no younger one. A line
 that expires in a stream which still grows is hidden at once; its space comes back with the stream.
@@ -64,7 +64,7 @@ class LogRetention:
         self._policy_days, self._has_read = days, True
 
     def begin_ms(self, now: datetime) -> int | None:
-        """Return the time before which lines have expired; None if none ever does."""
+        """Return the time before which lines have expired, or None if lines never expire."""
         days = self.days()
         return int((now - timedelta(days=days)).timestamp() * 1000) if days else None
 

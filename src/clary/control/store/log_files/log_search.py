@@ -77,7 +77,7 @@ class FoundLines:
 
 
 def end_of(views: Sequence[StreamView | None]) -> LinePlace:
-    """Return the place of the newest line; a place before all lines where there is none."""
+    """Return the place of the newest line, or the place before all lines of an empty log."""
     ends = [
         LinePlace(record.at_ms, number, record.sequence)
         for number, view in enumerate(views)

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class StreamOrder(StrEnum):
-    """What streams are listed by, as DescribeLogStreams spells it."""
+    """Sort order of streams, as DescribeLogStreams spells it."""
 
     NAME = "LogStreamName"
     LAST_EVENT = "LastEventTime"  # streams without events count as oldest
@@ -88,7 +88,7 @@ class LogStore:
         await self._run(lambda: None)
 
     async def close(self) -> None:
-        """Finish what was begun, close all files and let go of the folder; closing twice does nothing."""
+        """Finish pending writes, close all files and release the folder; closing twice does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -151,7 +151,7 @@ class LogStore:
         return await self._run(self._retention.days)
 
     async def set_retention(self, days: int | None) -> None:
-        """Set how long lines are kept; None goes back to what the store was made with. It holds from now on."""
+        """Set the retention of lines from now on; None restores the store's default."""
         async with self._setting_retention:
             await self._run(lambda: self._retention.put(days))
 
@@ -312,7 +312,7 @@ class LogStore:
         return LogScan(prefix, TimeRange(start_ms=start_ms, end_ms=end_ms))
 
     async def advance(self, scan: LogScan, take: log_scan.Take, *, budget_s: float) -> bool:
-        """Hand the next lines of a scan to `take`, in a thread, for about `budget_s`; return whether none is left.
+        """Pass the next lines of a scan to `take`, in a thread, for about `budget_s`; return whether the scan is done.
 
         Raises: StreamDamaged; what `take` raises. A scan that raised is over.
         """

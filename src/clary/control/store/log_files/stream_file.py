@@ -178,7 +178,7 @@ class StreamView:
     path: Path
 
     def first_at_or_after(self, at_ms: int) -> int:
-        """Return the number of the first record of that time or later; `next_sequence` if there is none."""
+        """Return the number of the first record of that time or later, or `next_sequence` without one."""
         if not self.num_blocks:
             return 0
         first_block = self.index.block_before_time(at_ms, num_blocks=self.num_blocks)

@@ -132,7 +132,7 @@ class StreamRegistry:
                 insort(self._names, stream)
 
     def delete(self, stream: str) -> bool:
-        """Delete a stream; False if there was none."""
+        """Delete a stream; return False if it did not exist."""
         with self._changing:
             with self._registry:
                 entry = self._entries.pop(stream, None)
@@ -189,7 +189,7 @@ class StreamRegistry:
             return file.view()
 
     def summary(self, stream: str) -> StreamSummary:
-        """Return what is known of a stream as a whole.
+        """Return the summary of a stream.
 
         Raises: StreamNotFound.
         """

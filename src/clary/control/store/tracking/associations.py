@@ -17,7 +17,7 @@ from clary.control.store.tracking.experiment_rows import Association
 
 
 class EdgeOrder(StrEnum):
-    """What edges are sorted by; the value is the column."""
+    """Sort order of edges; the value is the column."""
 
     SOURCE_ARN = "source_arn"
     DESTINATION_ARN = "destination_arn"
@@ -51,7 +51,7 @@ class EdgeQuery:
         }
 
     def identity(self) -> list[Any]:
-        """Return what makes this query itself; a page token is bound to it."""
+        """Return the identity of this query; a page token is bound to it."""
         times = [None if at is None else to_microseconds(at) for at in (self.created_after, self.created_before)]
         return ["associations", *self.equals().values(), *times, self.order.value, self.descending]
 
@@ -77,7 +77,7 @@ class Associations:
         return await self._write(put)
 
     async def remove(self, source_arn: str, destination_arn: str) -> bool:
-        """Remove an edge; return False if there is none."""
+        """Remove an edge; return False if it does not exist."""
         columns = associations.c
         at = (columns.source_arn == source_arn) & (columns.destination_arn == destination_arn)
         return await self._write(lambda connection: connection.execute(delete(associations).where(at)).rowcount > 0)

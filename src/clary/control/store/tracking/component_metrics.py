@@ -1,4 +1,4 @@
-"""Values that programs report for a trial component, with steps, and what is said of them in short.
+"""Values that programs report for a trial component, with steps, and their summaries.
 
 Where: `services.experiments.values` puts them in and asks. Values of a training job's own component lie in the table
 of jobs' metrics, where metric definitions put theirs too; `of_job` says which of the two is meant.
@@ -28,7 +28,7 @@ _AT_ONCE = 200  # owners in one question
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A metric in short; what is not a number is left out.
+    """Summary of a metric, without values that are not numbers.
 
     Mean and deviation are NaN where a value is infinite or larger than `LARGEST`.
     """

@@ -1,4 +1,4 @@
-"""What the store keeps of experiments: one kind of record for experiments, trials, trial components and artifacts.
+"""Records of experiments: one kind for experiments, trials, trial components and artifacts.
 
 Where: `store.tracking.experiments` reads and writes them, `services.experiments` gives them their meaning.
 Names are unique whatever their case, as the API says; the record keeps them as they were first spelled.
@@ -23,7 +23,7 @@ _TIME = "$time_us"  # marks a time in a stored document, which JSON has no word 
 
 
 class Kind(StrEnum):
-    """What a record is; the value is the word in its ARN."""
+    """Kind of a record; the value is the word in its ARN."""
 
     EXPERIMENT = "experiment"
     TRIAL = "experiment-trial"
@@ -52,7 +52,7 @@ class Tracked:
 
 @dataclass(frozen=True, kw_only=True)
 class Association:
-    """One edge of lineage, from what came first to what came of it."""
+    """One edge of lineage, from a source to its result."""
 
     source_arn: str
     destination_arn: str

@@ -1,4 +1,4 @@
-"""Experiments, trials, trial components and artifacts in the database, and what belongs to what.
+"""Experiments, trials, trial components and artifacts in the database, with their relations.
 
 Where: `Store.experiments` is the one of a database; `services.experiments` asks and writes. Lineage and values of
 components lie beside it, in `associations` and `component_metrics`.
@@ -70,7 +70,7 @@ class TrackedQuery:
     descending: bool = True
 
     def identity(self) -> list[Any]:
-        """Return what makes this query itself; a page token is bound to it."""
+        """Return the identity of this query; a page token is bound to it."""
         times = [None if at is None else to_microseconds(at) for at in (self.created_after, self.created_before)]
         names = [self.name, self.parent, self.trial, self.experiment, self.component, self.source, self.label]
         return ["tracked", self.kind.value, *names, *times, self.by_name, self.descending]
@@ -86,7 +86,7 @@ class Parent:
 
 
 class ExperimentStore:
-    """Records of experiments; `lineage` and `values` are what hangs on them."""
+    """Records of experiments; `lineage` and `values` hold their edges and metrics."""
 
     def __init__(self, *, read: Runner, write: Runner, token_key: bytes) -> None:
         self._read = read
@@ -126,11 +126,11 @@ class ExperimentStore:
         await self._write(put)
 
     async def get(self, kind: Kind, name: str) -> Tracked | None:
-        """Return a record; None if there is none."""
+        """Return a record, or None if it does not exist."""
         return await self._read(lambda connection: _row(connection, kind, name))
 
     async def get_by_arn(self, arn: str) -> Tracked | None:
-        """Return a record; None if there is none."""
+        """Return a record, or None if it does not exist."""
         statement = select(tracked).where(tracked.c.arn == arn)
 
         def get(connection: Connection) -> Tracked | None:
@@ -140,7 +140,7 @@ class ExperimentStore:
         return await self._read(get)
 
     async def change(self, kind: Kind, name: str, change: Callable[[Tracked], Tracked]) -> Tracked:
-        """Read a record, change it and write it back in one transaction; return what is stored then.
+        """Read a record, change it and write it back in one transaction; return the stored record.
 
         Raises: TrackedNotFound; what `change` raised, with nothing written.
         """
@@ -157,7 +157,7 @@ class ExperimentStore:
         return await self._write(read_modify_write)
 
     async def remove(self, kind: Kind, name: str) -> Tracked:
-        """Delete a record with its tags, values and edges of lineage; return what it was.
+        """Delete a record with its tags, values and edges of lineage; return the deleted record.
 
         Raises: TrackedNotFound; TrackedInUse for an experiment with trials, a trial with components, a component of a
             trial.
@@ -300,7 +300,7 @@ def _join(connection: Connection, trial: str, component: str, *, at: datetime) -
 
 
 def _users(connection: Connection, thing: Tracked) -> str:
-    """Return who hangs on a record, in words; empty for nobody."""
+    """Return the records that depend on a record, in words, or an empty text."""
     match thing.kind:
         case Kind.EXPERIMENT:
             belongs = (tracked.c.kind == Kind.TRIAL.value) & (tracked.c.parent_key == thing.key)
@@ -317,7 +317,7 @@ def _users(connection: Connection, thing: Tracked) -> str:
 
 
 def _forget(connection: Connection, kind: Kind, name: str) -> None:
-    """Remove a record and all that hangs on it; does nothing if there is none."""
+    """Remove a record with its tags, values and edges; do nothing if it does not exist."""
     thing = _row(connection, kind, name)
     if thing is None:
         return
