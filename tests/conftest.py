@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import settings
 
-# After every test nothing of it is left on the machine; what tests need is there, or said; sweeps run a
-# sample where a seed is given.
+# Plugins: nothing of a test is left on the machine; what tests need is there, or said; long values have short names;
+# of sweeps and long tests a sample runs where a seed is given.
 pytest_plugins = ["leftovers_check", "needs", "short_names", "sweeps"]
 
 # Contracts are classes of tests that several modules inherit; their assertions tell as much as those of tests.

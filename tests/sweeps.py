@@ -4,8 +4,8 @@ A plugin that tests/conftest.py names. `make test` gives a seed in CLARY_TEST_SE
 with that seed as the reason. Without it, as under `make test-all` and plain pytest, everything runs.
 
 `@pytest.mark.sweep("size")` says which parameters a test sweeps over, such as the number of ranks: one value runs.
-`@pytest.mark.long` marks a test that takes more than 8 s on two quiet cores, with all values of its parameters, or a
-module whose fixtures do: one in LONG_PART of all of them runs.
+`@pytest.mark.long` marks a test function that takes more than 8 s on two quiet cores: one in LONG_PART of them runs,
+each with all values of its parameters.
 """
 
 import math
@@ -26,19 +26,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not seed:
         return
     _sample_sweeps(seed, items)
-    long = {item: _unit_of(item) for item in items if item.get_closest_marker("long") is not None}
+    long = {item: _function_of(item) for item in items if item.get_closest_marker("long") is not None}
     chosen = choose_long(seed, long.values())
-    for item, unit in long.items():
-        if unit not in chosen:
+    for item, function in long.items():
+        if function not in chosen:
             reason = f"seed {seed} chose other long tests, one in {LONG_PART}; make test-all runs all"
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _unit_of(item: pytest.Item) -> str:
-    """Return the name of what runs or is skipped as a whole: the function, or the module if that is marked."""
-    marks = getattr(getattr(item, "module", None), "pytestmark", [])
-    is_whole = any(mark.name == "long" for mark in (marks if isinstance(marks, list) else [marks]))
-    return item.nodeid.partition("::" if is_whole else "[")[0]
+def _function_of(item: pytest.Item) -> str:
+    """Return the path and the name of a test's function, without the values of its parameters."""
+    return item.nodeid.partition("[")[0]
 
 
 def _sample_sweeps(seed: str, items: Iterable[pytest.Item]) -> None:
@@ -46,7 +44,7 @@ def _sample_sweeps(seed: str, items: Iterable[pytest.Item]) -> None:
     for item in items:
         mark = item.get_closest_marker("sweep")
         if mark is not None:
-            function = item.nodeid.partition("[")[0]
+            function = _function_of(item)
             parameters = item.callspec.params  # type: ignore[attr-defined] - of parametrized functions
             sweeps.setdefault(function, []).append((tuple(parameters[name] for name in mark.args), item))
     for function, entries in sweeps.items():

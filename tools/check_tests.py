@@ -60,14 +60,14 @@ def _imported_tests(paths: set[Path]) -> list[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(alias.name for alias in node.names)]
             else:
                 continue
             told += [
                 f"{path}:{node.lineno}: imports the test module {name}: move what both need into a module of its own"
                 for name in names
-                if name in tests and "." not in name
+                if name.rpartition(".")[2] in tests
             ]
     return told
 

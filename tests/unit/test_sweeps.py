@@ -38,9 +38,6 @@ def test_of_two_sizes(size):
 """ + "".join(
     f"@pytest.mark.long\ndef test_that_takes_long_{number}():\n    print('ran', {number})\n\n" for number in range(6)
 )
-WHOLE = "import pytest\npytestmark = [pytest.mark.long]\n" + "".join(
-    f"def test_of_the_module_{number}():\n    print('ran', {number})\n\n" for number in range(6)
-)
 
 
 def run(folder: Path, seed: str, text: str = SWEPT) -> tuple[set[str], str]:
@@ -82,11 +79,6 @@ def test_a_part_of_the_long_tests_runs_under_a_seed_and_the_others_say_why_not(t
     assert len(ran - sized) == 1 - (-7 // LONG_PART) - (len(sized) // 2)
     assert "seed 7 chose other long tests" in said
     assert len(run(tmp_path, "", LONG)[0]) == 1 + 2 + 6
-
-
-@pytest.mark.timeout(120)
-def test_a_module_that_is_marked_runs_as_a_whole(tmp_path: Path) -> None:
-    assert len(run(tmp_path, "7", WHOLE)[0]) == 6
 
 
 def test_every_long_test_is_chosen_by_some_seed_whatever_their_order() -> None:

