@@ -45,7 +45,7 @@ class RowsUnreadable(StoreError):
 
 
 class JobUnreadable(StoreError):
-    """Raised for a job whose record is set aside; the message says since when, why, and the remedy."""
+    """Error for a job whose record is set aside; the message names the time, the reason and the remedy."""
 
     def __init__(self, name: str, *, entry: int, reason: str, found_at: str) -> None:
         super().__init__(
@@ -101,5 +101,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def storable(words: str) -> str:
-    """Return a text that every database takes, made of any bytes."""
+    """Return a text in a form that every database takes: without NUL characters, with lone surrogates escaped."""
     return words.replace("\0", "").encode("utf-8", "backslashreplace").decode()

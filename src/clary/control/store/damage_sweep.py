@@ -1,4 +1,4 @@
-"""Looks for rows with columns of another type than declared; SQLite stores values of any type.
+"""Looks for rows with values of another type than their column declares; SQLite stores values of any type.
 
 Where: `Store.open` sweeps the table of jobs, since a job whose marks are damaged would be passed over in silence;
 `Store` sweeps every table when a question failed for a reason that names no row.

@@ -247,7 +247,7 @@ class GroupCommitWriter:
 
 
 def _by_kind(batch: Sequence[_Operation]) -> list[list[_Operation]]:
-    """Return operations in their order; operations that are batched stand at the place of the first of their kind."""
+    """Return operations in groups that run together, in order; a group stands at the place of its first operation."""
     kinds: dict[object, list[_Operation]] = {}
     for number, operation in enumerate(batch):
         kinds.setdefault(operation.together or number, []).append(operation)

@@ -201,7 +201,7 @@ class JobCards:
 
 
 def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, dialect: str) -> Select[Any]:
-    """Return the statement for one page and one more row; its column `sort_key` holds the sort order."""
+    """Return the statement for one page and one more row; its column `sort_key` holds the value to sort by."""
     key = _sort_key(query.order, now_us)
     statement = select(*job_cards.c, key.label("sort_key")).where(*_filters(query, dialect=dialect))
     if query.status is not None:

@@ -80,7 +80,7 @@ def job_of_row(row: Row[Any]) -> TrainingJob:
 
 
 def key_of_row(row: Row[Any]) -> Mapping[str, Any]:
-    """Return the condition that finds the row of a job."""
+    """Return the key (column -> value) that finds the row of a job."""
     return {"name": row.name}
 
 

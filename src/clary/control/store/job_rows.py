@@ -20,7 +20,7 @@ _PIECES = (
 
 
 def remove_some(connection: Connection, job_name: str) -> bool:
-    """Remove a batch of a job's rows; return whether another batch may follow."""
+    """Remove a batch of a job's rows; return whether enough rows may be left for another batch."""
     for table, conditions, most in _PIECES:
         some = select(table.c.id).where(table.c.job_name == job_name, *conditions).limit(most)
         if connection.execute(delete(table).where(table.c.id.in_(some))).rowcount == most:

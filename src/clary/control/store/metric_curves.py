@@ -197,7 +197,7 @@ def _number_of(at: int, width: int) -> int:
 
 
 def _read_stretches(connection: Connection, cut: _Cut, *, after_id: int | None) -> _Stretches:
-    """Return the stretches of a metric's values, or of its values after a given one."""
+    """Return the stretches of a metric's values, or only of its values with an id above `after_id`."""
     columns = metrics.c
     number = (columns.at // cut.width).label("number")
     statement = (

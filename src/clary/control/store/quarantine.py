@@ -73,7 +73,10 @@ class Quarantine:
         self._on_job: Callable[[str], None] = lambda name: None
 
     def listen(self, on_job: Callable[[str], None]) -> None:
-        """Call `on_job` with the name of every job that is set aside; a holder of it in memory can repair it."""
+        """Register `on_job`, which is called with the name of every job that is set aside.
+
+        A holder of the job in memory can repair its row.
+        """
         self._on_job = on_job
 
     async def entries(self) -> list[QuarantineEntry]:

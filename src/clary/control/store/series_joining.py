@@ -62,7 +62,7 @@ COARSER: Mapping[int, int] = {ROWS_MS: FINE_MS, FINE_MS: COARSE_MS}
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Open blocks of one host, attempt and step, either rolled up or raw."""
+    """Open blocks of one host, attempt and step, either all rolled up or all not yet rolled up."""
 
     job_name: str
     attempt: int
@@ -89,7 +89,7 @@ class _Group:
 
 
 async def join_open_blocks(blocks: SeriesBlocks, *, now_ms: int) -> int:
-    """Join the blocks that are due now; return the number of joined blocks."""
+    """Join the blocks that are due now; return the number of blocks that others replaced."""
     groups = await blocks.read(_open_groups)
     num_joined = 0
     for first in range(0, len(groups), JOINED_TOGETHER):

@@ -122,7 +122,7 @@ class Store:
             raise
 
     async def close(self) -> None:
-        """Finish pending writes, end the threads and close the connections; closing twice does nothing."""
+        """Finish pending writes and reads, end the threads and close the connections; closing twice does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -302,7 +302,7 @@ class Store:
             await self._writer.run(lambda connection: _execute(connection, _SET_TAG, rows))
 
     async def get_tags(self, arn: str) -> dict[str, str]:
-        """Return the tags of a resource, sorted by key; empty without tags or without the resource."""
+        """Return the tags of a resource, sorted by key; empty if it has no tags or does not exist."""
         statement = select(tags.c.tag_key, tags.c.tag_value).where(tags.c.arn == arn).order_by(tags.c.tag_key)
         rows = await self._read(lambda connection: connection.execute(statement).all())
         return {row.tag_key: row.tag_value for row in rows}

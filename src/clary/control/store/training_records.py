@@ -1,4 +1,4 @@
-"""Training records of programs in the database: values, pictures and progress, each once.
+"""Records that programs write about their own training, in the database: values, pictures and progress, each once.
 
 Where: the training gateway appends, people's pages ask. Values stand in the table of metrics, among those that metric
 definitions found and BatchPutMetrics brought.
@@ -230,7 +230,7 @@ def _told_of(row: Row[Any]) -> None:
 
 
 def _told(new: TrainingProgress | None, stood: str | None) -> str | None:
-    """Return the current progress."""
+    """Return the progress that counts from now on, new or stored, as JSON, or None if both are absent."""
     counts = standing(new, None if stood is None else from_plain(TrainingProgress, json.loads(stood)))
     return None if counts is None else json.dumps(to_plain(counts))
 

@@ -76,7 +76,10 @@ class LogIndex:
         return bisect_right(self.block_sequences, sequence, hi=num_blocks) - 1
 
     def block_before_time(self, at_ms: int, *, num_blocks: int) -> int:
-        """Return the last block that begins before `at_ms`, or the first block: lines from `at_ms` on begin there."""
+        """Return the last block that begins before `at_ms`, or the first block.
+
+        Lines of `at_ms` or later lie in that block or behind it.
+        """
         return max(0, bisect_left(self.block_times_ms, at_ms, hi=num_blocks) - 1)
 
     def save(self, path: Path) -> None:

@@ -77,7 +77,7 @@ class FoundLines:
 
 
 def end_of(views: Sequence[StreamView | None]) -> LinePlace:
-    """Return the place of the newest line, or the place before all lines of an empty log."""
+    """Return the place of the newest line, or a place before all lines if no stream has a line."""
     ends = [
         LinePlace(record.at_ms, number, record.sequence)
         for number, view in enumerate(views)

@@ -88,7 +88,7 @@ class LogStore:
         await self._run(lambda: None)
 
     async def close(self) -> None:
-        """Finish pending writes, close all files and release the folder; closing twice does nothing."""
+        """Finish pending calls, close all files and release the folder; closing twice does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -151,7 +151,10 @@ class LogStore:
         return await self._run(self._retention.days)
 
     async def set_retention(self, days: int | None) -> None:
-        """Set the retention of lines from now on; None restores the store's default."""
+        """Set how many days lines are kept; None restores the store's default.
+
+        It holds from now on, for stored lines too.
+        """
         async with self._setting_retention:
             await self._run(lambda: self._retention.put(days))
 

@@ -1,4 +1,4 @@
-"""Records of experiments: one kind for experiments, trials, trial components and artifacts.
+"""Records of experiments in the store: one class for experiments, trials, trial components and artifacts.
 
 Where: `store.tracking.experiments` reads and writes them, `services.experiments` gives them their meaning.
 Names are unique whatever their case, as the API says; the record keeps them as they were first spelled.

@@ -300,7 +300,7 @@ def _join(connection: Connection, trial: str, component: str, *, at: datetime) -
 
 
 def _users(connection: Connection, thing: Tracked) -> str:
-    """Return the records that depend on a record, in words, or an empty text."""
+    """Return in words how many records depend on a record, with the remedy; empty if it has no dependents."""
     match thing.kind:
         case Kind.EXPERIMENT:
             belongs = (tracked.c.kind == Kind.TRIAL.value) & (tracked.c.parent_key == thing.key)
@@ -317,7 +317,10 @@ def _users(connection: Connection, thing: Tracked) -> str:
 
 
 def _forget(connection: Connection, kind: Kind, name: str) -> None:
-    """Remove a record with its tags, values and edges; do nothing if it does not exist."""
+    """Remove a record with its tags and edges; do nothing if it does not exist.
+
+    Values and memberships of a component go with it.
+    """
     thing = _row(connection, kind, name)
     if thing is None:
         return
