@@ -145,13 +145,13 @@ class Folder:
         return b"".join(pieces)
 
     def write(self, path: str, data: bytes, *, mode: int = FILE_MODE) -> None:
-        """Replace the file at `path` by a new one, whole or not at all."""
+        """Write a file at `path`, whole or not at all, replacing any file there."""
         with self.replacing(path, mode=mode) as file:
             file.write(data)
 
     @contextlib.contextmanager
     def replacing(self, path: str, *, mode: int = FILE_MODE) -> Iterator[BinaryIO]:
-        """Yield a new file, which replaces the one at `path` when the block ends without an error.
+        """Yield a new file, which replaces any file at `path` when the block ends without an error.
 
         What stands at `path` is never written to, so another name of the same file keeps its content.
         """

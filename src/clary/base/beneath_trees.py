@@ -144,7 +144,7 @@ def empty(top: Folder) -> None:
 
 
 def copy_tree(source: Folder, target: Folder) -> list[str]:
-    """Copy folders, regular files and links into an open folder; return the paths of other entries, not copied.
+    """Copy folders, regular files and links into an open folder; return the paths of all other entries.
 
     Links are copied as they are and lead wherever their text leads in the copy. Sockets, pipes and devices are left
     out, and so is what stands in the way of a folder of the source.

@@ -21,7 +21,7 @@ class _Mount(NamedTuple):
 
 
 def shown_at(folder: Path | str, place: Path | str, *, mountinfo: str | None = None) -> str | None:
-    """Return the path at or below `folder` that shows a place, its parent or a part of it; None if no path does.
+    """Return the path at or below `folder` that shows a place, a folder above it or a part of it; None if no path does.
 
     Args:
         folder: what would be shown, with all mounts below it.

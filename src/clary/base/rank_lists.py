@@ -29,7 +29,7 @@ def rank_text(ranks: Iterable[int]) -> str:
 
 
 def ranks_of(text: str) -> tuple[int, ...]:
-    """Return the ranks that a text names, or an empty list if it is not a list of ranks."""
+    """Return the ranks that a text names, or () if it is not a list of at most MAX_RANKS ranks."""
     found: list[int] = []
     for item in text.split(",") if text else ():
         match = _SPAN.fullmatch(item)

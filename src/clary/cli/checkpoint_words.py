@@ -70,7 +70,7 @@ def mirror_lines(hosts: Mapping[str, Mapping[str, Any]], *, now: datetime) -> li
 
 
 def finding_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return a line for every file that differs from its manifest."""
+    """Return a line for each damaged set and each file that is not as stored; further files are only counted."""
     lines = []
     for item in report["sets"]:
         name = f"{item['host']} set {item['number']}"

@@ -129,7 +129,7 @@ def run_remove(options: argparse.Namespace) -> int:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Print the secrets that open the service; anyone who has them can do everything there."""
+    """Print the address and secrets of the service; their holder can do everything there."""
     connection = connect()
     record, secrets, settings = connection.record, connection.secrets, connection.settings
     service = RemoteService(

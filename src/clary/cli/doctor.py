@@ -111,7 +111,7 @@ def _service(settings: Settings) -> Finding:
 
 
 def _store_leftovers(settings: Settings, folder: StateFolder) -> list[str]:
-    """Print leftovers of the embedded object store of a stopped service; a running service cleans up its own."""
+    """Return sentences on leftovers of a stopped service's object store; a running service cleans up its own."""
     record = StoreRecord.read(folder.root / "run" / "seaweed.json")
     if record is None or find_running(settings) is not None:
         return []
@@ -126,7 +126,7 @@ def _store_leftovers(settings: Settings, folder: StateFolder) -> list[str]:
 
 
 def _state(settings: Settings) -> list[Finding]:
-    """Print the faults of its state folder that the running service knows of."""
+    """Return the running service's findings on its state folder: problems and facts."""
     running = find_running(settings)
     if running is None or not running.is_healthy():
         return []
@@ -156,7 +156,7 @@ def _machine(engine: LocalEngine, settings: Settings) -> Finding:
 
 
 def _memory_limits(engine: LocalEngine, settings: Settings) -> Finding:
-    """Print the keeper of the hosts' memory limits: that of the running service, or of one started here."""
+    """Return the keeper of the hosts' memory limits: that of the running service, or of one started here."""
     running = find_running(settings)
     told = "" if running is None else running.record.memory_limits
     return Finding("memory limits", told or engine.memory_limits(looks_only=True))

@@ -1,4 +1,4 @@
-"""`clary env`: print the environment variables of clients; use it as: eval "$(clary env)"."""
+"""`clary env`: print the environment variables that a client needs; use it as: eval "$(clary env)"."""
 
 from __future__ import annotations
 

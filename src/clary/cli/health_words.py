@@ -1,4 +1,4 @@
-"""Words of `clary doctor JOB` on a job's health: two matrices, and a sentence for each finding.
+"""Words of `clary doctor JOB` on a job's health: two matrices, and words for findings that are not well.
 
 hosts by checks, then from host (rows) to host (columns); BAD in red, warn in yellow, ok in green, - was not checked,
 ... is still under way

@@ -90,7 +90,7 @@ def _row(job: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
 
 
 def _summary(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job in the words and times of ListTrainingJobs, followed by Clary's own members."""
+    """Return a job in the words of ListTrainingJobs, with times as in its JSON, then Clary's own members."""
     told: dict[str, Any] = {member: job[key] for member, key in SUMMARY.items() if job[key] is not None}
     for member in ("CreationTime", "TrainingStartTime", "TrainingEndTime"):
         if member in told:

@@ -1,4 +1,4 @@
-"""Time and money of a job in words: the parts of the hosts' time, and its price."""
+"""Time and money of a job in words: the parts of the hosts' time, and the price that would have been paid for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words on the state of a job, and for a waiting job on its place in the queue and its start."""
+"""Words on the state of a job, and for a waiting job on its place in the queue and its estimated start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def state_words(facts: Mapping[str, Any]) -> str:
 
 
 def waiting_words(facts: Mapping[str, Any]) -> str:
-    """Return place, start and reason of a waiting job, or an empty text for any other job."""
+    """Return place, estimated start and reason of a waiting job, or an empty text for any other job."""
     if facts["state"] != "Queued":
         return ""
     place = queue_words(facts["queue"]) if facts["queue"] else ""

@@ -166,7 +166,11 @@ def _request_of(connection: Connection, job_or_file: str) -> dict[str, Any]:
 
 
 def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str, str]) -> tuple[PlannedFault, ...]:
-    """Print and return all faults. Raises: ContractError for a fault that cannot be struck here."""
+    """Return all faults, and print them unless `--json` is set.
+
+    Raises: ContractError, before anything starts: no fault is given, one cannot be struck here, or `--random` comes
+        with `--together`.
+    """
     faults: list[PlannedFault] = list(options.faults or ())
     if options.random:
         if options.together:

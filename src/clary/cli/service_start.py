@@ -34,7 +34,7 @@ def wait_until_ready(
     find_ready: Callable[[], Ready | None],
     say: Callable[[str], None],
 ) -> Ready:
-    """Return the result of `find_ready` as soon as there is one; any exception before it ends the service.
+    """Return the result of `find_ready` as soon as there is one; end the service on any exception before that.
 
     Args:
         process: the service.

@@ -1,4 +1,4 @@
-"""Filter of text for a terminal: keeps text and colours, and removes all other control sequences.
+"""Filter of text for a terminal: keeps text and colours, and spells out all other control characters.
 
 Where: `main` puts the guard before stdout and stderr of every command where they are terminals. Log lines, tags, names
 of channels and reasons of failures are written by strangers; a terminal takes orders from text - to set the clipboard

@@ -44,7 +44,7 @@ class Screen(Protocol):
         """Write text."""
 
     def refresh(self) -> None:
-        """Refresh the screen."""
+        """Show the text written since the last refresh."""
 
 
 def add_parser(commands: Any) -> None:

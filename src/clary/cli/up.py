@@ -147,7 +147,7 @@ def _say(sentence: str) -> None:
 
 
 def _why(folder: StateFolder) -> str:
-    """Return a sentence followed by the known facts of a failed start."""
+    """Return the known facts of a failed start, to be appended to a sentence."""
     full = why_full(folder.root)  # a log on a full disk does not say why a service has ended
     return f"{f'; {full}; then start it again' if full else ''}; end of {folder.service_log}:\n{_log_tail(folder)}"
 

@@ -134,7 +134,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Clue:
-    """Last error line that a process printed of its own failure, and the time of it."""
+    """One line of a process about its own failure, printed or recorded, and its time."""
 
     rank: int | None  # global rank; None for a program that has no ranks, or whose rank is not known
     at: datetime

@@ -119,7 +119,7 @@ def manifest_key(host: str, number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """Announcement of the keys that an unfinished set will put under PATH; void once it or a later set exists."""
+    """Announcement of the files that an unfinished set will put under PATH; void once it or a later set exists."""
 
     number: int  # of the set
     paths: tuple[str, ...]  # where nothing stood before

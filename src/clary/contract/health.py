@@ -18,7 +18,7 @@ def seconds_in_words(seconds: float) -> str:
 
 
 class FindingState(StrEnum):
-    """State of a checked host or link."""
+    """Result of one check of a host or link."""
 
     OK = "ok"
     WARN = "warn"  # worth a look; nothing follows from it

@@ -1,4 +1,4 @@
-"""Marks of a rehearsal, and the places where its programs record their draws and actions.
+"""Marks of a rehearsal, and the places where its programs record their samples, steps and printed lines.
 
 Where: `clary rehearse` sets the variables in the Environment of the requests it makes; the service strikes no job
 without the first; in the program `compat.clary_rehearsal` looks for it. The second says which hosts get a disk of their

@@ -76,7 +76,7 @@ class CollectiveCall:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveGroup:
-    """A group of ranks, and the last collective that one of them called on it.
+    """A group of ranks, and the last calls that one of them made on it.
 
     Attributes:
         kind: of its backend; `DDP` for gradients.
@@ -95,7 +95,7 @@ class CollectiveGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftCalls:
-    """Last collective call of a rank when its process ended."""
+    """Last collective calls of a rank, by group, when its process ended."""
 
     rank: int
     groups: tuple[CollectiveGroup, ...]

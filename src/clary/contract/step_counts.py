@@ -82,7 +82,7 @@ def pack_header(header: CountsHeader) -> bytes:
 
 
 def read_header(data: bytes) -> CountsHeader | None:
-    """Return the step counts that a file holds, or None if it is not a file of counts."""
+    """Return the header of a file of step counts, or None for any other file."""
     if len(data) < HEADER_BYTES:
         return None
     magic, worker, began_ns, *before = _HEADER.unpack_from(data)
@@ -113,7 +113,7 @@ def read_rows(data: bytes) -> list[CountsRow]:
 
 
 def counts_at(header: CountsHeader, rows: Sequence[CountsRow], at_ns: int) -> StepCounts:
-    """Return the counts of a process at a moment, or its oldest row if its rows begin later.
+    """Return the counts of a process at a moment, or its oldest known counts if its rows begin later.
 
     Args:
         rows: of the file, by number.

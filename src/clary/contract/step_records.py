@@ -31,7 +31,7 @@ _MAX_RANK = 1 << 31
 
 
 class StepRow(NamedTuple):
-    """One step of one rank. The rest of its time, beside the parts, was spent outside of all of them.
+    """One step of one rank. The rest of `step_s` beside the parts was spent outside of all of them.
 
     Attributes:
         number: of the step, from 1.

@@ -178,7 +178,7 @@ def refusals(
 
 
 def server_style(image: str) -> ServerStyle:
-    """Return the use of parameter_server by an image of this name; without a framework in it, TensorFlow's use."""
+    """Return how images of a name start parameter servers: as TensorFlow's do if the name holds no framework."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     if "mxnet" in name:
         return ServerStyle.MXNET
@@ -194,7 +194,7 @@ def warnings(
     has_command: bool = False,
     instance_types: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return warnings of settings that run otherwise than a user may think; for the log's head and for describe."""
+    """Return warnings of settings whose effect a user may not expect; for the first log lines and for describe."""
     if has_command:
         return ()
     distribution = read_distribution(hyperparameters)

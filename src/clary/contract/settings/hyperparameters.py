@@ -91,7 +91,7 @@ def is_enabled(hyperparameters: Mapping[str, str], name: str) -> bool:
 
 
 def model_parallel_parameters(hyperparameters: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return `mp_parameters` of the model parallel library, or None if the job does not set them.
+    """Return `mp_parameters` of the model parallel library, or None if they are absent, empty or no JSON object.
 
     The same key also reaches the program: as `--mp_parameters k=v,k2=v2` and as JSON in SM_HP_MP_PARAMETERS.
     """

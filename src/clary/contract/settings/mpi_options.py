@@ -67,7 +67,7 @@ class MpiOptions:
 
 
 def parse_mpi_options(text: str) -> MpiOptions:
-    """Read `custom_mpi_options`; unknown options are listed in `problems`, and nothing is raised."""
+    """Read `custom_mpi_options`; unknown, malformed and refused options are listed in `problems`. Never raises."""
     words = text.split()
     variables: dict[str, str | None] = {}
     mca: list[tuple[str, str, str]] = []

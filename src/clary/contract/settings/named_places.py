@@ -78,7 +78,9 @@ def local_folder(local_path: str) -> PurePosixPath:
 
 
 def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
-    """Return the reason why a path cannot be a LocalPath: it would cover folders of the host itself.
+    """Return a sentence on why a path cannot be a LocalPath, or None if it can be one.
+
+    It must be absolute and must not cover folders that the host itself works with.
 
     Args:
         member: of the request, as "CheckpointConfig.LocalPath".

@@ -1,4 +1,4 @@
-"""Misspelt hyperparameters of the platform, and the names that were meant.
+"""Hyperparameters with the platform's prefix that no launcher reads, and the names that were probably meant.
 
 Where: the service warns of them when a job is created. Every `sagemaker_*` key is hidden from the program's arguments,
 so that a misspelt one does nothing at all, and nobody would say so.
