@@ -119,7 +119,7 @@ def choose(
 
 
 def checkpoint_facts(job: TrainingJob) -> dict[str, Any]:
-    """Return each host's last report of its mirroring, as plain data; hosts without a report are left out.
+    """Return host -> the last report of its mirroring, as plain data; hosts without a report are left out.
 
     A job that waits to be tried again has no hosts: what those of its last attempt said stands.
     """

@@ -1,4 +1,4 @@
-"""Owner and grants of the key that signs a request: the owner's key, or that of an attempt with live hosts.
+"""Keys that sign requests, and their grants: the owner's key, and those of attempts whose hosts still exist.
 
 Where: `service` gives it to the S3 front and to `aws_handler`, which ask the rules of `permissions`. The key of an
 attempt dies with the attempt: another try has another one, a pool that waits for its next job has none.

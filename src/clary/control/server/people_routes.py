@@ -229,7 +229,7 @@ class PeopleRoutes:
         }
 
     def _not_isolated(self, job: TrainingJob) -> list[str]:
-        """Return the parts that its hosts found shared, and those that the settings share."""
+        """Return sentences on the parts that a job's hosts found shared, then on the parts that the settings share."""
         of_hosts = sorted({text for record in job.hosts.values() for text in record.facts.not_isolated})
         return [*of_hosts, *self._shared(not JobRequest(job.request).has_network_isolation)]
 

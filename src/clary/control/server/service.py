@@ -402,7 +402,7 @@ async def _listen(
 async def _object_store(
     stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets, *, leave: asyncio.Event
 ) -> tuple[Endpoint, Sequence[Callable[[], None]]]:
-    """Return the place of objects, and the keeper of an embedded store's files."""
+    """Return the endpoint of the object store, and the keepers of an embedded store's files."""
     if settings.s3_endpoint_url:
         key, secret = settings.s3_access_key_id, settings.s3_secret_access_key
         if not key or not secret:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 async def keep_files(
     folder: StateFolder, record: ServiceRecord, secrets: RootSecrets, *, others: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """Check until cancelled, and rewrite files that are missing or foreign.
+    """Check until cancelled, and rewrite files that are missing or damaged, and a record of another service.
 
     Args:
         folder: the state folder.

@@ -52,7 +52,7 @@ class Acceptor:
         return int(self._listener.getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening and abort all connections; none is open when it returns."""
+        """Stop listening and end all connections; no connection is open when it returns."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()

@@ -1,4 +1,4 @@
-"""Identity of a request: by token from the command line, or by the console's cookie from a browser.
+"""Identification of people: by token from the command line, or by the console's cookie from a browser.
 
 Where: `clary_handler` passes each request of a person through here before any page sees it. A request that comes with
 a valid cookie goes on as if it carried the admin token, with `hides_secrets` set; so every page is open to both, and

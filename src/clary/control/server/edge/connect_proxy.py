@@ -106,7 +106,7 @@ class ConnectProxy:
         return taken
 
     async def close(self) -> None:
-        """Stop listening and abort all connections."""
+        """Stop listening and end all connections."""
         await self._acceptor.close()
         self._resolver.close()
 
@@ -159,7 +159,7 @@ class ConnectProxy:
             await close(far[1])
 
     async def _connect(self, asked: Asked, writer: asyncio.StreamWriter) -> Ends | None:
-        """Return both ends of a connection to a client's target, or None if the client has been refused."""
+        """Return both ends of a connection to a client's target, or None after an answer that gives the reason."""
         source = ""
         if self._is_ours(asked.name) and asked.is_tunnel and self._tls_port:
             decision, port = Decision((self._host,)), self._tls_port

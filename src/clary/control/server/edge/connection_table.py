@@ -22,7 +22,7 @@ Key = TypeVar("Key")
 
 
 def counted_address(peer: object, end: object) -> str:
-    """Return the address under which a client is counted, or an empty text without an address.
+    """Return the address under which a client is counted, or an empty text if it has no address.
 
     A client on this machine that comes to another address of it than loopback, such as setting `host`, has that address
     on both ends: it is the owner's as one on loopback is.
@@ -94,7 +94,7 @@ class ConnectionTable(Generic[Key]):
                 del self._yielding[peer]
 
     def unsettle(self, key: Key) -> None:
-        """Note that a connection has no known client from now on."""
+        """Note that a connection serves no known client from now on, so that it may give way."""
         peer = self._peers.get(key)
         if peer is not None:
             waiting = self._yielding.setdefault(peer, OrderedDict())

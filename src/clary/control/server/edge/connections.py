@@ -143,7 +143,7 @@ class GuardedConnection(web.RequestHandler):
             self.transport.pause_reading()
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Log an error, except of a closed connection: strangers can make any number of those."""
+        """Log an error; on a closed connection only as debug: strangers can make any number of such errors."""
         if self.transport is None:
             self.logger.debug(*args, **options)
         else:

@@ -31,5 +31,5 @@ Gate = Callable[[HttpRequest], Admission | Refusal]  # is given a request withou
 
 
 def admit_strangers(head: HttpRequest) -> Admission:
-    """Admit every client whose body costs nothing; for public pages."""
+    """Admit every client, with a body so small that it costs nothing; for pages that everybody may ask for."""
     return Admission(client=f"a reader at {head.remote}", max_body_bytes=STRANGER_BODY_BYTES, is_known=False)

@@ -49,7 +49,7 @@ class HostNames:
         )
 
     def bucket_of(self, host: str) -> str | None:
-        """Return the label in front of one of the service's own names, as in `bucket.localhost:4570`."""
+        """Return the text in front of one of the service's own names, as in `bucket.localhost:4570`."""
         name = _name_of(host)
         if name in self._exact or _is_number(name):
             return None

@@ -32,7 +32,7 @@ def bearer_token(request: HttpRequest) -> str:
 
 
 def read_json(request: HttpRequest, *, most_values: int = MAX_VALUES) -> Any:
-    """Return the JSON body. Raises: WireError 400 if it is not JSON or has values beyond bounds."""
+    """Return the JSON body. Raises: WireError 400 if it is not JSON or has more than `most_values` values."""
     if has_more_values(request.body, most_values):
         raise WireError("SerializationException", f"the body has more than {most_values} values")
     try:

@@ -309,7 +309,10 @@ def _reading(
 
 
 def _settled(front: StreamingHandler) -> RequestHandler:
-    """Pass requests signed for S3 to the front; requests without a key are answered without reading their body."""
+    """Return a handler that passes requests signed for S3 to the front, as requests of known clients.
+
+    The front answers a request without a key at once and reads no body of it.
+    """
 
     async def handle(request: ListenerRequest) -> web.StreamResponse:
         settle(request)

@@ -1,4 +1,4 @@
-"""Jobs side by side: the differences of their requests and of their results.
+"""Jobs side by side: the differences of their requests, and the results of each job.
 
 Where: `console_routes` gives it requests for /clary/v1/compare?jobs=a,b,c.
 
@@ -55,7 +55,7 @@ def differences(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _interest(key: str) -> tuple[int, str]:
-    """Sort key: the members by which people compare jobs come first."""
+    """Return a sort key: the members by which people compare jobs come first."""
     first = ("HyperParameters", "ResourceConfig", "Environment", "AlgorithmSpecification")
     top = key.partition(".")[0]
     return (first.index(top) if top in first else len(first)), key

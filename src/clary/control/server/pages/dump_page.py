@@ -1,4 +1,4 @@
-"""Page `dump` of a job: requests a dump of its processes and shows it."""
+"""Page `dump` of a job: asks for a dump of the state of its processes, and shows it."""
 
 from __future__ import annotations
 

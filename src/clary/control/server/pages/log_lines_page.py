@@ -80,7 +80,7 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
 
 
 def _neighbours(found: FoundLines, query: LineQuery, end: LinePlace) -> tuple[LinePlace | None, LinePlace]:
-    """Return the position of older lines, or None without any, and the position of newer lines."""
+    """Return the position at which older lines begin, or None if there are no older ones, and that of newer lines."""
     start = query.start
     if query.is_backward:
         older = None if found.is_complete else found.searched_to

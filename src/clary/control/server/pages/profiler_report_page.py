@@ -71,7 +71,7 @@ def _report_of(job: TrainingJob) -> ConfiguredRule:
 
 
 def _earlier(job: TrainingJob, rule_name: str, has_issue: bool) -> str:
-    """Return the findings of a request's rule during the job that it does not find any more."""
+    """Return the issue that a rule of the request found while the job ran and finds no more, or an empty text."""
     for rule in configured_rules(configurations_of(job, RuleKind.PROFILER)):
         known = evaluation_of(job, RuleKind.PROFILER, rule.name)
         if rule.kind == rule_name and not has_issue and known is not None and known.status is RuleStatus.ISSUES_FOUND:

@@ -73,7 +73,7 @@ def _hide_member(name: str, value: Any) -> Any:
 
 
 def _hide_in_arguments(items: Sequence[Any]) -> list[Any]:
-    """Mask the values of secret flags in a text that may be a command line."""
+    """Mask the values of secret flags in a list that may be a command line."""
     shown: list[Any] = []
     secret_flag = ""
     for item in items:

@@ -44,7 +44,10 @@ async def why_page(services: Services, job: TrainingJob) -> dict[str, Any]:
 
 
 async def _last_lines(services: Services, job: TrainingJob, failure: JobFailure) -> tuple[list[str], str]:
-    """Return the last lines of the failed process, oldest first, with its rank; of its host if it printed nothing."""
+    """Return the last lines of the failed process, oldest first, and the name of its host with its rank.
+
+    If it printed nothing, or its rank is not known: the last lines of the host, and the host's name alone.
+    """
     hosts = [stream.split("/", 1)[1].rpartition("-")[0] for stream in job.log_streams]
     if not hosts:
         return [], ""
