@@ -39,7 +39,7 @@ SageMaker:
 def client_variables(
     settings: Settings, *, url: str, credentials: Credentials, client_folder: Path
 ) -> Mapping[str, str]:
-    """Return the environment variables of clients, and no others.
+    """Return the environment variables that a client needs, and no others.
 
     Args:
         settings: of the service.

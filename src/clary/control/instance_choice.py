@@ -17,7 +17,7 @@ EXCLUSIVE = ("InstanceType", "InstanceGroups", "InstancePlacementConfig")
 
 
 def check(request: Mapping[str, Any]) -> None:
-    """Refuse preferences beside members that they exclude, repeated types, and uncounted hosts.
+    """Refuse preferences beside members that they exclude, repeated types, and a missing or doubled InstanceCount.
 
     Raises: WireError(ValidationException).
     """
@@ -42,7 +42,7 @@ def check(request: Mapping[str, Any]) -> None:
 
 
 def candidates(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the request with each of its preferences selected, in their order, or the request itself without any."""
+    """Yield the request with each of its preferences selected, in their order, or as it is if it has no preferences."""
     config = request["ResourceConfig"]
     preferences = config.get("InstancePreferences") or ()
     if not preferences:

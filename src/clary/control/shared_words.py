@@ -18,7 +18,7 @@ OWN_ACCESS = "A job's key opens what the job's request names in S3, its own outp
 
 
 def shared_by_settings(settings: Settings, reachable: Sequence[Reachable], *, has_network: bool = True) -> list[str]:
-    """Return the parts that are shared beyond the share of every job.
+    """Return one sentence for each access that settings open beyond the access that every job has.
 
     Args:
         settings: of the service.

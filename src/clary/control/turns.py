@@ -33,7 +33,7 @@ class Turns:
         return len(self._clients)
 
     async def take(self, name: str) -> Callable[[], None]:
-        """Wait for a turn of a client; return the function that gives it back, called once, in the event loop."""
+        """Wait for a turn of a client; return the function that gives it back, to be called once in the event loop."""
         client = self._clients.setdefault(name, _Client(self._at_once))
         client.num_asked += 1
         try:

@@ -1,4 +1,4 @@
-"""Settings of an instance type, and their faults.
+"""Keys that settings may give for an instance type, and the check of their values.
 
 Where: `settings` checks `[instance_types."ml.x"]` when it reads the file, so that a wrong key keeps the service from
 starting and not a job from being created; `scheduling.catalogue` lays the values over the type's own.

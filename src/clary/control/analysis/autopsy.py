@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """Suspect that holds the job up, with the evidence."""
+    """Rank, host, link or order of collectives that may hold the job up, with the evidence."""
 
     who: str
     why: str
@@ -196,7 +196,11 @@ def _cut_links(dumps: Mapping[str, HostDump]) -> list[Suspicion]:
 
 
 def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: Counted) -> Iterable[Suspicion]:
-    """Name the ranks that are elsewhere than the waiting ranks, or all ranks if no two operations match."""
+    """Yield a suspicion for each rank that is elsewhere than the waiting ranks, or called another collective than most.
+
+    Suspects the order of collectives where all ranks wait in different ones and no rank is odd, or where ranks wait for
+    each other. Yields nothing while at least half of the waiting ranks get on.
+    """
     processes = {(host, process.pid): process for host, process in _ranks(dumps)}
     waiting = [group for group in groups if group.doing in (Doing.WAITS_FOR_RANKS, Doing.WAITS_FOR_GPU)]
     usual = [group for group in waiting if not group.is_odd]
@@ -232,7 +236,7 @@ def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: 
 
 
 def _judge(process: ProcessDump, group: Group, dump: HostDump) -> tuple[Weight, str]:
-    """Return the activity of an awaited rank in words, and whether it is suspicious."""
+    """Return how suspicious an awaited rank is, and its activity in words."""
     place = place_of(process)
     if group.doing is Doing.UNKNOWN:
         return Weight.SUSPECT, f"{group.doing.value} ({process.error})"

@@ -1,4 +1,4 @@
-"""Training time and billable time of a job, as both SDKs print them, and their price. Pure.
+"""Training time and billable time of a job, as both SDKs print them, and their cost by the price file. Pure.
 
 Where: DescribeTrainingJob (TrainingTimeInSeconds, BillableTimeInSeconds) and the ledger of `clary describe`; prices
 come from `scheduling.prices`.

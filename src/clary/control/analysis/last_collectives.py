@@ -157,7 +157,10 @@ class _Table:
         return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
 
     def has_ended_well(self, number: int) -> bool:
-        """Whether an operation has ended on all known ranks: then its differences held no rank up."""
+        """Whether an operation has ended on all ranks that record it: then its differences held no rank up.
+
+        Known only of backends whose operations have ended when a wait for them has.
+        """
         return self.key[1] in _ENDED_WHEN_WAITED_FOR and all(
             call.state == _FINISHED for call in self.at(number).values()
         )

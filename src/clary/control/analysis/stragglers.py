@@ -70,7 +70,7 @@ class StepTimes:
 
     @property
     def own_s(self) -> float:
-        """Seconds of the rank's own work."""
+        """Seconds of the rank's own time: the step less its communication."""
         return max(0.0, self.step_s - self.communication_s)
 
     @property
@@ -82,7 +82,7 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSteps:
-    """Activity of one rank over a stretch of time.
+    """Step times of one rank over a stretch of time.
 
     Attributes:
         moments: milliseconds since 1970 -> times; the same moments in all ranks, where they were measured.
@@ -129,7 +129,7 @@ class RankRow:
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerVerdict:
-    """The slow rank, and the reason.
+    """Verdict on a job: the slow host, its slow ranks and the reason, or that nothing slow was found.
 
     Attributes:
         host: where; empty for nobody, and where two hosts cannot be told apart.
@@ -166,7 +166,7 @@ def rows_of(ranks: Sequence[RankSteps]) -> list[RankRow]:
 
 
 def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts], *, has_gpus: bool = False) -> StragglerVerdict:
-    """Return the slow rank with the reason.
+    """Return the slow host, its slow ranks and the reason, or that nothing slow was found.
 
     Args:
         ranks: all ranks of a job; those without steps are left out.
@@ -293,7 +293,7 @@ def _share_of_step(slow: RankSteps, others: Sequence[RankSteps], usual: Mapping[
 
 
 def _votes(slow: RankSteps, others: Sequence[RankSteps]) -> float:
-    """Return the share of moments at which it was clearly slower than the others."""
+    """Return the share of moments at which `slow` was clearly slower than the others; 0 if too few are known."""
     num_votes = num_moments = 0
     for at_ms, its in slow.moments.items():
         theirs = [item.moments[at_ms] for item in others if at_ms in item.moments]

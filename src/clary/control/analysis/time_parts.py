@@ -84,7 +84,7 @@ _LONGEST_S = 1e9  # of a timing: what is longer than thirty years was not measur
 
 
 def cut_time(job: TrainingJob, *, now: datetime) -> dict[str, tuple[Stretch, ...]]:
-    """Return each host's stretches, all longer than 0: the first begins with the job, each other where the last ends.
+    """Return each host's stretches, longer than 0 and without gaps; the first begins with the job.
 
     Args:
         job: the record.

@@ -14,7 +14,7 @@ _FRAME = '  File "'
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the last frames and the exception, or nothing if the lines hold no traceback.
+    """Return the last frames and the exception, or an empty list if the lines hold no traceback.
 
     Args:
         lines: of one process, oldest first. What launchers put before each line, `[rank0]: ` as torchrun does, is

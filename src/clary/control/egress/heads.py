@@ -30,7 +30,7 @@ Fields = list[tuple[str, str]]
 
 
 class BadHead(Exception):
-    """Raised for bytes that are not a request the proxy answers."""
+    """Raised for a head that is not a request the proxy answers, or not an HTTP answer of a target."""
 
 
 @dataclass(frozen=True, kw_only=True)

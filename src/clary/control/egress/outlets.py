@@ -33,7 +33,7 @@ class Outlet:
 
 @dataclass(frozen=True)
 class Outlets:
-    """Outlets that were found, and for the others the reasons."""
+    """Outlets that were found, and the entries that failed, each with the reason."""
 
     places: tuple[Outlet, ...] = ()
     missing: tuple[str, ...] = ()

@@ -75,7 +75,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, activ
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Close one end after a moment for its last bytes."""
+    """Close one end, and wait at most CLOSE_TIMEOUT_S until its last bytes are sent."""
     writer.close()
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):

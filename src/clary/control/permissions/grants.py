@@ -1,4 +1,4 @@
-"""Grants of an attempt's key as plain data, and the decision on each request made with it.
+"""Grants of an attempt's key as plain data, and the checks, decisions and refusals made with them.
 
 Where: `jobs.job_grants` derives grants from a job's request; `s3_rules`, `api_rules` and `tracking_rules` decide by
 them. The owner's key has no grants and opens everything. Pure.
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Grants:
-    """Places that one job's request names."""
+    """A job's identity, and the S3 places and experiment records that its request names."""
 
     job_name: str
     job_arn: str
@@ -86,7 +86,7 @@ ALLOWED = Decision(True)
 
 @dataclass(frozen=True)
 class Refused:
-    """Text of one refusal: the caller, the action, the resource, and the places that are open."""
+    """Text of one refusal: the caller, the action, the resource, and the resources that its key opens."""
 
     grants: Grants
     action: str  # sagemaker:CreateTrainingJob
@@ -107,7 +107,7 @@ class Refused:
 
 
 def all_of(decisions: Iterable[Decision]) -> Decision:
-    """Return one decision for several: the first refusal, else all their demands together."""
+    """Return one decision for several: the first refusal, else a permission with the `if_made` records of all."""
     found = list(decisions)
     for decision in found:
         if not decision.is_allowed:

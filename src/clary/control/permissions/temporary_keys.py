@@ -24,7 +24,7 @@ _SIZE = _END_BYTES + hashlib.sha256().digest_size
 
 @dataclass(frozen=True, kw_only=True)
 class TemporaryKey:
-    """Credentials of a client."""
+    """Credentials that a client signs with until they expire."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)

@@ -86,7 +86,7 @@ class SeriesQuery:
         return max(step for step in STEPS_MS if not step or self._is_fine_enough(step))
 
     def _is_fine_enough(self, step_ms: int) -> bool:
-        """Whether points of roll-ups are exact; a point that does not fit a step may be off by a tenth of the step."""
+        """Whether roll-ups of a step are exact for the query's step, or off by at most a tenth of it."""
         return (step_ms <= self.step_ms and not self.step_ms % step_ms) or step_ms * _MISFIT <= self.step_ms
 
     @property
@@ -213,7 +213,7 @@ class PointGatherer:
             )
 
     def result(self) -> tuple[Series, ...]:
-        """Return the results by host and name."""
+        """Return the series that have points, sorted by host and name."""
         return tuple(
             Series(host=host, name=name, points=tuple(points[at_ms] for at_ms in sorted(points)))
             for (host, name), points in sorted(self._points.items(), key=lambda item: natural_key(item[0]))

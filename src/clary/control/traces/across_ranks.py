@@ -26,7 +26,7 @@ Key = tuple[int, str, int]
 
 @dataclass(frozen=True)
 class Marks:
-    """Call and end times of a rank's collectives, kept after its trace has been put aside."""
+    """Arrival and end times of a rank's collectives, kept after its trace has been put aside."""
 
     profile: RankProfile
     arrivals: Mapping[Key, float]
@@ -35,7 +35,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Clocks:
-    """Offset of each rank's times, in microseconds, and its source."""
+    """Offset added to each rank's times, in microseconds, and the method that found it."""
 
     offsets: Mapping[int, float]
     method: str
