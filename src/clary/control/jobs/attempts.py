@@ -23,7 +23,10 @@ _STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTA
 
 
 def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> TrainingJob:
-    """Begin to end the attempt whose capacity is taken back; return the job unchanged if no attempt runs on."""
+    """Begin to end the attempt whose capacity is taken back.
+
+    Return the job unchanged if it has no attempt, or if the attempt or the job ends already.
+    """
     if job.is_terminal or job.end_cause is not None or job.ending is not None or not job.hosts:
         return job
     ending = AttemptEnding(kind=AttemptEnd.RECLAIMED, reason=event.reason, asked_at=now)

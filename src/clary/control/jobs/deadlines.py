@@ -1,4 +1,4 @@
-"""Actions that are due for a job at a given moment. Pure.
+"""Events that are due for a job at a given moment. Pure.
 
 Where: the reconciler asks on every pass and applies the event that comes back.
 """

@@ -96,7 +96,7 @@ def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
 
 
 def first_of(found: Sequence[Moment]) -> Moment | None:
-    """Return the moment that caused the others, or None without any moments.
+    """Return the moment that caused the others, or None if there are no moments.
 
     It is the earliest of the lightest weight, but for the answer to an end that was noticed later than it came.
     """
@@ -180,7 +180,7 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
 
 
 def _of_gpus(hosts: Mapping[str, HostRecord], found: Sequence[Moment]) -> list[Moment]:
-    """Return the failed GPUs that explain the other reports of their hosts."""
+    """Return the failures of GPUs that explain later failures on their hosts."""
     errors = [
         (name, error)
         for name, record in hosts.items()
@@ -225,7 +225,7 @@ def _stands_alone(facts: HostFacts) -> bool:
 
 
 def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure | None) -> Moment:
-    """Return the end of a failed process, in its own words or by the agent's certain knowledge."""
+    """Return the end of a failed process, in the words of the process or by the cause that the agent is sure of."""
     who = "the program" if item.rank is None else f"rank {item.rank}"
     is_certain = failure is not None and _is_certain(failure) and not item.is_consequence
     said_code = _SAID_CODE.fullmatch(clue.text) if clue is not None and item.is_consequence else None
@@ -275,7 +275,7 @@ def _failure_for(item: ProcessExit, facts: HostFacts) -> Failure | None:
 
 
 def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, HostRecord]) -> Moment:
-    """Return the end of a rank that the program's own launcher started, in its own words or its launcher's."""
+    """Return the end of a rank that the program's own launcher started, in the words of the rank or of the launcher."""
     words, weight = f"rank {clue.rank}: {clue.text}", weigh(clue.text)
     by_signal = _MPIRUN.search(clue.text)
     number = int(by_signal[2]) if by_signal is not None else None
@@ -324,7 +324,7 @@ def _is_mute(clue: Clue | None) -> bool:
 
 
 def _is_certain(failure: Failure | None) -> bool:
-    """Whether the agent knows for certain the cause of its processes' ends, independent of their output."""
+    """Whether the agent knows for certain why processes of its host ended, regardless of their output."""
     return failure is not None and failure.message.startswith((OUT_OF_MEMORY, FULL_DISK))
 
 

@@ -48,7 +48,7 @@ def job_of_good_links(job: TrainingJob) -> str:
 
 
 def diagnose(findings: Findings) -> tuple[Sickness, ...]:
-    """Return the sick hosts, then the sick links between other hosts."""
+    """Return the sick hosts, then the sick links between other hosts; empty if no finding is bad."""
     sick = {host: reason for host, found in findings.items() if (reason := _own_trouble(found))}
     bad = {pair: found for pair, found in _bad_links(findings).items() if not sick.keys() & set(pair)}
     # The host with the most bad links first: without it those that only miss it are well.
@@ -89,7 +89,7 @@ def why_replaced(job: TrainingJob) -> str:
 
 
 def findings_of(job: TrainingJob) -> dict[str, tuple[HealthFinding, ...]]:
-    """Return the findings of each host of the present attempt, and those that several hosts give together."""
+    """Return each host's findings of the present attempt, with the findings from comparing several hosts."""
     return with_skew(with_lopsided({name: record.facts.health for name, record in job.hosts.items()}))
 
 
@@ -166,7 +166,10 @@ def _is_praise(finding: HealthFinding, peer: str | None) -> bool:
 
 
 def _own_trouble(found: Sequence[HealthFinding]) -> str:
-    """Return the bad findings about a host by itself, its routes included."""
+    """Return the first two bad findings about a host by itself in words, or an empty text.
+
+    Findings about its routes count only if there are no others.
+    """
     bad = [item for item in found if item.state is FindingState.BAD]
     own = [item for item in bad if item.peer is None] or [item for item in bad if item.check is Check.ROUTE]
     return "; ".join(_words(item) for item in own[:2])
@@ -183,7 +186,10 @@ def _bad_links(findings: Findings) -> dict[_Pair, list[HealthFinding]]:
 
 
 def _worst(bad: Mapping[_Pair, Sequence[HealthFinding]], *, num_hosts: int) -> str | None:
-    """Return the host with mostly bad links, or None without such a host and for two hosts, where it is unclear."""
+    """Return the host with the most bad links if more than half of its links are bad, or None if no host has so many.
+
+    Of two hosts the result is None: nothing shows which end of their one link is at fault.
+    """
     hosts = sorted({host for pair in bad for host in pair})
     counts = {host: sum(host in pair for pair in bad) for host in hosts}
     worst = max(hosts, key=lambda host: counts[host], default=None)

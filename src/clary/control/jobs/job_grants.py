@@ -131,7 +131,7 @@ def _runs_around(request: JobRequest) -> Iterator[tuple[str, str]]:
 
 
 def _text_of(value: str) -> Iterator[str]:
-    """Yield a value as it stands, and its value as JSON, in which the SDKs write strings."""
+    """Yield the string that a value holds as JSON, as the SDKs write strings, or else the value as it stands."""
     parsed = hps.parse_value(value)
     yield parsed if isinstance(parsed, str) else value
 

@@ -14,7 +14,7 @@ _LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one at a time: many 
 
 
 def stem(name: str) -> str:
-    """Return the stem of a name, without its time or number; a name without a stem stays."""
+    """Return a name without the times, numbers and hashes at its end; a name of nothing else stays."""
     left = name
     while (last := _LAST_WORD.search(left)) and any(letter.isdigit() for letter in last[1]):
         left = left[: last.start()]

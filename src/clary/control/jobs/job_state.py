@@ -1,4 +1,4 @@
-"""State of a job in one of seven words, and its times in each: the same for every page and command. Pure.
+"""State of a job in one of seven words, and its time in each state: the same for every page and command. Pure.
 
 Where: lists of jobs filter and count by it, `clary describe`, `clary jobs` and the console show it. SecondaryStatus
 stays what AWS clients see; a state is coarser, and says of a job without hosts that it is queued, whatever it is
@@ -39,7 +39,7 @@ _STATES = {status: state for state, statuses in SECONDARY_STATUSES.items() for s
 
 @dataclass(frozen=True, kw_only=True)
 class JobTimes:
-    """Times of a job's states."""
+    """Seconds that a job has spent in each state, and the times of its start and end."""
 
     queued_s: float  # without hosts, all times together
     starting_s: float

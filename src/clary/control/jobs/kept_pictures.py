@@ -21,7 +21,7 @@ AT_ONCE = 50  # tags that are thinned with one batch: all that is written waits 
 
 @dataclass(frozen=True, kw_only=True)
 class TagSize:
-    """Kept pictures of one tag."""
+    """Number and bytes of the kept pictures of one tag."""
 
     kind: FindingKind
     tag: str

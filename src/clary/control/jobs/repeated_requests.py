@@ -16,7 +16,7 @@ from clary.contract.settings.hyperparameters import JOB_NAME
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """Changes of the new job."""
+    """Differences of the new job from the old job."""
 
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

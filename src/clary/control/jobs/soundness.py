@@ -1,4 +1,4 @@
-"""Consistency check of a stored job: verifies once the assumptions of its later readers. Pure.
+"""Consistency check of a stored job: verifies the assumptions of later readers as soon as it is read. Pure.
 
 Where: the store asks of every job that it reads for somebody. A record can be well-formed and still be none that
 anybody wrote: a member of the request gone, a time of another age, a plan that is no plan.

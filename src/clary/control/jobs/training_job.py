@@ -32,7 +32,7 @@ class EndCause(StrEnum):
 
 
 class RuleKind(StrEnum):
-    """Subject of a rule."""
+    """Kind of data that a rule evaluates."""
 
     DEBUG = "debug"  # saved tensors: DebugRuleConfigurations
     PROFILER = "profiler"  # series and profiles: ProfilerRuleConfigurations
@@ -138,7 +138,7 @@ class PastAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartRule:
-    """Number of retries of a failed job, and the failures that allow one."""
+    """Maximum number of retries of a failed job, and the failures that allow one."""
 
     max_restarts: int = 0  # a job that was reclaimed has no bound
     includes_programs: bool = False  # also failures of the program that the verdict calls retryable

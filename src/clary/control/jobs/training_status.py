@@ -25,7 +25,7 @@ _MS_PER_S = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """A program's own report of its progress."""
+    """A program's own report of its progress and metrics."""
 
     progress: TrainingProgress | None
     metrics: Mapping[str, float]

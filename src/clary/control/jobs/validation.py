@@ -43,7 +43,10 @@ def check(request: Mapping[str, Any], site: Site) -> None:
 
 
 def warnings(request: Mapping[str, Any], site: Site) -> tuple[str, ...]:
-    """Return warnings of members with another effect than a user may think, for the log's head and for describe."""
+    """Return warnings about members that have another effect than the user may think.
+
+    They are shown in the first log lines and in describe.
+    """
     job = JobRequest(request)
     found = [
         *distribution_warnings(

@@ -43,7 +43,7 @@ class PoolDecision:
 
 
 def on_start(job: TrainingJob, *, left_by: str) -> WarmPool | None:
-    """Return the API's state of a starting job's pool, or None if the pool only outlives its attempts.
+    """Return the pool of a job that gets hosts, as the API tells it, or None if the hosts only outlive its attempts.
 
     Args:
         job: the record.

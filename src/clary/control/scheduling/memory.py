@@ -78,7 +78,7 @@ def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_m
 
 
 def advice_of(bound: Bound, *, instance_type: str, promised: int, most: int, without_setting: int) -> str:
-    """Return advice for this machine if a host's memory was too little.
+    """Return advice for this machine after a host's memory was too little.
 
     Args:
         bound: what keeps the host from more.

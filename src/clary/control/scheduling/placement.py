@@ -326,7 +326,7 @@ def _memory_advice(
     settings: Settings,
     notes: list[str],
 ) -> str:
-    """Note how hosts of one group differ from their type in memory; return advice if it is too little."""
+    """Note how hosts of one group differ from their type in memory; return advice for when it is too little."""
     promised = shape.memory_bytes
     given = min(sizes, default=promised)
     capacity = capacity_of(machine, settings)

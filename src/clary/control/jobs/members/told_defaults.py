@@ -49,7 +49,11 @@ TOLD_OTHERWISE: Mapping[str, str] = {
 
 
 def with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a request, limited to the model's members, with the defaults of absent members."""
+    """Return a copy of a request with the defaults of the members that it leaves out.
+
+    The request already fits the service model. Members of an absent structure get no defaults, unless the structure is
+    one of ALWAYS_TOLD.
+    """
     told = {name: {} for name in ALWAYS_TOLD} | dict(request)
     for path, default in TOLD.items():
         _fill(told, tuple(path.split(".")), default)
@@ -57,7 +61,10 @@ def with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(holder: dict[str, Any], steps: tuple[str, ...], default: Any) -> None:
-    """Set a member in every structure at the end of its path; structures on the way are copied, not created."""
+    """Set a member where it is absent, in every structure that its path leads to.
+
+    Structures on the way are copied; absent ones are not created.
+    """
     step, *rest = steps
     if not rest:
         if holder.get(step) is None:

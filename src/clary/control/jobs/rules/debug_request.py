@@ -68,7 +68,7 @@ def _check_hook(config: Mapping[str, Any]) -> None:
 
 
 def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> list[str]:
-    """Return warnings of rules and actions that will have another effect than their words say."""
+    """Return warnings about rules and actions that will have another effect than their words say."""
     found = []
     configs = request.get("DebugRuleConfigurations") or ()
     for item in configs:

@@ -1,4 +1,4 @@
-r"""Actions for a rule of a job that has found an issue. Pure.
+r"""Actions that follow when a rule of a job has found an issue. Pure.
 
 Where: `transitions` stops the job, `debug_request` says what can not be done, `reconcile.rule_notices` tells others.
 Source: smdebug_rulesconfig 1.0.1 `actions`: `action_json` of RuleParameters is one object or a list of them, with every
@@ -96,7 +96,7 @@ def newly_found(before: TrainingJob, after: TrainingJob) -> tuple[RuleEvaluation
 
 
 def notice_of(job: TrainingJob, item: RuleEvaluation) -> dict[str, Any]:
-    """Return the notice of a finding, ready for JSON; it holds no part of the request."""
+    """Return the notice of a finding, ready for JSON; it does not carry the request."""
     return {
         "event": "RuleIssuesFound",
         "training_job_name": job.name,

@@ -45,7 +45,7 @@ def configurations_of(job: TrainingJob, kind: RuleKind) -> tuple[Mapping[str, An
 
 
 def evaluation_of(job: TrainingJob, kind: RuleKind, name: str) -> RuleEvaluation | None:
-    """Return the last report of a rule, or None."""
+    """Return the last known evaluation of a rule, or None before its first report."""
     return next((item for item in job.rule_evaluations if item.kind is kind and item.name == name), None)
 
 
@@ -66,8 +66,9 @@ def with_evaluation(job: TrainingJob, told: RuleEvaluation) -> tuple[RuleEvaluat
 
 
 def with_facts(job: TrainingJob, facts: HostFacts, now: datetime) -> tuple[RuleEvaluation, ...]:
-    """Return the job's evaluations with what a host says of the rules over tensors; of others than the request's
-    nothing is kept.
+    """Return the job's evaluations with a host's reports on the rules over tensors.
+
+    Reports on rules that the request does not name are dropped.
     """
     asked = {config["RuleConfigurationName"] for config in configurations_of(job, RuleKind.DEBUG)}
     for told in facts.rules:
