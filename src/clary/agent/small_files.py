@@ -24,7 +24,7 @@ def names_in(root: Path, parts: Sequence[str]) -> list[str]:
 
 
 def read_start(root: Path, parts: Sequence[str], *, max_bytes: int) -> bytes | None:
-    """Return the first `max_bytes` of the regular file `parts` below `root`, or None if it may not be read."""
+    """Return the first `max_bytes` of the regular file `parts` below `root`, or None if it cannot be read."""
     try:
         with Folder.at(root) as folder:
             return folder.read("/".join(parts), max_bytes=max_bytes)
@@ -33,7 +33,7 @@ def read_start(root: Path, parts: Sequence[str], *, max_bytes: int) -> bytes | N
 
 
 def open_regular(root: Path, parts: Sequence[str]) -> int | None:
-    """Return an open descriptor of the regular file `parts` below `root`, or None if there is no such file."""
+    """Open the regular file `parts` below `root`; return a descriptor to be closed, or None without such a file."""
     try:
         with Folder.at(root) as folder:
             return folder.open_file("/".join(parts))

@@ -35,7 +35,7 @@ _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CL
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveFacts:
-    """Content of an extracted archive."""
+    """Number and size of the files in an archive."""
 
     num_files: int  # regular files and hard links
     size_bytes: int  # of the files' content
@@ -180,7 +180,7 @@ class _Unpacking:
         return self._parent[1]
 
     def _open_folders(self, member: Member, folders: tuple[str, ...], *, create: bool = True) -> int:
-        """Open a folder below the root and make its missing parents; the caller closes the descriptor."""
+        """Open a folder below the root, with `create` making each missing one; the caller closes the descriptor."""
         try:
             with self._root.folder("/".join(folders), create=create, mode=_IMPLIED_FOLDER_MODE) as folder:
                 return folder.detach()

@@ -37,7 +37,7 @@ def on_disk(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> tuple[Path,
 
 
 def status_of(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> os.stat_result | None:
-    """Return the status of the entry at a place below `home`, of a link itself, or None if there is no entry.
+    """Return the status of the entry at a place below `home` (of a link, not of its target), or None without an entry.
 
     Raises: OSError where something on the way is no folder.
     """

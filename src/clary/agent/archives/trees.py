@@ -53,7 +53,7 @@ class TreeSource:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeFacts:
-    """Counts of the files that went into an archive."""
+    """Number and size of the files that went into an archive, with notes."""
 
     num_files: int
     size_bytes: int  # of the files' content
@@ -294,7 +294,7 @@ class _Walk:
         return resolve_link(self._home, folder, target, mounts=self._mounts)
 
     def _open_folder(self, parts: Parts) -> int:
-        """Open a folder below home part by part, without following any link."""
+        """Open a folder below home part by part, without following any link, even one put there meanwhile."""
         start, below_start = on_disk(self._home, parts, self._mounts)
         with _read_errors_named(parts), Folder.at(start) as top, top.folder("/".join(below_start)) as folder:
             return folder.detach()

@@ -85,7 +85,7 @@ class FolderMirror:
 
     @property
     def error(self) -> str:
-        """Error of the last round, or an empty text."""
+        """Error of the last round, or an empty text if it went well."""
         return self._error
 
     @property
@@ -175,7 +175,10 @@ class FolderMirror:
                 logger.warning("%s of an earlier try stays in the store: %s", name, error)
 
     def _round(self, *, is_quiet: bool) -> bool:
-        """Store the changed files; return whether all are stored. An unreadable file does not hold up the others."""
+        """Store the changed files that are due; return whether all of them are stored.
+
+        An unreadable file does not hold up the others.
+        """
         unread = ""
         try:
             with self.opened() as folder:

@@ -58,7 +58,7 @@ class Merge:
                 )
 
     def _standing(self, member: Member) -> _Entry | None:
-        """Return the entry that stands at a member's path or above it."""
+        """Return the entry at a member's path, or the file or link above it that is in its way, or None."""
         for depth in range(1, len(member.path)):
             above = self._entries.get(member.path[:depth])
             if above is not None and above.kind is not MemberKind.FOLDER:
@@ -107,5 +107,5 @@ class _Hashed:
         return data
 
     def fingerprint(self, size_bytes: int) -> bytes:
-        """Return what two equal contents share."""
+        """Return the size and the SHA-256 digest of the content, which equal contents share."""
         return size_bytes.to_bytes(8, "big") + self._digest.digest()

@@ -55,7 +55,7 @@ class MirroredPlace:
             home.folder("/".join(self.below), create=True).close()
 
     def open(self) -> FolderMirror:
-        """Return its mirror, not started."""
+        """Return the folder's mirror, not started."""
         return FolderMirror(
             self.home,
             self.below,

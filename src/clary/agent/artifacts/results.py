@@ -135,7 +135,7 @@ class _Lead:
         return UploadFacts(uploaded=tuple(reversed(uploaded)), notes=self._notes.lines())
 
     def _upload_kind(self, kind: ResultKind) -> str | None:
-        """Write the final objects of one kind and return their URI, or None without any objects."""
+        """Write the final objects of one kind and return their URI, or None if there is nothing to write."""
         sources = result_sources(kind, self._tree, self._mounts)
         has_own = has_members(sources)
         parts = {part.host: part for part in self._staged if part.kind == kind.value}
@@ -167,7 +167,7 @@ class _Lead:
     def _trees_of(
         self, host: str, kind: ResultKind, parts: dict[str, StagedPart]
     ) -> Generator[Generator[Member, None, None], None, None]:
-        """Yield a host's members: the own tree for this host, else the archive that the host has staged."""
+        """Yield a host's members, tree by tree: this host's from its own folder, another's from its staged archive."""
         if host == self._host:
             follow_links = not self._plan.output.is_compressed
             own_notes = NoteBook()
@@ -192,7 +192,7 @@ class _Lead:
         return UploadFacts(uploaded=uploaded)
 
     def _owes_model(self) -> bool:
-        """Whether the model's archive belongs to a completed merge."""
+        """Whether a complete merge includes the model's archive."""
         has_parts = any(part.kind == ResultKind.MODEL.value for part in self._staged)
         has_own = has_members(result_sources(ResultKind.MODEL, self._tree, self._mounts))
         return self._plan.output.is_compressed and (self._is_model_due or has_parts or has_own)

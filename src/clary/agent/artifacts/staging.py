@@ -50,7 +50,7 @@ class ResultKind(StrEnum):
 
 
 def result_sources(kind: ResultKind, tree: MlTree, mounts: Mounts = NO_MOUNTS) -> tuple[TreeSource, ...]:
-    """Return the part of a host's tree that belongs to results of this kind."""
+    """Return the parts of a host's tree that belong to results of this kind."""
     if kind is ResultKind.MODEL:
         return (TreeSource(root=tree.model, home=tree.root, mounts=mounts),)
     data = TreeSource(root=tree.output_data, home=tree.root, mounts=mounts)
@@ -84,7 +84,7 @@ def stage_results(
     notes: NoteBook,
     mounts: Mounts = NO_MOUNTS,
 ) -> StagedPart | None:
-    """Stage a host's results of one kind, over those of an earlier call; return None without results.
+    """Stage a host's results of one kind, or return None if there are no results; overwrite an earlier call's archive.
 
     Raises: AgentError, ObjectStoreError; nothing was written then.
     """

@@ -152,7 +152,7 @@ class _Counters(NamedTuple):
 
 
 class _Used(NamedTuple):
-    """Counters of a process over the time of watching."""
+    """Increase of a process's counters while it was watched."""
 
     num_waits: int
     cpu_s: float

@@ -1,4 +1,4 @@
-"""Verdict whether a program makes progress, judged by counters seen from outside. Pure.
+"""Verdict on whether a program makes progress, judged by counters seen from outside. Pure.
 
 Where: `progress_watch` takes a reading every few seconds and asks. Nothing is known of steps or epochs here, so a
 program counts as alive while it prints, reads, writes or sends anything. One that does none of it is
@@ -45,7 +45,7 @@ class Standstill:
 
 
 def judge(readings: Sequence[Reading], *, limit_s: float) -> Standstill | None:
-    """Return the fault of a program, or None while it may be fine.
+    """Return the standstill of a program, or None while it may well be fine.
 
     Args:
         readings: oldest first.

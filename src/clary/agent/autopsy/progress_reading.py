@@ -36,7 +36,7 @@ def read_counters(first_pid: int) -> Counters:
 
 
 def evidence(first_pid: int) -> str:
-    """Return one line for each process: its command, its state and its wait channel in the kernel."""
+    """Return one line with the command, the state and the wait channel in the kernel of each process."""
     found = sorted(live_descendants(first_pid).items())
     words = [
         f"{pid} {process_state.command(pid)} ({entry.state}, {_waits_in(pid)})" for pid, entry in found[:_MAX_SHOWN]

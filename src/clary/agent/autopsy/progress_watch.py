@@ -109,7 +109,7 @@ def _quiet_words(limit_s: float) -> str:
 
 
 def in_words(found: Standstill, seen: str) -> str:
-    """Return the fault in words, for the log and for describe."""
+    """Return the standstill in words, for the log and for describe."""
     what = "waits for something that does not come" if found.kind == "idle" else "computes or waits in a loop"
     return (
         f"no progress for {found.seconds:.0f} s: nothing was printed, read, written or sent, and {found.cpu_s:.1f} s "

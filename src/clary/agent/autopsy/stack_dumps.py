@@ -65,11 +65,11 @@ class StackDumps:
             self._start(number, reason)
 
     def take_unasked(self, reason: str) -> threading.Event:
-        """Start a dump and return an event, set once the service has the dump or will not get it."""
+        """Start a dump and return at once an event, which is set when the service has the dump or will not get it."""
         return self._start(UNASKED, reason)
 
     def close(self) -> None:
-        """Stop: look at no further process, send nothing more, and wait `_JOIN_S` for the current look."""
+        """Look at no further process, send nothing more, and wait at most `_JOIN_S` for the dumps under way."""
         self._ending.set()
         end_s = time.monotonic() + _JOIN_S
         for thread in self._threads:

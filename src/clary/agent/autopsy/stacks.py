@@ -32,7 +32,7 @@ def find_py_spy() -> str | None:
 
 
 def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple[ThreadStack, ...], str]:
-    """Return the stacks of a process's threads, or an empty list with the reason.
+    """Return the stacks of a process's threads with an empty text, or no stacks with the reason.
 
     Unwinding native code does not work in every process; what Python has called is read without it, then. A process
     of which one thread cannot be paused is not paused at all: py-spy would hold the others until that one comes back.

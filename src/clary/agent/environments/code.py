@@ -45,7 +45,7 @@ class ObjectSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CodeFacts:
-    """Result of unpacking the user's code."""
+    """Result of putting the user's code in place."""
 
     entry_point: EntryPoint | None  # None: hyperparameters name no program
     folder: Path  # of the code, as the agent sees it

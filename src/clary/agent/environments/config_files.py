@@ -37,12 +37,12 @@ def inside_tree(plan: LaunchPlan, tree: MlTree) -> MlTree:
 
 
 def run_folder(tree: MlTree) -> Path:
-    """Folder for files between a launcher and its ranks; never uploaded."""
+    """Return the folder for files that a launcher and its ranks leave for each other; never uploaded."""
     return tree.root / ".clary"
 
 
 def errors_folder(tree: MlTree) -> Path:
-    """Folder in which ranks record the errors that ended them; see `clary_rank`."""
+    """Return the folder in which ranks record the errors that ended them; see `clary_rank`."""
     return run_folder(tree) / "errors"
 
 
@@ -62,7 +62,7 @@ def profiles_folder(tree: MlTree) -> Path:
 
 
 def status_token_file(tree: MlTree) -> Path:
-    """File with the token of the service's page for a program's report of its progress."""
+    """Return the file with the token that opens the service's page for a program's report of its progress."""
     return tree.root.joinpath(*STATUS_TOKEN_FILE)
 
 

@@ -107,7 +107,7 @@ class Installation:
 
     @property
     def kept(self) -> Path:
-        """Folder of the installed packages afterwards; plain processes install in place and leave it empty."""
+        """Folder of the installed packages afterwards; missing after plain processes, which install in place."""
         return self.place / "host" / KEPT
 
     def run(self) -> CommandResult:

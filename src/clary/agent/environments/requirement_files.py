@@ -1,4 +1,4 @@
-"""Requirement files, read with bounds, their lines sorted by the inputs of an installation.
+"""Requirement files, read with bounds, their lines sorted by the inputs that an installation may depend on.
 
 Where: `requirements` reads them before anything is installed. The files are a stranger's: the agent reads regular files
 below the source folder and nothing else, and puts what it has read before the installer.

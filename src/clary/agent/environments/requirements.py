@@ -286,7 +286,7 @@ def _failure(task: _Task, result: CommandResult) -> AgentError:
 
 
 def _remove(*places: Path) -> None:
-    """Remove the files of an aborted installation; processes of its host may still write there as they end."""
+    """Remove files and folders of an installation; processes of its host may still write there as they end."""
     deadline_s = time.monotonic() + REMOVAL_TIMEOUT_S
     for place in places:
         with Folder.at(place.parent) as folder:

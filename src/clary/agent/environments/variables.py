@@ -1,4 +1,4 @@
-"""Variables of the program: those that the service sets in every container, and the SM_* set of AWS's launchers.
+"""Variables of the program: the service's in every container, and the SM_* set of AWS's launchers.
 
 Where: the supervisor merges them into a launcher's context. Everything here is computed; nothing of the agent's own
 environment passes but the names in `INHERITED`.
@@ -126,7 +126,7 @@ def service_variables(
     shims_folder: str,
     machine: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the variables of every container; see `program_variables` for the arguments."""
+    """Return the variables that the service sets in every container; see `program_variables` for the arguments."""
     endpoint = plan.job_endpoint
     interface = network_interface(plan)
     variables = {
@@ -197,7 +197,7 @@ def service_variables(
 
 
 def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return the folders for training records of libraries, unless the user's Environment sets them.
+    """Return the variables that tell libraries where to report a training; the user's Environment overrides them.
 
     transformers (with KubeflowCallback) posts its progress to the URL that the Kubeflow trainer hands out under these
     names; MLflow and Weights & Biases write into the folder that becomes output.tar.gz.
@@ -235,7 +235,7 @@ def collective_secret(plan: LaunchPlan) -> str:
 
 
 def sm_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return the SM_* variables: the toolkit's, byte for byte, and those of SDK v3 alone.
+    """Return the SM_* variables: the toolkit's, byte for byte, and the variables that only SDK v3 sets.
 
     Names that both have carry the toolkit's value. A hyperparameter whose name holds `=` has no SM_HP_* variable,
     because no environment can carry it.

@@ -39,7 +39,7 @@ def build(context: LaunchContext, *, additions: Mapping[str, str] | None = None)
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return the way in which ranks are started, and the custom options without effect."""
+    """Return remarks on how ranks are started, and on custom options without effect."""
     ignored = context.distribution.mpi_options.only_mpirun
     if context.open_mpi is None:
         found = ["no Open MPI in the environment: ranks are started without mpirun; programs that use mpi4py need it"]

@@ -32,7 +32,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return the custom options without effect."""
+    """Return a remark on the custom options without effect, if there are any."""
     ignored = context.distribution.mpi_options.only_mpirun
     return (f"custom_mpi_options without effect, as no mpirun runs: {', '.join(ignored)}",) if ignored else ()
 

@@ -43,5 +43,5 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return a remark on the started command, which differs from Clary's own launchers."""
+    """Return the remark that the image's own program runs in place of Clary's launchers."""
     return (f"the image's own {context.train_program} runs the job; Clary's launchers are not used",)

@@ -1,4 +1,4 @@
-"""torch_distributed: starts torchrun's workers itself, so that each rank is known to the host.
+"""torch_distributed: torchrun's workers, started without torchrun, so that each rank is known to the host.
 
 Not elastic, as on SageMaker: a rank that fails ends the job.
 Source: sagemaker-training 5.1.4 `torch_distributed.TorchDistributedRunner`.

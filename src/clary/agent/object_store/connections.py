@@ -35,7 +35,7 @@ class PooledConnection:
             raise ConnectionAbortedError("broken off")
 
     def break_off(self) -> None:
-        """Make the other thread's current call on this connection fail now."""
+        """Make another thread's current call on this connection fail now."""
         self.is_broken_off = True
         if self.socket is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""`ObjectStore`: the agent's only interface to S3.
+"""`ObjectStore`: the interface to S3 for the rest of the agent.
 
 Where: channels read through it, artifacts write through it, with the plan's own endpoint and key.
 """

@@ -100,7 +100,7 @@ def tensors_folder(plan: LaunchPlan, tree: MlTree) -> str:
 
 
 def _tensors_uri(plan: LaunchPlan) -> str:
-    """Return the places where other hosts store their tensors; empty without other hosts or without the store."""
+    """Return the S3 URI of the other hosts' tensors; empty without other hosts, or if rules cannot reach the store."""
     if len(plan.hosts) == 1 or plan.network_isolation:
         return ""
     return next((mirror.s3_uri for mirror in plan.mirrors if mirror.marks_end), "")

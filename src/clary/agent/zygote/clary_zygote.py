@@ -106,7 +106,7 @@ def become_rank() -> _Program:
 
 
 def _import(names: tuple[str, ...]) -> str:
-    """Import the modules that the environment has; return other failures in words."""
+    """Import the modules that the environment has; return the first other failure in words, or an empty text."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -314,7 +314,7 @@ def _late_site() -> str:
 
 
 def _renew_modules() -> None:
-    """Renew random draws and time stamps of the loaded modules; `random` renews its own."""
+    """Renew seeds, the key, the thread's number and the folders that loaded modules keep; `random` reseeds itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

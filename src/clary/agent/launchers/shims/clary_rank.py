@@ -151,7 +151,10 @@ def _show(error: BaseException) -> int:
 
 
 def _leave_word(name: str, message: str) -> None:
-    """Record the error that ended this rank, and its time: peers fail within milliseconds, and logs hide the first."""
+    """Record the error that ended this rank, and its time.
+
+    Peers fail within milliseconds, and logs do not tell which rank failed first.
+    """
     folder = os.environ.get(ERRORS_VARIABLE)
     if not folder:
         return

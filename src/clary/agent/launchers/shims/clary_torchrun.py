@@ -83,7 +83,7 @@ def stop_deadline_s() -> float | None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a child still runs; its exit status is left for its parent."""
+    """Whether a child still runs; its exit status is left for the code that started it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
