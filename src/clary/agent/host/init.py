@@ -28,6 +28,7 @@ from clary.agent.host import kernel
 from clary.agent.host.confinement import UNCONFINED, Confinement, make_confinement
 from clary.agent.host.keeper import Keeper
 from clary.agent.host.leftovers import remove_cgroups, remove_tree
+from clary.agent.host.mounts.host_root import build_host_root
 from clary.agent.host.program_users import ProgramUsers, open_program_users, shared_users, why_not_mapped
 from clary.agent.host.standing_by import stand_by
 from clary.agent.host.stopping.census import Census, DescendantCensus, NamespaceCensus
@@ -72,10 +73,6 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
         )
         _clean_up_if_alone(order, control)
         return
-    # Imported late, because plain processes have no use for it, but before this process becomes somebody who may not
-    # read the interpreter's folders any more.
-    from clary.agent.host.mounts.host_root import build_host_root
-
     _limit_processes(order["most_processes"])
     in_user_namespace, network = _enter_outer_namespaces(order)
     users, why_no_users = (None, []) if in_user_namespace else open_program_users(order)

@@ -52,6 +52,7 @@ def _with_group(
     model_state_dict: Any, optimizer_key: Any, storage_reader: Any, planner: Any = None, process_group: Any = None
 ) -> Any:
     """Become torch's function, in whose module no name of this one is known."""
+    # no start-up time: this code runs among the globals of torch's module, where only an import finds it
     from clary.train.parallel.fsdp.checkpoint.sharded_optimizer import load_optimizer_shards
 
     return load_optimizer_shards(model_state_dict, optimizer_key, storage_reader, planner, process_group)
