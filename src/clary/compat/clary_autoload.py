@@ -1,4 +1,4 @@
-"""What torch calls at the end of `import torch`, through the entry point of the folder that jobs get.
+"""The entry point that torch calls at the end of `import torch`, from the folder that jobs get.
 
 Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in
 AWS's images. A job's DebugHookConfig is followed, and from here on the times of training steps are recorded
@@ -58,7 +58,7 @@ def register() -> None:
 
 
 def _say_too_old() -> None:
-    """Say what a program goes without, once: what it starts has the mark and is silent."""
+    """Print once that nothing of the program is recorded; its child processes inherit the mark and stay silent."""
     if os.environ.get(_TOLD) or not any(map(os.environ.get, _WISHES)) or not _has(_STEPS):
         return
     os.environ[_TOLD] = "1"

@@ -85,7 +85,7 @@ def _open() -> Record:
 
 
 def _watch_batches(record: Record) -> None:
-    """Note what index samplers hand out, in the order in which the batches reach the program.
+    """Record the indices that samplers hand out, in the order in which the batches reach the program.
 
     With workers, indices are drawn ahead of the batches; batches keep their order.
     """
@@ -141,7 +141,7 @@ def _watch_steps(record: Record) -> None:
 
 
 def _watch_lines(record: Record) -> None:
-    """Note what the program prints; the stream itself stays the one that programs know."""
+    """Record the lines that the program prints; the stream itself stays the one that programs know."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             _watch_stream(stream, record)

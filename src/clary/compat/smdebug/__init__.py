@@ -1,4 +1,4 @@
-"""smdebug by the name that users' scripts import; what runs is `clary.train.debugger`.
+"""smdebug by the name that users' scripts import, on top of `clary.train.debugger`.
 
 Read by Pythons that the train side does not support, to be told so. AWS's own, where it is installed, takes its place.
 """

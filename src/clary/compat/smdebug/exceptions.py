@@ -1,4 +1,4 @@
-"""What smdebug raises."""
+"""The errors of smdebug."""
 
 from clary.train.debugger.errors import ConfigurationError as SMDebugValueError
 from clary.train.debugger.errors import DebuggerError as SMDebugError

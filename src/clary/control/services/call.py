@@ -1,4 +1,4 @@
-"""One API call as handlers see it, and what handlers may use."""
+"""One API call as handlers see it, and the parts of the service that they may use."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Admission(Protocol):
     """Says before a job is stored whether it could ever run here, and how."""
 
     def admit(self, request: Mapping[str, Any]) -> Admitted:
-        """Return what describe says of it; raises WireError(ResourceLimitExceeded | ValidationException)."""
+        """Return the notes for describe; raises WireError(ResourceLimitExceeded | ValidationException)."""
 
     def pending_reason(self, job: TrainingJob) -> str:
-        """Return what a waiting job waits for, or an empty string."""
+        """Return the reason for which a job waits, or an empty string."""
 
 
 class WorkFolders(Protocol):
-    """Knows what attempts of jobs have left behind."""
+    """Removes the folders that attempts of jobs have left behind."""
 
     async def forget(self, job_name: str) -> None:
         """Remove the work folders of a job whose hosts are released."""
@@ -55,7 +55,7 @@ class WorkFolders(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """What handlers may use."""
+    """The parts of the service that handlers may use."""
 
     settings: Settings
     clock: Clock

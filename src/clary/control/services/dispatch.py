@@ -106,7 +106,7 @@ ALWAYS_THERE = ("RoleName",)  # members that name a thing which exists whatever 
 
 
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:
-    """Run the handler of an operation, or say that there are none of what it lists.
+    """Run the handler of an operation, or answer an empty list for kinds that are not offered.
 
     Raises: WireError: UnknownOperationException for an operation that is not answered here, else the handler's own.
     """

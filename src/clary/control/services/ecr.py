@@ -19,7 +19,7 @@ LOGIN = b"AWS:there-is-no-registry-here"
 
 
 async def get_authorization_token(call: Call) -> Mapping[str, Any]:
-    """Return a token for each registry that is named; for the account's own if none is."""
+    """Return a token for each registry that is named, or else for the account's own."""
     accounts = call.params.get("registryIds") or [call.services.settings.account_id]
     expires_at = call.services.clock.now() + VALID
     return {

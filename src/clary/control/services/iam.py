@@ -58,7 +58,7 @@ async def simulate_principal_policy(call: Call) -> Mapping[str, Any]:
 
 
 async def list_attached_role_policies(call: Call) -> Mapping[str, Any]:
-    """List policies of a role: none is needed."""
+    """List the policies of a role: always an empty list, since no policy is needed."""
     del call
     return {"AttachedPolicies": [], "IsTruncated": False}
 

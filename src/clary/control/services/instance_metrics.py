@@ -29,7 +29,7 @@ SERIES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What CloudWatch says of one period."""
+    """CloudWatch's statistics of one period."""
 
     least: float
     greatest: float

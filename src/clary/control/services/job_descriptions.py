@@ -73,7 +73,7 @@ def describe(
 
 
 def for_search(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the structure TrainingJob has of a description: Search and trial components say less."""
+    """Return the members of a description that the structure TrainingJob has, as Search answers it."""
     return fit(SEARCH_SHAPE, description).document
 
 
@@ -86,7 +86,7 @@ def readable(job: TrainingJob) -> TrainingJob:
 
 
 def unreadable_members(job: TrainingJob) -> tuple[str, ...]:
-    """Return the dotted paths of what a job's stored request holds and no answer can say."""
+    """Return the dotted paths of the members of a stored request that no answer can hold."""
     return fit(REQUEST_SHAPE, job.request).left_out
 
 
@@ -105,7 +105,7 @@ def _request_with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profiler(job: TrainingJob, settings: Settings) -> dict[str, Any]:
-    """Return what is told of the profiler: a configuration that only switches it off is none."""
+    """Return the profiler's members of an answer; a configuration that only switches it off is left out."""
     request = JobRequest(job.request)
     config = job.request.get("ProfilerConfig")
     if request.is_profiler_disabled:

@@ -131,7 +131,7 @@ async def describe_queries(call: Call) -> Mapping[str, Any]:
 
 
 def _client(call: Call) -> str | None:
-    """Return whose queries a caller has; None for the owner, who sees everybody's."""
+    """Return the client whose queries a caller may read, or None for the owner, who may read all."""
     return None if call.grants is None else call.grants.job_id
 
 

@@ -45,7 +45,7 @@ async def describe_log_groups(call: Call) -> Mapping[str, Any]:
 
 
 async def put_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Set how long events are kept, above what the setting says."""
+    """Set the number of days that events are kept, in place of the setting's."""
     _check_group(call)
     days = call.params["retentionInDays"]
     if days not in RETENTION_DAYS:
@@ -56,7 +56,7 @@ async def put_retention_policy(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Go back to what the setting says."""
+    """Let the setting say again how long events are kept."""
     _check_group(call)
     await call.services.logs.set_retention(None)
     return {}

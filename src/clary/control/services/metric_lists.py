@@ -25,7 +25,7 @@ RECENT = timedelta(hours=3)
 
 
 async def list_metrics(call: Call) -> Mapping[str, Any]:
-    """List metrics that fit the filters; a page has those of some jobs, and may have none."""
+    """List the metrics that fit the filters; a page covers some jobs and may be empty."""
     params = call.params
     jobs, token = await _jobs(call)
     found: list[dict[str, Any]] = []

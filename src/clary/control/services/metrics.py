@@ -65,7 +65,7 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
 async def statistics_by_period(
     call: Call, metric: Mapping[str, Any], *, start: datetime, end: datetime, period_s: int, unit: str | None = None
 ) -> dict[int, Statistics]:
-    """Return start of a period, in seconds since 1970 -> statistics of what was measured in it.
+    """Return the statistics of each period with values, by its start in seconds since 1970.
 
     Args:
         call: in whose name.
@@ -115,7 +115,7 @@ def _put_name(metric: Mapping[str, Any]) -> str:
 
 
 def _job_of_put(call: Call, metric: Mapping[str, Any]) -> str | None:
-    """Return the job that a script's own metric belongs to: the job that calls, whatever the dimensions say."""
+    """Return the job of a script's own metric: the calling job, or else the one that the dimensions name."""
     return calling_job(call) or dimension(metric, DIMENSION)
 
 
@@ -126,7 +126,7 @@ def job_of(metric: Mapping[str, Any]) -> str | None:
 
 
 def _host_name(metric: Mapping[str, Any]) -> str:
-    """Return the host that the dimensions name; empty for none."""
+    """Return the host that the dimensions name, or an empty string."""
     return (dimension(metric, HOST_DIMENSION) or "").partition("/")[2]
 
 

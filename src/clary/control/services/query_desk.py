@@ -1,4 +1,4 @@
-"""Queries over log lines: who has asked for which, how far they are, and what came of them.
+"""Queries over log lines: their clients, their progress and their results.
 
 Where: `services.log_queries` answers StartQuery and its kin from here. A query looks at lines in short slices, in the
 threads of the log store. Of each client one query runs at a time, and `MAX_RUNNING` of all clients take their slices in
@@ -87,7 +87,7 @@ class LogQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a client wants looked at."""
+    """A client's query: its text and plan, and the lines that it may read."""
 
     text: str
     plan: Plan
@@ -172,7 +172,7 @@ class QueryDesk:
         return True
 
     async def close(self) -> None:
-        """End every query and wait until none looks at lines any more."""
+        """Cancel every query and wait until all have ended."""
         tasks = [query.task for query in self._queries.values() if query.task is not None]
         for task in tasks:
             task.cancel()
@@ -218,7 +218,7 @@ class QueryDesk:
         return False
 
     def _ended(self, query: LogQuery, task: asyncio.Task[None]) -> None:
-        """Forget what only a running query needs, and old results where all take too much."""
+        """Drop the state of an ended query, and old results while all together take too much memory."""
         query.task = None
         error = None if task.cancelled() else task.exception()
         if error is not None:

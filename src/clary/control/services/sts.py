@@ -1,4 +1,4 @@
-"""STS: who am I, and keys that end by themselves.
+"""STS: the caller's identity, and temporary keys.
 
 The SDKs rewrite an assumed-role ARN into the role that they pass to CreateTrainingJob, and refuse a user's ARN.
 Temporary keys open what the owner's key opens: there is one trust domain, and a role stands for all of it.

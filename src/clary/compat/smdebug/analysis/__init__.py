@@ -1,1 +1,1 @@
-"""What analyses use."""
+"""Names that analyses import."""

@@ -1,4 +1,4 @@
-"""Base of rules, and what invokes them."""
+"""Base of rules, and the function that invokes them."""
 
 from clary.train.debugger.rule import RequiredTensors, Rule, invoke_rule
 

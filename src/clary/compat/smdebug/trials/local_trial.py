@@ -1,4 +1,4 @@
-"""What a training has saved in a folder."""
+"""A trial of tensors saved in a folder."""
 
 from clary.train.debugger.reading.trial_places import LocalTrial
 

@@ -1,4 +1,4 @@
-"""What a training has saved in S3."""
+"""A trial of tensors saved in S3."""
 
 from clary.train.debugger.reading.trial_places import S3Trial
 

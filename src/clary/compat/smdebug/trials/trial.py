@@ -1,4 +1,4 @@
-"""What a training has saved, wherever it lies."""
+"""A trial of tensors saved in a folder or in S3."""
 
 from clary.train.debugger.reading.trial import Trial
 

@@ -1,4 +1,4 @@
-"""Opens what a training has saved."""
+"""Opens the tensors that a training has saved."""
 
 from clary.train.debugger.reading.trial_places import create_trial
 

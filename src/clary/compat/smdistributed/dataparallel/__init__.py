@@ -1,4 +1,4 @@
-"""SMDDP by the name that users' scripts import; what runs is `clary.train.collective`."""
+"""SMDDP by the name that users' scripts import, on top of `clary.train.collective`."""
 
 from ..giving_way import give_way  # noqa: TID252 - this package has two full names
 

@@ -1,4 +1,4 @@
-"""SMP v1 by the name that users' scripts import; what runs is `clary.train.parallel`."""
+"""SMP v1 by the name that users' scripts import, on top of `clary.train.parallel`."""
 
 from ..giving_way import give_way  # noqa: TID252 - this package has two full names
 

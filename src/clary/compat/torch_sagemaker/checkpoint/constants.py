@@ -1,4 +1,4 @@
-"""Keys that mark what a checkpoint is."""
+"""Keys that mark the kind of a checkpoint."""
 
 from clary.train.parallel.fsdp.checkpoint.folders import SMP_IS_LOAD_INFO_KEY, SMP_IS_PARTIAL_KEY
 

@@ -1,1 +1,1 @@
-"""What stands under `torch.sagemaker.distributed`."""
+"""The package `torch.sagemaker.distributed`."""

@@ -45,7 +45,7 @@ async def describe_trial_component(call: Call) -> Mapping[str, Any]:
 
 
 async def update_trial_component(call: Call) -> Mapping[str, Any]:
-    """Change members; of parameters and artifacts only those that are named."""
+    """Change the named members; parameters and artifacts without mention keep their values."""
     params = call.params
     component = await job_components.find_component(call, params["TrialComponentName"])
     now = call.services.clock.now()
@@ -98,7 +98,7 @@ async def list_trial_components(call: Call) -> Mapping[str, Any]:
 
 
 async def describe_all(call: Call, components: Sequence[Tracked]) -> list[dict[str, Any]]:
-    """Return the members of components; those of jobs say what their jobs say, unless somebody has said otherwise."""
+    """Return the members of components; a stored member wins over the one that follows from the component's job."""
     metrics = await metric_summaries(call, components)
     found = []
     for thing in components:
@@ -129,7 +129,7 @@ async def _members(call: Call, thing: Tracked) -> dict[str, Any]:
 
 
 def _document(thing: Tracked) -> dict[str, Any]:
-    """Return what was stored of a component, without the mark of one whose job was deleted."""
+    """Return the stored members of a component, without the mark that its job was deleted."""
     return naming.document_of(thing, "DescribeTrialComponentResponse")
 
 

@@ -29,7 +29,7 @@ async def describe_experiment(call: Call) -> Mapping[str, Any]:
 
 
 async def update_experiment(call: Call) -> Mapping[str, Any]:
-    """Change what people call an experiment."""
+    """Change the display name and the description of an experiment."""
     changes = {name: call.params[name] for name in UPDATABLE if name in call.params}
     now = call.services.clock.now()
 

@@ -1,4 +1,4 @@
-"""The trial component of a training job: its name, how it comes to be, and what it says of the job.
+"""The trial component of a training job: its name, its creation, and its members.
 
 Where: CreateTrainingJob with an ExperimentConfig makes one; for any other job it is made when somebody first asks for
 it by name. Status, times, parameters and artifacts are read from the job as it stands; when the job is deleted, what
@@ -107,7 +107,7 @@ async def find_component(call: Call, name: str) -> Tracked:
 
 
 async def ensure_of_source(call: Call, source_arn: str) -> None:
-    """Make the component of the job of an ARN, in whatever case, unless it is there or there is no such job."""
+    """Create the component of the job with the ARN (in any case), unless it exists or there is no such job."""
     store = call.services.store.experiments
     known = await store.all_of(TrackedQuery(kind=Kind.COMPONENT, source=source_arn))
     if known:
@@ -118,7 +118,7 @@ async def ensure_of_source(call: Call, source_arn: str) -> None:
 
 
 async def keep(call: Call, job: TrainingJob) -> None:
-    """Write down what the component of a job says before the job is deleted; does nothing if it has none."""
+    """Store the members of a job's component before the job is deleted; does nothing without a component."""
     store = call.services.store.experiments
     stored = await store.get(Kind.COMPONENT, job.name + SUFFIX)
     if stored is None:
@@ -141,7 +141,7 @@ async def job_of(call: Call, thing: Tracked) -> TrainingJob | None:
 
 
 def describe_job(job: TrainingJob) -> dict[str, Any]:
-    """Return what a job's component says by itself."""
+    """Return the members of a job's component that follow from the job alone."""
     job = readable(job)
     failure = "" if job.failure is None else job.failure.reason
     message = f"Status: {job.status}, secondary status: {job.secondary_status}, failure reason: {failure}."
@@ -178,7 +178,7 @@ async def _job(call: Call, name: str) -> TrainingJob | None:
 
 
 async def _job_called(call: Call, component: str) -> TrainingJob | None:
-    """Return the job whose component has the name, in whatever case; the SDK asks in small letters."""
+    """Return the job whose component has the name, in any case: the SDK asks in small letters."""
     if not component.lower().endswith(SUFFIX):
         return None
     name = component[: -len(SUFFIX)]

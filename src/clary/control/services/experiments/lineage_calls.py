@@ -79,7 +79,7 @@ async def update_artifact(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_artifact(call: Call) -> Mapping[str, Any]:
-    """Forget an artifact with its associations; what it stands for in S3 stays."""
+    """Delete an artifact with its associations; its object in S3 stays."""
     arn, source = call.params.get("ArtifactArn"), call.params.get("Source")
     if (arn is None) == (source is None):
         raise WireError("ValidationException", "Give either ArtifactArn or Source.")

@@ -1,4 +1,4 @@
-"""What handlers of experiments share: new records, the service's refusals, pages, shapes of members.
+"""New records, refusals, pages and shapes of members that the handlers of experiments share.
 
 Source: the errors of each operation in SageMaker's model; the words `already exists` are what `sagemaker.experiments`
 looks for.
@@ -30,7 +30,7 @@ WORDS = {
 
 @contextmanager
 def api_errors() -> Iterator[None]:
-    """Turn what the store raises into the API's errors."""
+    """Turn the errors of the store into the API's."""
     try:
         yield
     except TrackedNotFound as error:
@@ -102,7 +102,7 @@ def times(thing: Tracked) -> dict[str, Any]:
 
 
 def document_of(thing: Tracked, shape_name: str) -> dict[str, Any]:
-    """Return what of a stored document an answer can say; another release or a bad disk may have left more."""
+    """Return the members of a stored document that the answer's shape has."""
     return fit(shape_name, thing.document).document
 
 

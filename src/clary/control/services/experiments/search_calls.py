@@ -33,7 +33,7 @@ _Key = tuple[int, int, Any, str]  # whether the value is missing, number or text
 
 @dataclass(frozen=True)
 class _Found:
-    """One record: its name, and what filters see and the answer has.
+    """One record: its name, and the members that filters read and the answer gives.
 
     Of a training job only `key` is kept, which says that it fits: thousands of records are much to hold.
     """
@@ -160,7 +160,7 @@ def _fitting_jobs(
 
 
 async def _shown_jobs(call: Call, page: Sequence[_Found]) -> list[dict[str, Any]]:
-    """Return the members of the jobs of a page, less those that were deleted meanwhile."""
+    """Return the members of the jobs of a page; leaves out jobs that were deleted meanwhile."""
     found = [job for item in page if (job := await call.services.store.get_job(item.name)) is not None]
     tags = await call.services.store.experiments.tags_of([job.arn for job in found])
     return [for_search(_job_record(call, job, tags)) for job in found]

@@ -66,7 +66,7 @@ def is_visible(record: Record, conditions: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def sort_value(record: Record, path: str) -> tuple[int, Any] | None:
-    """Return what a record sorts by: (0, number) or (1, text); None if it has no such property."""
+    """Return the sort key of a record: (0, number) or (1, text); None if it lacks the property."""
     for value in values_at(record, path):
         if isinstance(value, datetime):
             return 0, value.timestamp()

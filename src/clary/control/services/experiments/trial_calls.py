@@ -31,7 +31,7 @@ async def describe_trial(call: Call) -> Mapping[str, Any]:
 
 
 async def update_trial(call: Call) -> Mapping[str, Any]:
-    """Change what people call a trial."""
+    """Change the display name of a trial."""
     changes = {"DisplayName": call.params["DisplayName"]} if "DisplayName" in call.params else {}
     now = call.services.clock.now()
 
@@ -51,7 +51,7 @@ async def delete_trial(call: Call) -> Mapping[str, Any]:
 
 
 async def list_trials(call: Call) -> Mapping[str, Any]:
-    """List summaries of trials: all, those of an experiment, or those that a component belongs to."""
+    """List summaries of all trials, of an experiment's trials, or of the trials that hold a component."""
     experiment, component = call.params.get("ExperimentName"), call.params.get("TrialComponentName")
     if experiment is not None and component is not None:
         raise WireError("ValidationException", "Give ExperimentName or TrialComponentName, not both.")

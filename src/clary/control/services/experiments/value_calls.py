@@ -98,7 +98,7 @@ def _refusal(message: str) -> dict[str, Any]:
 
 
 async def _job_name(call: Call, component: str) -> str | None:
-    """Return the job whose component is meant; None for a component of its own, or none at all."""
+    """Return the name of the job whose component has the name, or None if it belongs to no job or does not exist."""
     if not component.lower().endswith(job_components.SUFFIX):
         return None
     name = component[: -len(job_components.SUFFIX)]

@@ -1,4 +1,4 @@
-"""What CreateTrainingJob says of metrics: patterns that do not compile are refused before the job runs for hours."""
+"""Checks of the metric patterns of CreateTrainingJob: a pattern that does not compile is refused at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPILING_LIMIT_S = 0.5
 
 
 async def check_metrics(request: JobRequest) -> tuple[str, ...]:
-    """Return sentences on patterns that capture no value, and on those that may take very long on some lines.
+    """Return warnings about patterns that capture no value or may take very long on some lines.
 
     Patterns are never matched here: agents do that in a process of its own, with a limit. All are parsed, which finds
     nearly all errors; they are compiled as long as that takes `COMPILING_LIMIT_S` together.

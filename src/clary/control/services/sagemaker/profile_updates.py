@@ -1,4 +1,4 @@
-"""What UpdateTrainingJob's ProfilerConfig means for windows of the framework's profiler on a running job."""
+"""Windows of the framework's profiler on a running job, as UpdateTrainingJob's ProfilerConfig asks for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BY_UPDATE = "asked for by UpdateTrainingJob"
 
 
 def follow(services: Services, job: TrainingJob, config: Mapping[str, Any] | None) -> None:
-    """Have a window begin where the update asks for one, and end where it asks for none.
+    """Begin a window where the update asks for one; end it where the update leaves it out.
 
     A step that is over already means the next one.
 

@@ -1,4 +1,4 @@
-"""What CreateTrainingJob and UpdateTrainingJob say of the profiler: checked, warned of, merged.
+"""Checks, warnings and merging of the profiler's members in CreateTrainingJob and UpdateTrainingJob.
 
 Source: ProfilerConfig, ProfilerRuleConfiguration (AWS API reference): the intervals that there are, names of rules.
 """

@@ -88,7 +88,7 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
 
 
 def _admit(call: Call, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], Admitted]:
-    """Return the request with the first of its instance preferences that can run here, and what is said of it."""
+    """Return the request with its first instance preference that can run here, and the notes on it."""
     refusal: WireError | None = None
     for candidate in instance_choice.candidates(request):
         try:
@@ -106,7 +106,7 @@ def _unknown(call: Call) -> tuple[str, ...]:
 
 
 def _site(settings: Settings) -> Site:
-    """Return what the tables of members need to know of this service."""
+    """Return the facts of this service that the tables of members read."""
     return Site(
         account_id=settings.account_id,
         machine_is_trusted=settings.machine_is_trusted,
@@ -147,7 +147,7 @@ async def stop_training_job(call: Call) -> Mapping[str, Any]:
 
 
 async def update_training_job(call: Call) -> Mapping[str, Any]:
-    """Change what may change while a job runs."""
+    """Change the members of a job that may change while it runs."""
     job = await find_job(call)
     resources = call.params.get("ResourceConfig")
     if resources is not None and set(resources) - {"KeepAlivePeriodInSeconds"}:

@@ -19,7 +19,7 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PO
 
 
 class ReduceOp:
-    """What becomes of the ranks' values, element by element."""
+    """The reduction of the ranks' values, element by element."""
 
     SUM = torch.distributed.ReduceOp.SUM
     AVERAGE = torch.distributed.ReduceOp.AVG
@@ -105,7 +105,7 @@ def all_to_all_single(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Send a part of `input_t`, split along its first dimension, to every rank; `output_t` is what came from each."""
+    """Send a part of `input_t`, split along its first dimension, to each rank; receive theirs in `output_t`."""
     check_group(group)
     return torch.distributed.all_to_all_single(
         output_t,

@@ -1,1 +1,1 @@
-"""What public scripts import of the original's tests."""
+"""Names of the original's tests that public scripts import."""

@@ -25,7 +25,7 @@ class CommGroup(Enum):
 
 
 class RankType(Enum):
-    """What a rank is counted in."""
+    """The groups in which ranks are counted."""
 
     WORLD_RANK = Along.WORLD
     MP_RANK = Along.MP
@@ -44,12 +44,12 @@ RDP_GROUP = CommGroup.RDP_GROUP
 
 
 def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
-    """Send an object to all others of a group, who call `recv_from`."""
+    """Send an object to all other ranks of a group; each calls `recv_from`."""
     runtime.current().groups.broadcast(obj, group.value)
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> None:
-    """Send an object to one rank, who calls `recv_from`."""
+    """Send an object to one rank, which calls `recv_from`."""
     runtime.current().groups.send(obj, dest_rank, rank_type.value)
 
 

@@ -1,4 +1,4 @@
-"""What AWS's launcher takes for failures of this library: it looks for these names in what programs print."""
+"""Errors by whose names AWS's launcher recognises failures of this library in the output of programs."""
 
 from clary.train.parallel.errors import CheckpointError, ParallelError, RankLost, RemoteFailure
 

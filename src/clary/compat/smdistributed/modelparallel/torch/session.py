@@ -1,4 +1,4 @@
-"""Initialisation, and what scripts ask of it: `smp.init`, `smp.state`, ranks, sizes and groups.
+"""Initialisation, and the facts that follow from it: `smp.init`, `smp.state`, ranks, sizes and groups.
 
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
 """
@@ -39,7 +39,7 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Forget what `init` made; torch.distributed stays as it is."""
+    """Undo `init`; torch.distributed stays as it is."""
     runtime.reset()
 
 
@@ -49,7 +49,7 @@ def is_tracing() -> bool:
 
 
 class ModuleManager:
-    """What transformers looks for when it saves a model."""
+    """The attributes that transformers reads when it saves a model."""
 
     @property
     def translate_functions(self) -> list[tuple[Any, Any]]:
@@ -134,7 +134,7 @@ def _process_group(along: Along) -> dist.ProcessGroup:
 
 
 def mp_rank() -> int:
-    """Return the rank among those that hold one model together."""
+    """Return the rank within the group of ranks that hold one model together."""
     return _rank(Along.MP)
 
 
@@ -144,7 +144,7 @@ def mp_size() -> int:
 
 
 def dp_rank() -> int:
-    """Return the rank among those that hold the same stage."""
+    """Return the rank within the group of ranks that hold the same stage."""
     return _rank(Along.DP)
 
 
@@ -164,7 +164,7 @@ def pp_size() -> int:
 
 
 def tp_rank() -> int:
-    """Return the rank among those that share layers."""
+    """Return the rank within the group of ranks that share layers."""
     return _rank(Along.TP)
 
 

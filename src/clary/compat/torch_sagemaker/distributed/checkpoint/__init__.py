@@ -1,1 +1,1 @@
-"""Distributed checkpoints: `state_dict_saver`, `state_dict_loader` and what they need."""
+"""Distributed checkpoints: `state_dict_saver`, `state_dict_loader` and their helpers."""

@@ -1,1 +1,1 @@
-"""What SMP v2 adds to FSDP."""
+"""Additions of SMP v2 to FSDP."""

@@ -1,1 +1,1 @@
-"""What public scripts import of the original's tests, for torch."""
+"""Names of the original's tests for torch that public scripts import."""

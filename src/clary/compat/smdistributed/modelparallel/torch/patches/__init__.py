@@ -1,4 +1,4 @@
-"""What SMP puts in the place of torch's own functions."""
+"""Functions that SMP puts in the place of torch's own."""
 
 from . import checkpoint
 
