@@ -6,7 +6,7 @@ from clary.base.errors import ClaryError, Fault
 
 
 class MalformedQuery(ClaryError):
-    """A query that is not understood, or asks for what is not offered.
+    """A query that is not understood, or asks for something that is not offered.
 
     Args:
         message: says what was expected.

@@ -35,11 +35,11 @@ _REFUSED = {
 
 
 class BadExpression(ValueError):
-    """A regular expression that is wrong, too long, or asks for what is not offered."""
+    """A regular expression that is wrong, too long, or uses syntax that is not offered."""
 
 
 class Edge(IntEnum):
-    """What stands on one side of a place between two characters, as far as the expression asks."""
+    """The kind of character on one side of a place between two characters, as far as the expression asks."""
 
     BORDER = 0  # begin or end of the text
     LINE_END = 1
@@ -49,7 +49,7 @@ class Edge(IntEnum):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands before and behind a place."""
+    """The kinds of character before and behind a place."""
 
     before: Edge
     after: Edge
@@ -128,7 +128,7 @@ class Parts:
         return len(self.takes) - 1
 
     def edge_of(self, character: str) -> Edge:
-        """Return what a character is to a place beside it; the same for all where nothing asks."""
+        """Return the kind of a character beside a place; OTHER for all where the expression does not ask."""
         if not self._asks_edges:
             return Edge.OTHER
         if character == "\n":

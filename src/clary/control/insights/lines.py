@@ -21,7 +21,7 @@ _NOTHING: Any = object()
 
 
 class LogLine:
-    """One line; what is costly is worked out when a query asks for it."""
+    """One line; costly members are computed when a query asks for them."""
 
     __slots__ = ("_members", "at_ms", "ingestion_ms", "log", "message", "sequence", "stream")
 
@@ -36,11 +36,11 @@ class LogLine:
 
     @property
     def pointer(self) -> str:
-        """What names the line for ever, and no other."""
+        """The permanent and unique name of the line."""
         return base64.urlsafe_b64encode(f"{self.stream}:{self.sequence}".encode()).decode("ascii")
 
     def member(self, name: str) -> Value:
-        """Return a member of a message that is a JSON object; None where there is none."""
+        """Return a member of a message that is a JSON object, or None if it lacks the member or is no object."""
         if self._members is _NOTHING:
             self._members = _members_of(self.message)
         if self._members is None:

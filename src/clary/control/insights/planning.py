@@ -1,4 +1,4 @@
-"""Commands to a plan: what lines are kept, what rows are made of them, in which order and how many.
+"""Commands to a plan: the lines that are kept, the rows made of them, their order and their number.
 
 Filters in front of `limit` and `stats` look at lines, wherever they stand: to filter a sorted list is to sort a
 filtered one. Behind `stats`, commands work on its rows one after the other. Pure.
@@ -28,7 +28,7 @@ Group = dict[str, Value]  # a row of stats: values by the names of its columns
 
 @dataclass(frozen=True)
 class Column:
-    """What a row shows of a line."""
+    """A column of the result: a value that each row shows of its line."""
 
     label: str
     read: Getter
@@ -54,7 +54,7 @@ class Counting:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a query does with each line, and at the end.
+    """The steps of a query for each line, and at the end.
 
     Args:
         keeps: conditions that lines have to meet.
@@ -103,7 +103,7 @@ def plan_of(text: str, *, limit: int | None = None) -> Plan:
 
 @dataclass
 class _LineCommands:
-    """What commands over lines add up to."""
+    """The sum of the commands over lines, built one command after the other."""
 
     aliases: dict[str, Field | Bin] = field(default_factory=dict)
     keeps: list[Holds[LogLine]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Query texts to commands, by recursive descent; what is not offered is refused by name and place.
+"""Query texts to commands, by recursive descent; syntax that is not offered is refused by name and place.
 
 Where: `planning.plan_of` calls it. The text comes from strangers: its length, its terms, its expressions and the depth
 of its brackets are bounded.
@@ -316,7 +316,7 @@ class _Reader:
         return syntax.Aggregate(function, field, self._alias(label))
 
     def _call(self) -> tuple[str, Field | None, str]:
-        """Read one aggregate and return its function, its field, and what it is called."""
+        """Read one aggregate and return its function, its field and its label."""
         self._count_term()
         token = self._take()
         if not token.is_word(*FUNCTIONS):

@@ -29,7 +29,7 @@ class Field:
 
     @property
     def label(self) -> str:
-        """What its column is called without an alias."""
+        """The name of its column without an alias."""
         return self.name
 
 
@@ -118,7 +118,7 @@ Condition = Comparison | Like | In | IsPresent | Not | All | Any
 
 @dataclass(frozen=True)
 class Fields:
-    """Show these, beside what earlier ones show."""
+    """Show these items, beside those of earlier commands."""
 
     items: tuple[Item, ...]
     place: Place

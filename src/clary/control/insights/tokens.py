@@ -22,7 +22,7 @@ _ESCAPABLE = "\\'\"`"
 
 
 class Kind(Enum):
-    """What a token is."""
+    """The kind of a token."""
 
     WORD = auto()  # a command, an operator, a function or a field
     NAME = auto()  # a field in backticks
@@ -119,7 +119,7 @@ def _number(text: str, start: int) -> Token:
 
 
 def _quoted(text: str, start: int, kind: Kind, what: str) -> Token:
-    """Return what stands between a sign and the same sign again."""
+    """Return the token between a sign and its next occurrence."""
     quote = text[start]
     characters: list[str] = []
     position = start + 1
@@ -137,7 +137,7 @@ def _quoted(text: str, start: int, kind: Kind, what: str) -> Token:
 
 
 def _escaped(character: str, kind: Kind) -> str:
-    """Return what a backslash and a character stand for; in regular expressions all but the slash keeps it."""
+    """Return the meaning of a backslash with a character; regular expressions keep both, except before a slash."""
     if kind is Kind.REGEX:
         return character if character == "/" else f"\\{character}"
     return character if character in _ESCAPABLE else f"\\{character}"

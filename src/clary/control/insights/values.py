@@ -52,7 +52,7 @@ def compare(left: Value, operator: str, right: Value) -> bool:
 
 
 def sort_key(value: Value) -> tuple[int, float, str]:
-    """Return what orders values: nothing, then numbers, then texts."""
+    """Return the sort key of a value: missing values first, then numbers, then texts."""
     if value is None:
         return 0, 0.0, ""
     number = number_of(value)

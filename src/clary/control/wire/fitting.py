@@ -1,4 +1,4 @@
-"""Documents cut to what a structure of the model can say.
+"""Documents cut to the members that a structure of the model has.
 
 Where: a job's stored request is told in answers whose structures differ from the request's: DescribeTrainingJob lacks
 some of its members, Search lacks more, and a release with another model may have written it. The writers of answers
@@ -31,7 +31,7 @@ class Fitted:
 
 
 def fit(shape_name: str, document: Mapping[str, Any]) -> Fitted:
-    """Cut a document to what a structure of SageMaker's model can say.
+    """Cut a document to the members that a structure of SageMaker's model has.
 
     A list loses the structures that lack a required member, so that its readers can rely on those.
 
@@ -50,7 +50,7 @@ def _top(shape_name: str) -> _Fitter:
 
 
 class _Compiler:
-    """Compiles one shape and what it holds; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
 
     def __init__(self) -> None:
         self._done: dict[str, _Fitter | None] = {}

@@ -19,7 +19,7 @@ _QUOTE = b'"'[0]
 
 
 def has_more_values(body: bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether a JSON document has more values than `most`; of what is no JSON it may say either."""
+    """Return whether a JSON document has more values than `most`; the answer for other bytes means nothing."""
     if body.count(b",") + body.count(b"]") + body.count(b"}") <= most:
         return False
     num_values = num_texts = 0

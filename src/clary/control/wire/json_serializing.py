@@ -23,12 +23,12 @@ Writer = Callable[[Any], Any]
 
 
 def json_writer(shape: Any) -> Writer:
-    """Return the function that turns a value of `shape` into what `json.dumps` takes; it raises MisfitError."""
+    """Return the function that turns a value of `shape` into plain values for `json.dumps`; it raises MisfitError."""
     return _Compiler().writer(shape)
 
 
 class _Compiler:
-    """Compiles one shape and what it holds; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str], Writer | None] = {}

@@ -1,4 +1,4 @@
-"""Service models: what the wire knows of each AWS service, read from botocore's own data.
+"""Service models: the operations and shapes of each AWS service, read from botocore's own data.
 
 Where: routing looks operations up here; parsing, validation and serialising compile an operation's shapes once and
 keep the result for the life of the process. Models load on first use (about 0.1 s for SageMaker, less for others).
@@ -70,7 +70,7 @@ class Service:
 
     @cached_property
     def target_prefix(self) -> str:
-        """What stands before the operation in X-Amz-Target; empty for services without targets."""
+        """The prefix of the operation in X-Amz-Target; empty for services without targets."""
         return str(self.metadata.get("targetPrefix", ""))
 
     @cached_property
@@ -117,7 +117,7 @@ class Service:
         return found
 
     def operation(self, name: str, protocol: Protocol) -> Operation:
-        """Return an operation as seen through a protocol; KeyError if the model has none of that name."""
+        """Return an operation as seen through a protocol; raises KeyError if the model lacks the name."""
         found = self._operations.get((name, protocol))
         if found is None:
             if name not in self.operation_names:
@@ -159,5 +159,5 @@ def service(name: str) -> Service:
 
 
 def all_services(names: Iterable[str] = SERVICE_NAMES) -> tuple[Service, ...]:
-    """Return every service that the wire speaks; loads those that are not loaded yet."""
+    """Return every service that the wire speaks; loads the ones that are not loaded yet."""
     return tuple(service(name) for name in names)

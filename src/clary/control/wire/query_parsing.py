@@ -58,7 +58,7 @@ def form_reader(shape: Any) -> Reader:
 
 
 class _Compiler:
-    """Compiles one shape and what it holds; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Reader | None] = {}

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReplayJournal:
-    """Reads what an earlier service noted, and notes what this one sees.
+    """Reads the signatures that an earlier service recorded, and records those of this one.
 
     Args:
         folder: made if absent.
@@ -83,7 +83,7 @@ class ReplayJournal:
             self._give_up(error)
 
     def close(self) -> None:
-        """Close the file; what is noted stays."""
+        """Close the file; its records stay."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -125,7 +125,7 @@ class ReplayJournal:
 
 
 def read_boot_id() -> str:
-    """Return the id of this machine's present boot; empty where the system has none."""
+    """Return the id of this machine's present boot, or an empty string where the system tells no id."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

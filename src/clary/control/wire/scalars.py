@@ -1,4 +1,4 @@
-"""Scalar values as text: what stands in forms, URLs, headers and XML, and how times are written everywhere.
+"""Scalar values as text in forms, URLs, headers and XML, and the formats of times everywhere.
 
 Where: query and REST parsing read scalars with `reader_of`; XML and REST serialising write them with `writer_of`;
 JSON uses the time functions alone.

@@ -1,4 +1,4 @@
-"""Who sent a request: verification of SigV4 signatures.
+"""Verification of SigV4 signatures: the key behind each request.
 
 Where: after routing, before the body is parsed. A request passes only if its signature was made with a key that is
 known here, over exactly this method, path, query, body and the headers that give it its meaning, not long ago, and,
@@ -92,7 +92,7 @@ class SignatureVerifier:
     def verify(
         self, request: HttpRequest, payload: bytes | str | None = None, *, operation: Operation | None = None
     ) -> sigv4.Authorization:
-        """Return what the request's Authorization says, once it is proved.
+        """Verify the request's signature and return its Authorization.
 
         Args:
             payload: body, or its hexadecimal SHA-256 where that was computed already; None takes the request's body.
@@ -196,7 +196,7 @@ class SignatureVerifier:
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """What headers or query say of a signature."""
+    """The signature's members in headers or query."""
 
     authorization: sigv4.Authorization
     query: str  # as it was signed

@@ -85,7 +85,7 @@ def _checker(operation: Operation, lenient_enums: frozenset[str]) -> Checker | N
 
 
 class _Compiler:
-    """Compiles one shape and what it holds; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
 
     def __init__(self, lenient_enums: frozenset[str]) -> None:
         self._lenient_enums = lenient_enums

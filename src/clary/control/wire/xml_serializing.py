@@ -33,7 +33,7 @@ def xml_text(text: str) -> str:
 
 
 class _Compiler:
-    """Compiles one shape and what it holds; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Writer | None] = {}
