@@ -1,4 +1,4 @@
-"""Who sent an S3 request: Signature Version 4 in headers or query, and Version 2 in the query.
+"""The caller of an S3 request: Signature Version 4 in headers or query, and Version 2 in the query.
 
 Where: `front` calls `authenticate` before it reads a byte of the body. Pure; the time and the keys are passed in.
 Version 2 is accepted in presigned URLs alone, because boto3 makes those unless it is told otherwise.
@@ -61,7 +61,7 @@ V2_SUBRESOURCES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkSeed:
-    """What the signatures of a body's chunks are chained to."""
+    """The values to which the signatures of a body's chunks are chained."""
 
     key: bytes
     amz_date: str
@@ -115,9 +115,9 @@ def authenticate(
 
 
 def with_token(find_secret: FindSecret, token: str, temporary: TemporaryKeys | None, *, now: datetime) -> FindSecret:
-    """Return what finds the secret of a key that comes with a session token; without one it is `find_secret`.
+    """Return the function that finds the secret of a key sent with `token`; `find_secret` for an empty token.
 
-    What is returned raises WireError InvalidToken for a token that is not the key's own, and ExpiredToken.
+    The function returned raises WireError InvalidToken for a token that is not the key's own, and ExpiredToken.
     """
     if not token:
         return find_secret

@@ -1,4 +1,4 @@
-"""In which region buckets lie: the service's, whatever the store makes of it.
+"""The region of buckets: always the service's, also where the store answers otherwise.
 
 Where: `front` checks requests for new buckets and answers GetBucketLocation. Pure.
 Clients sign again for the region that they are told here, so all answers must name the same one.
@@ -28,12 +28,12 @@ def is_location(asked: S3Request) -> bool:
 
 
 def asks_from_anywhere(method: str, raw_query: str) -> bool:
-    """Whether a request is GetBucketLocation, judged before its signature is: who asks does not know the region yet."""
+    """Whether a request is GetBucketLocation, whose sender does not know the region yet."""
     return method == "GET" and "location" in {part.partition("=")[0] for part in raw_query.split("&")}
 
 
 def check_constraint(content: bytes, region: str) -> None:
-    """Refuse a bucket that is asked for in another region; one that names none is made here.
+    """Refuse to make a bucket in another region; a request without a region means this one.
 
     Raises: WireError IllegalLocationConstraintException.
     """

@@ -1,4 +1,4 @@
-"""Manifests of checkpoint sets: where they lie, what they say, and whether that can be believed.
+"""Manifests of checkpoint sets: their place, their content, and checks that it can be believed.
 
 Where: `checkpoint_sets` lists sets and `checkpoint_verification` reads them through. A manifest comes from a bucket
 that anyone with a key may have written to: what it names is looked at before any of it is used.
@@ -43,7 +43,7 @@ _DIGITS = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class CheckpointPlace:
-    """What CheckpointConfig.S3Uri names."""
+    """The bucket and prefix that CheckpointConfig.S3Uri names."""
 
     bucket: str
     prefix: str  # with a slash at its end; empty for the whole bucket
@@ -58,13 +58,13 @@ class CheckpointPlace:
         return cls(bucket, key if not key or key.endswith("/") else f"{key}/")
 
     def key(self, relative: str) -> str:
-        """Return the whole key of what lies below the prefix."""
+        """Return the whole key of a path below the prefix."""
         return self.prefix + relative
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestObject:
-    """A manifest that is there; what it says is not known yet."""
+    """A manifest in the listing; its content is not read yet."""
 
     host: str
     number: int
@@ -120,7 +120,7 @@ async def load_set(client: StoreClient, place: CheckpointPlace, *, host: str, nu
 
 
 def why_unbelievable(checkpoints: CheckpointSet, *, host: str, number: int) -> str:
-    """Return what is wrong with what a manifest says, or an empty string; no character of it harms a terminal. Pure.
+    """Return the fault of a manifest's content, or an empty string; the text is safe for a terminal. Pure.
 
     The rules are those by which agents restore.
 

@@ -42,7 +42,7 @@ PARALLEL_READS = 2
 
 
 class SetState(StrEnum):
-    """What is known of a set without reading its files."""
+    """The state of a set as far as it is known without reading its files."""
 
     WHOLE = "whole"  # every file is there with its size, and something but time says that it was whole when stored
     COMPLETE = "complete"  # every file is there with its size; nothing but time, or nothing at all, says more
@@ -94,7 +94,7 @@ async def find_in_time(
 
 
 async def list_sets(client: StoreClient, place: CheckpointPlace, *, timeout_s: float = LOOK_TIMEOUT_S) -> SetListing:
-    """Return what lies below a prefix.
+    """Return the checkpoint sets below a prefix.
 
     Args:
         timeout_s: for everything; what was not looked at by then is an entry that says so.
@@ -143,7 +143,7 @@ async def _look(
 async def _read_all(
     client: StoreClient, place: CheckpointPlace, manifests: Sequence[ManifestObject], deadline: float
 ) -> dict[ManifestObject, CheckpointSet | ContractError | str]:
-    """Return what each manifest says, what is wrong with it, or in words why it was not read."""
+    """Return the content of each manifest, its error, or the reason in words for which it was not read."""
     outcomes: dict[ManifestObject, CheckpointSet | ContractError | str] = {}
     waiting = list(reversed(manifests))
     room_bytes = MAX_READ_BYTES

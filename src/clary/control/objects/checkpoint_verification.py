@@ -1,4 +1,4 @@
-"""Reads every file of checkpoint sets and compares it with what the manifests say.
+"""Reads every file of checkpoint sets and compares it with the manifests.
 
 Where: `clary checkpoints verify JOB`; `server.verification_runs` runs it in the background, since it takes as long as
 reading everything takes. Nothing is kept but sums, and hashing is done beside the event loop.
@@ -51,7 +51,7 @@ class SetTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A file that is not what it should be."""
+    """A file that differs from its manifest."""
 
     path: str
     key: str  # of the object, below the prefix
@@ -74,7 +74,7 @@ class Findings:
 
 @dataclass(kw_only=True)
 class SetReport:
-    """What is known of one set; it grows while the set is read."""
+    """The report of one set; it grows while the set is read."""
 
     host: str
     number: int
@@ -91,7 +91,7 @@ class SetReport:
 
     @property
     def is_as_stored(self) -> bool:
-        """Whether everything of the set was read and holds what it should."""
+        """Whether every file of the set was read and equals its manifest."""
         return self.is_done and not self.fault and not self.wrong.count
 
     @property
@@ -102,7 +102,7 @@ class SetReport:
 
 @dataclass(kw_only=True)
 class VerificationReport:
-    """What is known of all sets that were asked for."""
+    """The report of all sets that were asked for."""
 
     sets: list[SetReport] = field(default_factory=list)
     bytes_read: int = 0
@@ -123,7 +123,7 @@ class VerificationReport:
 async def verify_sets(
     client: StoreClient, place: CheckpointPlace, targets: Sequence[SetTarget], report: VerificationReport
 ) -> None:
-    """Read sets one after the other and write what is found into `report`, as it is found.
+    """Read sets one after the other and write each finding into `report` at once.
 
     Ends with `report.error` if the store can not be asked any more. Cancel it to end it early.
     """
@@ -197,7 +197,7 @@ def _remember(checkpoints: CheckpointSet, first_owner: dict[str, str]) -> None:
 async def _fault_of(
     client: StoreClient, place: CheckpointPlace, file: CheckpointFile, relative: str, report: VerificationReport
 ) -> str:
-    """Return what is wrong with the object at a key as the content of a file; empty if nothing is."""
+    """Return the fault of the object at a key as the content of a file, or an empty string."""
     said = ""
     for attempt in range(1, READ_ATTEMPTS + 1):
         try:

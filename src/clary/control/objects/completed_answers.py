@@ -1,4 +1,4 @@
-"""Answers of the store that are completed before clients see them: short documents of XML, and what they lack.
+"""Short XML documents of the store, completed with missing members before clients see them.
 
 Where: `front` reads these answers whole. Pure.
 SeaweedFS names its own address as the place of an object that was put together from parts, and leaves checksums and
@@ -40,7 +40,7 @@ def with_location(content: bytes, address: str) -> bytes:
 
 
 def with_attributes(content: bytes, wanted: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    """Return the attributes of an object with those that were asked for and are not there.
+    """Return the store's attributes of an object, completed with the wanted ones that it left out.
 
     Args:
         content: the store's document.

@@ -1,4 +1,4 @@
-"""Copies of objects: what a copy keeps of its source, and what it is told of its encryption.
+"""Copies of objects: the metadata kept from the source, and the encryption of the copy.
 
 Where: `front` asks the store for the source's headers first. A copy that keeps the metadata of its source would keep
 the mark of its encryption too, which S3 takes from the request alone; such a copy is sent with the metadata spelt out.

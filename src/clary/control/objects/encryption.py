@@ -41,7 +41,7 @@ _WRITES = frozenset({"x-id"})
 
 @dataclass(frozen=True)
 class Encryption:
-    """What an object was asked to be encrypted with."""
+    """The encryption that a request asks for an object."""
 
     algorithm: str = DEFAULT
     key_id: str = ""
@@ -64,7 +64,7 @@ class Encryption:
 
     @classmethod
     def of_mark(cls, mark: str) -> Encryption:
-        """Read what was kept; what this did not write counts as the default."""
+        """Read the stored mark; any other text counts as the default."""
         parts = mark.split(" ")
         if len(parts) != 3 or parts[0] not in ALGORITHMS or not (parts[1] == "" or _KEY_NAME.fullmatch(parts[1])):
             return cls()
@@ -72,7 +72,7 @@ class Encryption:
 
 
 def asked_encryption(headers: Iterable[tuple[str, str]]) -> Encryption | None:
-    """Return what a request asks for, None if it says nothing.
+    """Return the encryption that a request asks for, or None if it says nothing.
 
     Args:
         headers: lower-case names.
@@ -142,7 +142,7 @@ def told_headers(asked: S3Request, wanted: Encryption | None, answer: Mapping[st
 
 
 def kept_headers(stored: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the headers that tell of an object's encryption, out of those that the store keeps with it."""
+    """Return the headers of an object's encryption, from the metadata that the store keeps with it."""
     mark = next((value for name, value in stored.items() if name.lower() == MARK), "")
     return Encryption.of_mark(mark).headers
 
@@ -168,6 +168,6 @@ def check_bucket_configuration(content: bytes) -> None:
 
 
 def _parameters(asked: S3Request) -> set[str]:
-    """Return the parameters that say what a request is for."""
+    """Return the query parameters that select the operation, in lower case."""
     lowered = {name.lower() for name, _ in asked.query}
     return {name for name in lowered if not name.startswith(("response-", "x-amz-"))}

@@ -1,4 +1,4 @@
-"""S3 in front of the object store: verifies the caller, changes what the store refuses, signs again, streams through.
+"""S3 in front of the object store: verifies callers, adapts requests that the store refuses, signs again, streams.
 
 Where: `server.edge.listener` routes S3 requests here; the store (embedded or any endpoint) does everything else. It
 exists for three reasons: one port for all services; SDKs send `x-amz-server-side-encryption: aws:kms`, which SeaweedFS
@@ -241,7 +241,7 @@ class S3Front:
     async def _mark(
         self, asked: S3Request, headers: list[tuple[str, str]], wanted: Encryption | None
     ) -> list[tuple[str, str]]:
-        """Return headers that keep with the object what it was asked to be encrypted with."""
+        """Return the headers, with a mark that stores the wanted encryption with the object."""
         if not encryption.keeps_encryption(asked):
             return headers
         if copying.keeps_metadata(asked, headers):
@@ -365,7 +365,7 @@ class S3Front:
 
 
 def _all_headers(request: web.BaseRequest, asked: S3Request) -> list[tuple[str, str]]:
-    """Return the headers of a request with lower-case names, and those that its signer moved into the query."""
+    """Return the headers of a request with lower-case names, including headers moved into a presigned query."""
     headers = [(name.lower(), value) for name, value in request.headers.items()]
     headers.extend((name.lower(), value) for name, value in asked.query if name.lower().startswith("x-amz-"))
     return headers

@@ -1,4 +1,4 @@
-"""What clients of the S3 front are answered: the store's answers without what is its own, and refusals in S3's shape.
+"""Answers to clients of the S3 front: the store's without its own headers, and refusals in S3's shape.
 
 Where: `front` ends each request with one of these.
 """
@@ -88,7 +88,7 @@ async def relay(
 
 
 async def filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, permit: Permit) -> web.Response:
-    """Send a listing on without what the caller may not see."""
+    """Pass a listing on without the keys that the caller may not see."""
     content = b""
     async for piece in answer.content.iter_any():
         content += piece
@@ -183,5 +183,5 @@ def _error_document(error: WireError, resource: str, own_id: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace what XML 1.0 can not hold."""
+    """Replace the characters that XML 1.0 can not hold."""
     return "".join(character if character >= " " or character in "\t\n\r" else "?" for character in text)

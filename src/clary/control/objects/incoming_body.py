@@ -43,7 +43,7 @@ class IncomingBody:
             yield piece
 
     async def guarded(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Pass `pieces` on and keep what goes wrong: the client library reports it only as a broken connection."""
+        """Pass `pieces` on and keep their error: the client library reports it only as a broken connection."""
         try:
             async for piece in pieces:
                 yield piece

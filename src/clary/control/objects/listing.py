@@ -28,7 +28,7 @@ class ListedObject:
 
 @dataclass(frozen=True, kw_only=True)
 class ListingPage:
-    """What one request found."""
+    """The result of one request."""
 
     objects: tuple[ListedObject, ...]
     folders: tuple[str, ...]  # common prefixes, with the slash at their end; only if they were asked for
@@ -38,7 +38,7 @@ class ListingPage:
 async def pages(
     client: StoreClient, bucket: str, prefix: str, *, with_folders: bool = False
 ) -> AsyncIterator[ListingPage]:
-    """Yield all pages of a listing in the store's order; none for a bucket that does not exist.
+    """Yield all pages of a listing in the store's order; yields nothing for a bucket that does not exist.
 
     Args:
         with_folders: what lies below a slash behind the prefix is one folder, and not listed key by key.

@@ -1,4 +1,4 @@
-"""Bodies of S3 requests as they go to the store: which form each has, and what of its headers goes with it.
+"""Bodies of S3 requests as they go to the store: their form, and the headers that go with each.
 
 Where: `front` translates a verified request with these; `payloads` checks the pieces on their way.
 """
@@ -29,7 +29,7 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
-    """What is sent to the store."""
+    """The headers and body that are sent to the store."""
 
     headers: list[tuple[str, str]]
     payload_hash: str
@@ -41,7 +41,7 @@ class Outgoing:
 async def choose_body(
     request: web.BaseRequest, headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 ) -> Outgoing:
-    """Return headers and body for the store, by what the signature says of the body."""
+    """Return headers and body for the store, by the signature's statement about the body."""
     payload_hash = caller.payload_hash
     is_hash = _SHA256.fullmatch(payload_hash) is not None
     if payload_hash in (sigv4.STREAMING_PAYLOAD, sigv4.STREAMING_PAYLOAD_TRAILER):

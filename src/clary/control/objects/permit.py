@@ -1,4 +1,4 @@
-"""What the caller of one S3 request may have of it.
+"""The permissions of the caller of one S3 request.
 
 Where: `front` makes one for each request once it is parsed; for the owner's key every method lets everything through.
 The rules are `permissions.s3_rules`.

@@ -1,4 +1,4 @@
-r"""What an S3 request asks for: bucket, key and parameters, checked against what the store can hold exactly.
+r"""Bucket, key and parameters of an S3 request, refused where the store would alias the key.
 
 Where: first step of `front`. Pure.
 

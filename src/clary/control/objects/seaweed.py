@@ -178,7 +178,7 @@ class EmbeddedStore:
                 _log.warning("object store: %s was taken before the store listened on it; choosing again", taken)
 
     async def _choose_ports(self) -> dict[str, int]:
-        """Return the recorded ports, in place of those that stay taken new ones."""
+        """Return the recorded ports, each replaced by a new one if it stays taken."""
         fresh = weed_process.choose_ports()
         record = StoreRecord.read(self._record_path)
         if record is None:
@@ -199,7 +199,7 @@ class EmbeddedStore:
         return {name: fresh[name] if name in taken else port for name, port in record.ports.items()}
 
     async def _launch(self) -> None:
-        """Start a process on the record's ports and wait until it is ready; on failure none is left."""
+        """Start a process on the record's ports and wait until it is ready; on failure the process is ended."""
         assert self._record is not None
         program = weed_process.find_program()
         started_at = time.monotonic()

@@ -20,7 +20,7 @@ _NANOSECONDS = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Signs:
-    """What a process has done since its start."""
+    """Signs of life of a process since its start."""
 
     busy_s: float  # time on a processor, and time in which it waited for one, of all its threads
     log_bytes: int

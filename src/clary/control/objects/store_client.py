@@ -35,7 +35,7 @@ AUTOMATIC_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 @dataclass(frozen=True, kw_only=True)
 class StoreAnswer:
-    """What the store answered."""
+    """An answer of the store, with its body."""
 
     status: int
     headers: CIMultiDictProxy[str]
@@ -43,7 +43,7 @@ class StoreAnswer:
 
 
 class StoreStream:
-    """What the store answered, with a body that is still to be read."""
+    """An answer of the store whose body is still to be read."""
 
     def __init__(self, client: StoreClient, response: aiohttp.ClientResponse, *, bucket: str, key: str) -> None:
         self._client = client
@@ -100,7 +100,7 @@ class StoreClient:
     async def request(
         self, method: str, bucket: str, *, key: str = "", query: Sequence[tuple[str, str]] = (), body: bytes = b""
     ) -> StoreAnswer:
-        """Send one request and return the answer, whatever its status.
+        """Send one request and return the answer of any status.
 
         Raises: ObjectStoreError if no answer came, or one of more than MAX_ANSWER_BYTES.
         """
@@ -121,7 +121,7 @@ class StoreClient:
 
     @asynccontextmanager
     async def open(self, bucket: str, key: str) -> AsyncIterator[StoreStream]:
-        """Ask for an object and give the answer, whatever its status; its body is read piece by piece, or not at all.
+        """Ask for an object and give the answer of any status; its body is read in pieces, or not at all.
 
         Raises: ObjectStoreError if no answer came.
         """

@@ -1,4 +1,4 @@
-"""The front's way to the store: connections, signatures with the store's own key, and what is said when it is away.
+"""The front's link to the store: connections, signatures with the store's own key, and errors while it is away.
 
 Where: `front` opens it when the service starts and sends every request through it.
 """

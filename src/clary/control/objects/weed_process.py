@@ -44,7 +44,7 @@ LOG_OPTION = "-logtostderr=true"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRecord:
-    """What `<home>/run/seaweed.json` keeps; the ports outlive the process, so that endpoints stay valid."""
+    """The record `<home>/run/seaweed.json`; the ports outlive the process, so that endpoints stay valid."""
 
     ports: dict[str, int]  # by PORT_NAMES
     process: ProcessId | None = None
@@ -52,7 +52,7 @@ class StoreRecord:
 
     @staticmethod
     def read(path: Path) -> StoreRecord | None:
-        """Return the record, or None if there is none or it can not be read (then it is as good as absent)."""
+        """Return the record, or None if it is missing or can not be read."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             process = document.get("process") if isinstance(document, dict) else None
@@ -76,7 +76,7 @@ class StoreRecord:
 
 
 def find_running(data_folder: Path) -> StoreRecord | None:
-    """Return what can be told of a store that runs for this folder without a record of it; None if none does.
+    """Return the record of a store that runs for this folder without a file, or None if no store runs.
 
     Its working folder is the data folder, however the state folder was spelled; its command line names the ports.
     """
@@ -196,7 +196,7 @@ def _is_free(port: int) -> bool:
 
 
 def _port_in(arguments: list[str], name: str) -> int:
-    """Return the port that a command line gives to one of the store's servers, 0 if it gives none."""
+    """Return the port that a command line gives to one of the store's servers, or 0."""
     prefix = f"-{name}.port="
     found = [argument.removeprefix(prefix) for argument in arguments if argument.startswith(prefix)]
     return int(found[0]) if found and found[0].isdecimal() else 0

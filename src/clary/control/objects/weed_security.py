@@ -1,4 +1,4 @@
-"""What keeps other users of this machine out of the embedded store: a key pair and signing keys of one process.
+"""Key pair and signing keys of one process, which keep other users of this machine out of the embedded store.
 
 Where: `seaweed.EmbeddedStore` writes the file before each start of `weed`, which reads it from its home folder. Besides
 the S3 port, which asks for signatures of its own, the store's servers listen on loopback, where every local user and

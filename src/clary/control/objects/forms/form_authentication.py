@@ -1,4 +1,4 @@
-"""Who signed the policy of a browser upload, by Signature Version 4 or Version 2.
+"""The signer of a browser upload's policy, by Signature Version 4 or Version 2.
 
 Where: `form_upload` asks before it reads the policy. Pure; the time and the keys are passed in.
 Version 2 is what boto3 makes unless it is told otherwise.

@@ -100,7 +100,7 @@ class FormReader:
             yield last
 
     async def skip_rest(self) -> None:
-        """Read what comes after the file, buttons of the form, if it is little."""
+        """Read the fields after the file, such as buttons of the form, up to MAX_REST_BYTES."""
         num_bytes = 0
         async for piece in self._pieces:
             num_bytes += len(piece)
@@ -114,7 +114,7 @@ class FormReader:
         return taken
 
     async def _take_until(self, mark: bytes) -> bytes:
-        """Return what comes before `mark`, and drop both."""
+        """Return the bytes before `mark`, and remove both from the buffer."""
         while (end := self._buffer.find(mark)) < 0:
             self._buffer += await self._next_of_form()
         taken, self._buffer = self._buffer[:end], self._buffer[end + len(mark) :]

@@ -1,4 +1,4 @@
-"""Uploads by a browser's form: which object the form makes, with which headers, and what is answered.
+"""Uploads by a browser's form: the object that the form makes, its headers, and the answer.
 
 Where: `front` reads a form's fields with `form_data` and asks here before it reads the file. Pure; the time and the
 keys are passed in. The policy that the owner of a key has signed is all that lets a stranger upload.
@@ -63,7 +63,7 @@ class FormUpload:
 
 
 def is_form(method: str, headers: Mapping[str, str], raw_query: str) -> bool:
-    """Whether a request is the upload of a form; whoever signs headers or a URL makes another request."""
+    """Whether a request is the upload of a form: one with signed headers or a signed URL is not."""
     content_type = headers.get("Content-Type", "").lower()
     return method == "POST" and content_type.startswith(FORM_TYPE) and "Authorization" not in headers and not raw_query
 
@@ -79,7 +79,7 @@ def judge_form(
     region: str | None,
     temporary: TemporaryKeys | None = None,
 ) -> FormUpload:
-    """Return what a form uploads.
+    """Return the upload that a form asks for.
 
     Args:
         fields: by lower-case names, as they came before the file.
@@ -195,7 +195,7 @@ def _headers(fields: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _is_address(text: str) -> bool:
-    """Whether a browser can be sent there; what can not be read counts as absent, as on AWS."""
+    """Whether a browser can be redirected there; an unreadable address counts as absent, as on AWS."""
     if not text or len(text) > MAX_REDIRECT_CHARACTERS or not text.isprintable() or " " in text:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Policies of browser uploads: what the owner of a key has signed that others may upload in his name.
+"""Policies of browser uploads: conditions, signed by a key's owner, on uploads in his name.
 
 Where: `form_upload` asks once the policy's signature is proved. Pure; the time is passed in.
 A policy comes from whoever holds the form: it may be any JSON at all. Each field of the form must be covered by a
@@ -32,14 +32,14 @@ _EXPIRATION = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z")
 
 @dataclass(frozen=True)
 class Condition:
-    """What one field must be."""
+    """A condition on one field of a form."""
 
     is_prefix: bool
     field: str  # lower case
     value: str
 
     def is_met_by(self, value: str) -> bool:
-        """Whether a field has what is asked of it."""
+        """Whether the value of a field meets the condition."""
         if not self.is_prefix:
             return value == self.value
         # A content type may be a list, of which each must fit.
