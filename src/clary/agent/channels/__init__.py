@@ -1,9 +1,9 @@
-"""Input channels: what a job's data is, how it is laid out, how it reaches the program.
+"""Input channels: the selection of a job's data, its layout, and its way to the program.
 
 selection  which objects a host gets: prefix, single object, manifest, shards
 layout     where each object lies below the channel's folder; hostile keys are refused
 unpacking  objects that are unpacked on their way
-cache      what this machine keeps of all that between jobs
+cache      objects that this machine keeps between jobs
 fetching   File channels (and FastFile ones, fetched in full)
 pipe       Pipe channels: one named pipe an epoch
 recordio   framing of records in pipes

@@ -35,7 +35,7 @@ _UNITS = ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelFacts:
-    """What a channel brought to this host."""
+    """The result of fetching a channel to this host."""
 
     name: str
     num_objects: int

@@ -18,7 +18,7 @@ _MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder 
 
 
 def checked_parts(relative_key: str, *, key: str, channel: str) -> tuple[str, ...]:
-    """Return the parts of a path below the channel's folder; none for the folder itself.
+    """Return the parts of a path below the channel's folder; an empty tuple for the folder itself.
 
     Args:
         relative_key: what follows the channel's prefix.

@@ -16,11 +16,11 @@ _ALIGNMENT = 4
 
 
 def record_header(size_bytes: int) -> bytes:
-    """Return what precedes a payload of `size_bytes`, which must be at most MAX_PAYLOAD_BYTES."""
+    """Return the header of a payload of `size_bytes`, which must be at most MAX_PAYLOAD_BYTES."""
     assert 0 <= size_bytes <= MAX_PAYLOAD_BYTES, "callers refuse larger objects by name"
     return struct.pack("<II", MAGIC, size_bytes)
 
 
 def record_padding(size_bytes: int) -> bytes:
-    """Return what follows a payload of `size_bytes`."""
+    """Return the padding after a payload of `size_bytes`."""
     return bytes(-size_bytes % _ALIGNMENT)

@@ -42,14 +42,14 @@ class ChannelObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a channel is, for all hosts together."""
+    """The objects of a channel, for all hosts together."""
 
     objects: tuple[ChannelObject, ...]  # sorted by key
     folders: tuple[tuple[str, ...], ...] = ()  # of keys that end in a slash
     notes: tuple[str, ...] = ()
 
     def shard(self, channel: Channel, *, host_index: int, num_hosts: int, epoch: int = 0) -> tuple[ChannelObject, ...]:
-        """Return what one host gets in one epoch.
+        """Return the objects of one host in one epoch.
 
         With a shuffle seed the objects of all hosts are shuffled before they are shared out, so that a host gets
         others in another epoch; every host computes the same order.
@@ -67,7 +67,7 @@ class Selection:
 
 
 class ManifestSource(Protocol):
-    """Where manifests are read: the object store itself, or what this machine keeps of it."""
+    """The place where manifests are read: the object store, or this machine's cache of it."""
 
     def open_reader(self, bucket: str, key: str) -> BinaryIO:
         """Open an object as a stream. Raises: ObjectStoreError."""

@@ -57,7 +57,7 @@ _CLONE3 = 435
 
 
 class _Machine(NamedTuple):
-    """What a filter has to know of an architecture."""
+    """Numbers of an architecture that a filter needs."""
 
     audit_number: int  # linux/audit.h
     clone: int
@@ -168,7 +168,7 @@ def call_filter(machine: str) -> bytes | None:
 
 
 def refused_calls(machine: str) -> Mapping[str, int]:
-    """Return names and numbers of the calls that say EPERM whatever their arguments are."""
+    """Return names and numbers of the calls that fail with EPERM for all arguments."""
     return {**_REFUSED_EVERYWHERE, **_MACHINES[machine].refused}
 
 

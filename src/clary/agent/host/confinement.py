@@ -1,4 +1,4 @@
-"""What a process of a program gives up between fork and exec, for good: the machine's users, calls of the kernel.
+"""Rights that a process of a program drops for good between fork and exec: the machine's users, system calls.
 
 Where: the first process of a host makes one for all processes that it starts; `spawning` enters it in each of them,
 after everything that takes more rights is done. The interpreter that stands by enters it too, and what it forks stays
@@ -17,7 +17,7 @@ from clary.agent.host.program_users import ProgramUsers
 
 @dataclass(frozen=True, kw_only=True)
 class Confinement:
-    """What to enter."""
+    """Users and a system call filter to enter."""
 
     users: ProgramUsers | None = None  # to become root of; None to stay who it is
     calls: bytes = b""  # filter of system calls; empty for none
@@ -31,7 +31,7 @@ class Confinement:
 
 
 def make_confinement(users: ProgramUsers | None) -> tuple[Confinement, list[str]]:
-    """Return the confinement of this host's processes, and what is not isolated, in sentences.
+    """Return the confinement of this host's processes, and sentences on everything that is not isolated.
 
     Args:
         users: of the programs, if they are others than this process's.

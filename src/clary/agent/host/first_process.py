@@ -130,7 +130,7 @@ class FirstProcess:
         binds: Sequence[Bind],
         output_fds: Sequence[int],
     ) -> bool:
-        """Tell a first process that stands by what it is for; False if nobody is there to take it."""
+        """Send the program to a first process that stands by; False if it is gone."""
         order = {
             "processes": process_orders(processes, output_fds, forks=forks),
             "binds": [vars(bind) for bind in binds],
@@ -148,7 +148,7 @@ class FirstProcess:
         return True
 
     def why_ended(self) -> str:
-        """Return what it has reported of its failure, or else written; for one that has ended and had no program."""
+        """Return the failure that it reported, or else its standard error, after it ended without a program."""
         with contextlib.suppress(OSError):
             while not self._failure and (data := self.control.recv(MAX_MESSAGE_BYTES)):
                 report = json.loads(data)
@@ -157,7 +157,7 @@ class FirstProcess:
         return self._failure or self.last_words()
 
     def last_words(self) -> str:
-        """Return what it wrote to its standard error."""
+        """Return the text of its standard error."""
         os.lseek(self._errors, 0, os.SEEK_SET)
         with open(self._errors, "rb", closefd=False) as file:
             return file.read().decode(errors="replace").strip()
@@ -211,7 +211,7 @@ class FirstProcess:
         return refusal
 
     def _keep_layers(self) -> None:
-        """Move the layers that somebody wants out of what is removed, if nothing can write to them any more."""
+        """Move the wanted layers out of the folder to be removed, if nothing can write to them any more."""
         # One that was killed may have left the host's process 1, and with it the program, to live on for a moment.
         if self._init is None or self._init.poll() != 0:
             return

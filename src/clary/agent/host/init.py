@@ -185,7 +185,7 @@ def _keep_host(
 
 
 def _mapped_or_none(users: ProgramUsers, order: Mapping[str, Any]) -> tuple[ProgramUsers | None, list[str]]:
-    """Return the users, or None and why, where what programs write could not be theirs."""
+    """Return the users, or None and the reason where files of programs could not belong to them."""
     folders = (order["ml_folder"], order["scratch_folder"])
     if reason := why_not_mapped(users, folders=folders, scratch_folder=order["scratch_folder"]):
         os.close(users.namespace)
@@ -250,7 +250,7 @@ def _watch(inner: int, control: socket.socket) -> None:
 
 
 def _clean_up_if_alone(order: Mapping[str, Any], control: socket.socket) -> None:
-    """Take away what is left if the agent has died; an agent that lives reads the counters first and does it itself."""
+    """Remove folder and cgroups if the agent has died; a living agent reads the counters first and removes them."""
     poll = select.poll()
     poll.register(control, 0)
     if any(event & select.POLLHUP for _, event in poll.poll(0)):

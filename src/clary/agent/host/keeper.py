@@ -1,4 +1,4 @@
-"""The loop that keeps a program: starts its processes, reaps what ends, obeys the agent.
+"""The loop that keeps a program: starts its processes, reaps ended ones, obeys the agent.
 
 Where: the last thing that the first process of a host does. It ends when the agent closes the control socket or dies,
 which read the same, and nothing of the program outlives it. Messages are JSON objects, one a packet, with a `kind`:
@@ -69,7 +69,7 @@ class Keeper:
         self._doomed: set[int] = set()  # pids that were alive when the agent ended the program
 
     def run(self, *, not_isolated: Sequence[str]) -> None:
-        """Start everything and keep it until the agent lets go; then kill what is left."""
+        """Start all processes and keep them until the agent disconnects; then kill the rest."""
         child_ended, wakeup = os.pipe()
         os.set_blocking(child_ended, False)
         os.set_blocking(wakeup, False)
@@ -116,7 +116,7 @@ class Keeper:
         return self._next_look_s - now_s
 
     def _fork_marked(self) -> Mapping[int, int]:
-        """Have the zygote fork what it can; returns index -> pid, nothing where it fails."""
+        """Have the zygote fork the marked processes; returns index -> pid, empty where it fails."""
         if self._zygote is None:
             return {}
         pids, self._why_not_forked = self._zygote.fork(

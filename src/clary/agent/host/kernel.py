@@ -246,7 +246,7 @@ def forbid_tracing() -> None:
 
 
 def limit_capabilities(kept: frozenset[int] = KEPT_CAPABILITIES) -> None:
-    """Let programs that this process executes have at most `kept`; the process itself keeps what it has."""
+    """Limit the capabilities of programs that this process executes to `kept`; its own stay."""
     libc = _libc()
     for capability in range(_HIGHEST_CAPABILITY + 1):
         if capability not in kept and libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), 0, 0, 0) == 1:

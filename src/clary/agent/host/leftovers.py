@@ -1,4 +1,4 @@
-"""Take away what a program leaves on the machine: its private files and its cgroups.
+"""Removal of everything a program leaves on the machine: its private files and its cgroups.
 
 Where: `program.close` does it, and `init` when the agent has died and nobody else would. Uses nothing that the first
 process of a host has not loaded already.
@@ -19,7 +19,7 @@ _CGROUP_PAUSE_S = 0.005
 
 
 def remove_tree(folder: str) -> None:
-    """Remove `folder` with everything in it, following no link; what the user may not remove stays.
+    """Remove `folder` with everything in it, following no link; entries that the user may not remove stay.
 
     Programs write trees of any depth, with permissions of any kind, and an overlay leaves folders without any.
     """

@@ -1,4 +1,4 @@
-"""A look at what the machine's system folders hold, beside other work, before a host needs to know it.
+"""A scan of the machine's system folders, beside other work, before a host needs its result.
 
 Where: the agent begins it when it begins to prepare a job. A host that starts within the next seconds finds what was
 found here (`closed_files`); one that starts later, or before this is done, looks by itself. In a process of its own:

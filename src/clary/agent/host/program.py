@@ -156,7 +156,7 @@ class Program:
 
     @property
     def not_isolated(self) -> tuple[str, ...]:
-        """What the program shares with the machine, in sentences."""
+        """Sentences on everything that the program shares with the machine."""
         return self._record.not_isolated
 
     @property
@@ -171,7 +171,7 @@ class Program:
 
     @property
     def why_not_forked(self) -> str:
-        """Why processes that could have begun there were started anew, in words; empty if none was."""
+        """The reason in words for which processes that could be forked were started anew; empty if all were forked."""
         return self._record.why_not_forked
 
     def signal_all(self, signal_number: int) -> int:
@@ -234,7 +234,7 @@ class Program:
         return self._record.ranks_by_pid()
 
     def close(self) -> None:
-        """End what is left and clean up: no process, mount, cgroup, folder or descriptor stays.
+        """End the remaining processes and clean up: no process, mount, cgroup, folder or descriptor stays.
 
         All output has been passed on when it returns. May be called more than once.
         """

@@ -65,7 +65,7 @@ def host_order(
 def process_orders(
     processes: Sequence[ProcessSpec], output_fds: Sequence[int], *, forks: Sequence[bool] | None = None
 ) -> list[dict[str, Any]]:
-    """Return what the first process is told of each process to start.
+    """Return the order to the first process for each process to start.
 
     Args:
         processes: what to start.
@@ -86,7 +86,7 @@ def process_orders(
 
 
 def _shared_by_plan(sandbox: Sandbox) -> list[str]:
-    """Return what the sandbox itself leaves shared with the machine, in sentences."""
+    """Return sentences on everything that the sandbox leaves shared with the machine."""
     if sandbox.isolation is Isolation.PROCESSES:
         return [
             "Nothing is kept apart: the program runs as plain processes of the agent's user and shares files, network, "

@@ -1,4 +1,4 @@
-"""What is known of a running program: who lives, who ended how, what was reported.
+"""The record of a running program: its live processes, their exits, and its reports.
 
 Where: the reader thread of `program` writes it from the reports of the host's first process (`keeper` lists them);
 every other method of a program reads it or waits on it. All methods may be called from any thread.
@@ -46,7 +46,7 @@ class ProgramRecord:
         self.why_not_forked = ""  # a sentence, if some of those that could have begun there did not
 
     def apply(self, report: Mapping[str, Any], *, sender: int) -> None:
-        """Take in one report; `sender` is the pid of whoever sent it, as the machine counts."""
+        """Apply one report; `sender` is the pid of its sender, as the machine counts."""
         with self._changed:
             match report["kind"]:
                 case "init":
@@ -75,7 +75,7 @@ class ProgramRecord:
             self._changed.notify_all()
 
     def add_note(self, sentence: str) -> None:
-        """Write down what went wrong beside the exits."""
+        """Record a failure beside the exits, in a sentence."""
         with self._changed:
             self._notes.append(sentence)
 
@@ -125,7 +125,7 @@ class ProgramRecord:
             return tuple(self._exits[index] for index in sorted(self._exits))
 
     def notes(self) -> tuple[str, ...]:
-        """Return what went wrong beside the exits, in sentences."""
+        """Return the failures beside the exits, in sentences."""
         with self._changed:
             return tuple(self._notes)
 

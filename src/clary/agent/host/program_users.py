@@ -48,7 +48,7 @@ class ProgramUsers:
 
 
 def open_program_users(order: Mapping[str, Any]) -> tuple[ProgramUsers | None, list[str]]:
-    """Return the users of a host that is made with real root, and what is not isolated where there are none.
+    """Return the users of a host made with real root, or None and sentences on the missing isolation.
 
     Args:
         order: the host as `program_order.host_order` describes it.
@@ -91,7 +91,7 @@ def shared_users(reason: str) -> str:
 
 
 def strange_owner(path: str) -> str:
-    """Return a sentence if the owner of a folder is none that programs can be, else an empty text."""
+    """Return a sentence if programs cannot be the owner of a folder, else an empty text."""
     with contextlib.suppress(OSError):
         status = os.stat(path)
         if max(status.st_uid, status.st_gid) >= NUM_IDS:

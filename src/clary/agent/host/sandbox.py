@@ -1,4 +1,4 @@
-"""What a host is made of and what runs in it, as plain data.
+"""A host's parts and its program, as plain data.
 
 Where: the supervisor fills it in from the launch plan and the launcher's processes; `program.Program.start` carries
 it out.

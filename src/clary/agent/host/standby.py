@@ -50,7 +50,7 @@ class StandbyHost:
         preload: Sequence[str] = ("torch",),
         late_roots: Sequence[str] = (),
     ) -> StandbyHost:
-        """Begin to make the host and return; `start` waits for what is not done by then.
+        """Begin to make the host and return; `start` waits for the rest.
 
         Args:
             sandbox: the host; `host_folder` and `ml_folder` exist and are empty. What the program is to find at
@@ -86,7 +86,7 @@ class StandbyHost:
 
     @property
     def sandbox(self) -> Sandbox:
-        """What the host was made with."""
+        """The sandbox of the host."""
         return self._sandbox
 
     def why_not(self, sandbox: Sandbox, processes: Sequence[ProcessSpec]) -> str:
@@ -168,7 +168,7 @@ class StandbyHost:
         return first_process
 
     def _own_binds(self) -> tuple[Bind, ...]:
-        """Return what every program of a host that stands by gets late."""
+        """Return the binds that every program of a host that stands by gets late."""
         if not self._has_mounts:
             return ()
         return (Bind(source=os.path.realpath(self._sandbox.ml_folder), target=str(OPT_ML)),)

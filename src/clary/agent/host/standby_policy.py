@@ -32,7 +32,7 @@ class StandbyPlan:
 def plan_standby(
     processes: Sequence[ProcessSpec], *, preload: tuple[str, ...] = ("torch",), moved: tuple[str, str] | None = None
 ) -> StandbyPlan | None:
-    """Return what suits the ranks of a program like the last one; None if it had no Python program of ours.
+    """Return the plan that suits ranks like the last program's; None if it had no Python program of ours.
 
     Args:
         processes: of the last program; the one with the lowest index that can be forked is taken as the example.

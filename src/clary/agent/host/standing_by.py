@@ -24,7 +24,7 @@ from clary.agent.host.zygote_process import MAX_DESCRIPTORS, Zygote
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a host that stood by is to run."""
+    """The program that a host that stood by is to run."""
 
     processes: list[dict[str, Any]]
     not_isolated: list[str]  # what late binds have left shared with the machine, in sentences

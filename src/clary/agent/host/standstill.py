@@ -17,14 +17,14 @@ _WANTING = frozenset("RD")  # a processor, a disk or swapped memory
 
 
 class Activity(NamedTuple):
-    """What /proc shows of a process at one moment."""
+    """State and CPU time of a process at one moment, as /proc shows them."""
 
     state: str  # one letter
     cpu_ticks: int  # that it has computed so far
 
 
 def read_activity(pid: int) -> Activity | None:
-    """Return what /proc shows of a process; None where it shows none, or those of another process namespace."""
+    """Return state and CPU time of a process; None where /proc lacks it or belongs to another process namespace."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
             return None  # the machine's /proc in a host that was refused one of its own: the number means another

@@ -48,7 +48,7 @@ def supports(isolation: Isolation) -> str | None:
 
 
 def probe() -> None:
-    """Enter namespaces and mount as a host would; raises what the kernel refuses. Runs in a process of its own."""
+    """Enter namespaces and mount as a host would; raises the kernel's error. Runs in a process of its own."""
     from clary.agent.host.init import enter_own_user_namespace  # saves 14 ms of the service's start, which never probes
 
     if os.geteuid() != 0:

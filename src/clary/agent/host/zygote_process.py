@@ -59,7 +59,7 @@ class Zygote:
         prepare: Callable[[], object],
         confinement: Confinement,
     ) -> Zygote:
-        """Start the interpreter; what it imports it imports on its own time.
+        """Start the interpreter and return before it has imported anything.
 
         Args:
             standby: argv and environment, as `standby` writes them.

@@ -1,4 +1,4 @@
-"""`ChannelCache`: what the rest of the agent knows of the cache.
+"""`ChannelCache`: the interface of the cache to the rest of the agent.
 
 Where: `fetching` has channels brought through it, the code's archive is opened through it; `wiring` makes one a host.
 Whatever goes wrong in the cache itself is `CacheUnusable`, and its callers fetch as if there were none.
@@ -124,7 +124,7 @@ class ChannelCache:
         return refusal
 
     def free_disk(self, place: Path, needed_bytes: int) -> None:
-        """Take back what nobody uses until so much is free at a folder outside the cache, as far as that goes."""
+        """Remove unused objects until `needed_bytes` are free at a folder outside the cache, or all are removed."""
         if not self.is_on:
             return
         try:
@@ -133,7 +133,7 @@ class ChannelCache:
             logger.warning("the cache %s could not make room on its disk: %s", self._root, error)
 
     def tidy(self) -> None:
-        """Have the disk hold what was fetched, and come back within the bound; takes its time."""
+        """Sync fetched objects to the disk and shrink the cache to its bound; may take long."""
         if not self.is_on:
             return
         try:

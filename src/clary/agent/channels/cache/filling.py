@@ -1,4 +1,4 @@
-"""A snapshot of a channel: links to what the cache holds, and what it lacks fetched into it.
+"""A snapshot of a channel: links to cached objects; missing ones are fetched into the cache first.
 
 Where: `ChannelCache` calls it for each channel of each host. Hosts that fill the same channel at once share the work:
 an object that another holder fetches is passed over and looked for again at the end.
@@ -248,7 +248,7 @@ class _Work:
     guard: threading.Lock = field(default_factory=threading.Lock)  # for names under way and their locks
 
     def run(self) -> int:
-        """Do what is left to do; returns how many objects this worker fetched."""
+        """Fetch or link the remaining objects; returns how many objects this worker fetched."""
         num_fetched = 0
         try:
             while (item := _next(self.missing)) is not None:
@@ -275,7 +275,7 @@ class _Work:
         return self._bring_begun(item)
 
     def _begin(self, item: _Item, *, is_late: bool = False) -> bool:
-        """Whether the calling worker is to fetch an object now; of other holders' locks none counts when it is late."""
+        """Whether the calling worker is to fetch an object now; a late one disregards locks of other holders."""
         name = item.identity.name
         with self.guard:
             if name in self.under_way or not (self.locks.take(name) or is_late):
@@ -321,14 +321,14 @@ def _fetch_unpacked(wanted: ChannelObject, path: Path, *, channel: Channel, stor
 
 
 class _SummedReader:
-    """A stream that sums what is read from it."""
+    """A stream that sums the bytes read from it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.md5 = hashlib.md5(usedforsecurity=False)
 
     def read(self, size: int = -1) -> bytes:
-        """Return up to `size` bytes; none at the end."""
+        """Return up to `size` bytes, or an empty string at the end."""
         data = self._stream.read(size)
         self.md5.update(data)
         return data

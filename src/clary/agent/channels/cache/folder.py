@@ -1,8 +1,8 @@
-"""The cache on disk: objects, trees of hard links to them, and what is being made.
+"""The cache on disk: objects, trees of hard links to them, and trees being made.
 
     objects/kept/ab/NAME          content of an object that is on the disk for certain
     objects/boot-ID/ab/NAME       content that was written since this machine started, perhaps in its memory only
-    snapshots/boot-ID/NAME/       what a channel is: a tree of hard links
+    snapshots/boot-ID/NAME/       a channel: a tree of hard links
     filling/RANDOM/               a tree on its way, locked by who makes it
     object-locks, keeping-lock
 
@@ -40,7 +40,7 @@ _LOOKS = 2  # a file may move from this boot's folder to `kept` between two of t
 
 
 def boot_id() -> str:
-    """Return what tells this start of the machine from others. Raises: OSError."""
+    """Return the id of this boot of the machine. Raises: OSError."""
     return _BOOT_ID.read_text().strip()
 
 
@@ -160,7 +160,7 @@ class CacheFolder:
         return self._snapshots / name
 
     def hold_snapshot(self, name: str) -> int | None:
-        """Return a descriptor that holds a tree against removal; None if there is none or it is being removed."""
+        """Return a descriptor that holds a tree against removal; None if it does not exist or is being removed."""
         held = hold_folder(self.snapshot(name), alone=False)
         if held is not None:
             os.utime(held)  # the moment of its last use, by which the oldest is found
@@ -214,7 +214,7 @@ class CacheFolder:
             path.rename(place)
 
     def sweep(self) -> None:
-        """Remove what nobody holds and nobody can use: trees of fillers that are gone, all of other boots.
+        """Remove unusable trees: trees of fillers that are gone, and everything of other boots.
 
         Several may do so at once.
         """
@@ -236,7 +236,7 @@ class CacheFolder:
 
 
 class Filling:
-    """A tree on its way; a context that leaves nothing behind but what was put in place."""
+    """A tree being made; as a context it removes everything at its end but the trees put in place."""
 
     def __init__(self, parent: Path) -> None:
         self._folder, self._held = _new_held_folder(parent)

@@ -1,4 +1,4 @@
-"""The bound on the size of the cache: what goes first, and what is never taken.
+"""The bound on the size of the cache: the order of removal, and entries that are never removed.
 
 Trees go first, the one whose last use is longest ago before the others, then the objects that no tree holds, in the
 same order. A tree that a running host uses stays, and with it its objects. Nobody but the holder of one lock removes
@@ -35,7 +35,7 @@ class CacheKeeper:
         self._stop = stop
 
     def make_room(self, needed_bytes: int, *, beside_bytes: int = 0) -> str | None:
-        """Remove what is used least until so much more fits; returns why it does not, None if it does.
+        """Remove the least recently used entries until `needed_bytes` fit; returns the reason if they do not.
 
         Args:
             beside_bytes: that the disk must have room for as well, outside the cache.
@@ -65,7 +65,7 @@ class CacheKeeper:
         )
 
     def free_disk(self, place: Path, needed_bytes: int) -> None:
-        """Remove what is used least until so much is free at a folder outside, or nothing is left to be removed.
+        """Remove the least recently used entries until `needed_bytes` are free at a folder outside, or all are removed.
 
         Raises: OSError.
         """
@@ -81,7 +81,7 @@ class CacheKeeper:
                 self._remove_until(fits)
 
     def tidy(self) -> None:
-        """Have the disk hold what was written, and come back within the bound; for after a channel was filled.
+        """Sync written objects to the disk and shrink to the bound, after a channel was filled.
 
         Raises: OSError.
         """

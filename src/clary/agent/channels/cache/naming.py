@@ -65,7 +65,7 @@ def stamped_ns(time_ns: int, *, name: str, size_bytes: int) -> int:
 
 
 def is_as_stored(status: os.stat_result, *, name: str) -> bool:
-    """Whether a file is what was stored under `name`, as far as its size and time of last change say."""
+    """Whether a file is the one stored under `name`, by its size and time of last change."""
     return status.st_mtime_ns % SECOND_NS == _stamp(name, status.st_size)
 
 

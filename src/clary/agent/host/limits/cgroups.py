@@ -1,4 +1,4 @@
-"""The cgroup of a host: limits of memory, processors and number of processes, and what the kernel counted.
+"""The cgroup of a host: limits of memory, processors and number of processes, and the kernel's counters.
 
 Where: `program` creates it before the first process of a host, which then enters it by itself, and removes it at the
 end. Both versions are served. The cgroup lies below the agent's own, so that limits set for the agent by an
@@ -285,7 +285,7 @@ class HostCgroup:
             self._limit_processes(folder, place.mount)
 
     def _limit_processes(self, folder: str, mount: str) -> None:
-        """Leave processes to others than this host, and to others than all hosts; what is refused stays as it was."""
+        """Limit the processes of this host and of all hosts together; a refused limit stays as it was."""
         family = os.path.dirname(folder)
         most, above = self._tree.most_processes(), family
         while above not in (mount, "/"):
@@ -323,7 +323,7 @@ class HostCgroup:
         return False
 
     def _weigh_family(self, family: str, version: int) -> None:
-        """Let the family weigh what its hosts weigh together, as far as the kernel takes such a number."""
+        """Set the family's weight to the sum of its hosts' weights, as far as the kernel takes such a number."""
         weight = _WEIGHTS[version]
         written = None
         # Another agent may add or remove a host between the look and the write: look again after writing.

@@ -1,4 +1,4 @@
-"""Who keeps the memory limits of hosts on this machine, tried out and not guessed.
+"""The keeper of hosts' memory limits on this machine (cgroups or the agent), tried out and not guessed.
 
 Where: the local engine runs this as a program before the first job; the service, `clary up` and `clary doctor` say it.
 Run: `python -m clary.agent.host.limits.memory_support [--look]` prints one JSON object: `kept_by` and `why`. With
@@ -20,7 +20,7 @@ _PROBE_BYTES = 64 * 1024 * 1024
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Make a cgroup with a memory limit, remove it and print who keeps limits."""
+    """Make a cgroup with a memory limit, remove it and print the keeper of limits."""
     may_move = "--look" not in arguments
     resources = Resources(num_cpus=float(os.cpu_count() or 1), memory_bytes=_PROBE_BYTES)
     cgroup = HostCgroup.create(f"probe-{os.getpid()}", resources, may_move=may_move)
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def keeper_of(*, is_limited: bool, version: int | None, is_root: bool, could_move: bool) -> MemoryKeeper:
-    """Return who keeps memory limits. Pure.
+    """Return the keeper of memory limits. Pure.
 
     Args:
         is_limited: whether a cgroup took one.

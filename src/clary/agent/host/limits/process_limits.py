@@ -1,4 +1,4 @@
-"""How many processes and threads hosts may have, so that none of them takes the last one of the machine.
+"""Limits on the processes and threads of hosts, so that no host takes the machine's last process id.
 
 Where: `cgroups` writes these limits. Pure. A kernel gives out 32,768 process ids where it has few processors, threads
 counted, and a cgroup may have fewer: a limit of a host that is no smaller ends nothing.

@@ -1,1 +1,1 @@
-"""What a host sees of the machine's files: its root, its binds, its views of /proc and /sys."""
+"""The files that a host sees: its root, its binds, its views of /proc and /sys."""

@@ -28,7 +28,7 @@ _FOLDER_MODE = 0o755
 
 @contextlib.contextmanager
 def opened_source(bind: Mapping[str, Any], *, hidden: Sequence[str]) -> Iterator[str]:
-    """Yield a path by which the source of a bind can be mounted, whatever is done to its name meanwhile.
+    """Yield a path by which the source of a bind can be mounted, safe against changes of its name meanwhile.
 
     Args:
         bind: fields of a `sandbox.Bind`. Without `below`, the source is a canonical path that no stranger can change.
@@ -62,7 +62,7 @@ def opened_source(bind: Mapping[str, Any], *, hidden: Sequence[str]) -> Iterator
 
 @contextlib.contextmanager
 def opened_mount_point(root: str, path: str, *, is_folder: bool, users: ProgramUsers | None = None) -> Iterator[str]:
-    """Make what a mount can be put on, unless it is there, and yield a path by which a mount lands on it.
+    """Make a mount point unless it exists, and yield a path by which a mount lands on it.
 
     Args:
         root: the host's root, as this process sees it.
@@ -119,7 +119,7 @@ def _make(folder: Folder, name: str, *, is_folder: bool) -> None:
 
 @contextlib.contextmanager
 def opened_mount(root: str, path: str, *, is_folder: bool) -> Iterator[str]:
-    """Yield a path to what is mounted at `path` now: that of the mount point leads to what lies under the mount."""
+    """Yield a path to the mount at `path`: the mount point's own path leads to the folder under the mount."""
     flags = _LOOK_FLAGS | os.O_DIRECTORY if is_folder else _LOOK_FLAGS
     with Folder.at(root) as top:
         descriptor = open_beneath(top.fileno(), path.strip("/"), flags)
@@ -130,7 +130,7 @@ def opened_mount(root: str, path: str, *, is_folder: bool) -> Iterator[str]:
 
 
 def copy_content(source: str, target: str) -> None:
-    """Copy what a folder holds into another one, following no link in either. Raises: OSError.
+    """Copy the content of a folder into another one, following no link in either. Raises: OSError.
 
     Args:
         source: a path of `opened_source`.

@@ -61,7 +61,7 @@ def find_closed(
 
 
 def refresh(folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_FOLDER) -> None:
-    """Have what `find_closed` says of a folder be of now."""
+    """Refresh the cached answer of `find_closed` for a folder."""
     cache = f"{cache_folder}/{folder.strip('/').replace('/', '-')}"
     known, age_s = _read(f"{cache}.json")
     if isinstance(known, list) and 0 <= age_s < _JUST_NOW_S:
@@ -98,7 +98,7 @@ def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: li
 
 
 class _Search:
-    """What is closed in a folder on one file system."""
+    """A search for closed files in a folder on one file system."""
 
     def __init__(self, folder: str, skipped: Collection[str]) -> None:
         self._folder = folder
@@ -109,7 +109,7 @@ class _Search:
         self.has_looked = False
 
     def go_on(self, stamps: dict[str, int], closed: list[str]) -> None:
-        """Take over an earlier search and look again into what has changed."""
+        """Take over an earlier search and look again into the folders that have changed."""
         self.stamps, self.closed = stamps, set(closed)
         changed = []
         for path, stamp in stamps.items():
@@ -163,7 +163,7 @@ class _Search:
 
 
 def _read(path: str) -> tuple[Any, float]:
-    """Return what a file holds and how many seconds ago it was written; None where there is nothing to be trusted."""
+    """Return a JSON file's content and its age in s; None for a missing, broken or untrusted file."""
     try:
         with open(path, encoding="ascii") as file:
             status = os.fstat(file.fileno())

@@ -35,7 +35,7 @@ _RESOLVER = "/etc/resolv.conf"
 def build_host_root(
     order: Mapping[str, Any], *, in_user_namespace: bool, users: ProgramUsers | None = None
 ) -> list[str]:
-    """Build the root and make it this process's; returns what is not isolated, in sentences.
+    """Build the root and make it this process's; returns sentences on everything that is not isolated.
 
     Args:
         order: the host as `program_order.host_order` describes it.
@@ -124,7 +124,7 @@ class _HostRoot:
         return any(is_within(str(bind["target"]), folder) for folder in self._hidden)
 
     def _make_links(self) -> None:
-        """Make the links on the way to what is bound, where the machine's own are not shown."""
+        """Make the links on the way to bound folders, where the machine's own are not shown."""
         for place, text in self._links:
             target = self._new_root + place
             if not self._is_covered(place) and not os.path.lexists(target):
@@ -226,7 +226,7 @@ class _HostRoot:
 
 
 def _make_only_this_read_only(folder: str) -> None:
-    """Make one mount read-only and leave what is bound inside it as it is."""
+    """Make one mount read-only and leave the mounts inside it as they are."""
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     if os.path.ismount(folder):
         kernel.mount("none", folder, flags=flags)

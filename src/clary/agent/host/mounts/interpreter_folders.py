@@ -1,4 +1,4 @@
-"""Which folders of the machine a program's interpreter is made of, and what of a program lies where hosts show nothing.
+"""The machine's folders that make up a program's interpreter, and parts of a program that hosts do not show.
 
 Where: `wiring` binds the folders into the host and asks about the program before it starts one.
 Source: `home` of pyvenv.cfg (PEP 405) names the folder of the base interpreter's program; lines of .pth files that are
@@ -23,7 +23,7 @@ _MAX_PATH_FILES = 200
 
 
 def interpreter_binds(environment_folder: Path, python: str, *, hidden: Path | None = None) -> tuple[Bind, ...]:
-    """Return how a host shows what an environment is made of, besides its folder.
+    """Return the binds that show the parts of an environment outside its folder.
 
     These are folders of whoever made the environment, a project of theirs among them (`pip install -e`), with files
     that not everybody may read; so they keep their owners.

@@ -44,7 +44,7 @@ _TERMINAL_GROUP = 5  # "tty" on every distribution; devpts gives it the terminal
 
 
 def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
-    """Mount the process list of this PID namespace; returns what of it is not the host's own, in sentences."""
+    """Mount the process list of this PID namespace; returns sentences on the parts that are not the host's own."""
     target = f"{new_root}/proc"
     try:
         kernel.mount("proc", target, kind="proc", flags=kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)

@@ -1,9 +1,9 @@
-"""Binds that a host gets when it is made already: what is known only with the program that it stood by for.
+"""Binds that a host gets after it is made: the ones known only with the program that it stood by for.
 
 Where: `host_root` shows the folders below which such binds may come; `standing_by` mounts them before anything of the
 program runs, and takes those folders away again.
 
-[Note: who sees the late roots]
+[Note: visibility of the late roots]
 They hold other jobs' data, and while a host stands by there runs an interpreter in it that has imported packages of one
 job's environment. So they lie in the mount namespace of the keeper alone. The interpreter gets a mount namespace of its
 own, from which they are taken before it executes, and which receives what the keeper mounts later (MS_SLAVE). Access
@@ -50,13 +50,13 @@ def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str)
 
 
 def share_mounts() -> None:
-    """Let mount namespaces that leave this one receive what is mounted here later."""
+    """Let mount namespaces that leave this one receive later mounts from here."""
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SHARED)
     kernel.mount("none", _PLACE, flags=kernel.MS_REC | kernel.MS_PRIVATE)
 
 
 def leave_late_roots() -> None:
-    """Enter a mount namespace that has no late roots and receives what is mounted in the one that is left."""
+    """Enter a mount namespace that has no late roots and receives later mounts from the one that is left."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
     kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
@@ -69,7 +69,7 @@ def mount_late_binds(
     in_user_namespace: bool,
     users: ProgramUsers | None = None,
 ) -> list[str]:
-    """Mount `binds`, take the late roots away, and share no mounts any more; returns what is not isolated.
+    """Mount `binds`, unmount the late roots, stop sharing mounts; returns sentences on parts that are not isolated.
 
     Args:
         binds: source, target, read_only and overlay of each; sources are canonical and lie below one of `roots`.

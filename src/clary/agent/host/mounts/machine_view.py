@@ -60,7 +60,7 @@ class MachineView:
         self.why_strange = ""  # why it refused the last mapping
 
     def lay_out(self, shown: Sequence[ShownFolder], submounts: Sequence[str], *, targets: Iterable[str]) -> None:
-        """Place what is shown but `PRIVATE_FOLDERS`, which are left empty.
+        """Place the shown folders; `PRIVATE_FOLDERS` are left empty.
 
         Args:
             shown: folders of the machine, those that hold others first.
@@ -167,7 +167,7 @@ class MachineView:
         return "" if self._users is None else f"the program has there what everybody may, because {said}"
 
     def strangeness(self) -> list[str]:
-        """Return what programs cannot change although it should be theirs, in sentences."""
+        """Return sentences on folders that programs cannot change although they should be theirs."""
         if not self.strange_folders:
             return []
         return [
@@ -176,7 +176,7 @@ class MachineView:
         ]
 
     def make_folder(self, path: str, *, mode: int = 0o755) -> None:
-        """Make a folder of the host's own, and those on the way to it; what is there stays."""
+        """Make a folder of the host's own and its missing parents; existing folders stay."""
         if os.path.isdir(path):
             return
         above, name = os.path.split(path)

@@ -32,7 +32,7 @@ _MIB = 1024 * 1024
 
 
 def enter_own_mounts() -> None:
-    """Give this process, which has one thread, a mount namespace of its own; what the machine mounts is seen there.
+    """Give this process, which has one thread, a mount namespace that receives the machine's later mounts.
 
     Where: the agent's first deed. A failure is kept for `OwnDisk.mount`, which says it when somebody listens.
     """
@@ -121,13 +121,13 @@ class OwnDisk:
             raise AgentError(f"{folder} could not be put on the host's own disk: {error}") from error
 
     def beside(self, resources: Resources) -> Resources:
-        """Return what the host may use, with as much more memory as its disk can take of it."""
+        """Return the host's resources, with its memory raised by the size of its disk, which lies in memory."""
         if resources.memory_bytes is None:
             return resources
         return replace(resources, memory_bytes=resources.memory_bytes + self._size_bytes)
 
     def close(self) -> None:
-        """Take it away with all that lies on it; harmless when repeated."""
+        """Unmount the disk with all files on it; harmless when repeated."""
         while self._mounted:
             with contextlib.suppress(OSError):  # it goes with the agent, then
                 kernel.unmount(str(self._mounted.pop()), flags=kernel.MNT_DETACH)

@@ -76,7 +76,7 @@ class ShownFolder:
 
 
 def shown_folders(visible: Iterable[str], *, is_whole: bool = False) -> tuple[ShownFolder, ...]:
-    """Return the folders to show, those that hold others first.
+    """Return the folders to show, parents before the folders inside them.
 
     Args:
         visible: folders that the settings name; those that are not there are left out.
@@ -95,7 +95,7 @@ def shown_folders(visible: Iterable[str], *, is_whole: bool = False) -> tuple[Sh
 
 
 def look_at_system_folders() -> None:
-    """Look at what system folders hold now, for the hosts that start within the next seconds; takes real root."""
+    """Scan the system folders for the hosts that start within the next seconds; takes real root."""
     shown = shown_folders(())
     skipped = [folder.path for folder in shown if not folder.is_system]
     for folder in shown:
@@ -109,7 +109,7 @@ def is_shown(path: str, shown: Sequence[ShownFolder]) -> bool:
 
 
 def links_on_the_way(path: str) -> list[tuple[str, str]]:
-    """Return the symbolic links that lead from `path` to what it stands for: canonical place and text of each."""
+    """Return the symbolic links between `path` and its target: canonical place and text of each."""
     links: list[tuple[str, str]] = []
     parts = [part for part in reversed(path.split("/")) if part not in ("", ".")]
     resolved = ""

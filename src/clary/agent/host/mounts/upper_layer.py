@@ -93,7 +93,7 @@ class UpperLayer:
 
 
 def _instead_of(path: str) -> bytes | None:
-    """Return what programs find in place of a closed file; None for nothing."""
+    """Return the bytes that programs find in place of a closed file, or None if they find no file."""
     if path == _SUDOERS:
         return _SUDO_RULES.encode()
     if path not in _WITHOUT_PASSWORDS:

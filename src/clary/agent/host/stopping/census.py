@@ -26,7 +26,7 @@ class Census(Protocol):
     """Reaches all processes of a program, and nothing else."""
 
     def live(self) -> dict[int, ProcessEntry]:
-        """Return the live processes as the caller can signal them; none where it cannot tell them apart."""
+        """Return the live processes that the caller can signal; an empty dict where it cannot tell them apart."""
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
         """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
@@ -39,7 +39,7 @@ class Census(Protocol):
         """How often `look` wants to be called; None for never."""
 
     def look(self) -> None:
-        """Take note of what the program would leave behind if it ended now."""
+        """Record the things that the program would leave behind if it ended now."""
 
 
 class NamespaceCensus:
@@ -48,10 +48,10 @@ class NamespaceCensus:
     look_interval_s = None
 
     def look(self) -> None:
-        """Note nothing: what the program leaves vanishes with its namespaces."""
+        """Record nothing: leftovers of the program vanish with its namespaces."""
 
     def live(self) -> dict[int, ProcessEntry]:
-        """Return the live processes; none where /proc is the machine's and numbers them otherwise."""
+        """Return the live processes; an empty dict where /proc is the machine's and numbers them otherwise."""
         return live_descendants(os.getpid()) if _own_pid_in_proc() == os.getpid() else {}
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:

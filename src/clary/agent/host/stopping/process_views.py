@@ -1,4 +1,4 @@
-"""What /proc says of the processes of a program: their signals and their pipes.
+"""Signals and pipes of the processes of a program, as /proc tells them.
 
 Where: the keeper reads it when a stop comes. What cannot be read, because the process is another user's or has ended,
 counts as a process that has no pipes.
@@ -22,7 +22,7 @@ _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 
 
 def read_views(entries: Mapping[int, ProcessEntry]) -> list[ProcessView]:
-    """Return a view of each process; those that have ended meanwhile are left out."""
+    """Return a view of each process; processes that have ended meanwhile are left out."""
     views = []
     for pid, entry in entries.items():
         with contextlib.suppress(OSError):

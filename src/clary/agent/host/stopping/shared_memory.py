@@ -39,7 +39,7 @@ class ProgramMemory:
         self._numbered: dict[int, str] = {}  # id of a System V segment -> time of its last change, which tells it
 
     def look(self, pids: Iterable[int]) -> None:
-        """Take note of what these processes of the program use now."""
+        """Record the shared memory that these processes of the program use now."""
         wanted = set(pids)
         for pid in wanted:
             for path in self._mapped(pid, for_writing=True):
@@ -51,7 +51,7 @@ class ProgramMemory:
                 self._numbered[number] = row["ctime"]
 
     def remove_unused(self) -> list[str]:
-        """Remove what was noted and is used by nobody; returns the names."""
+        """Remove recorded shared memory that nobody uses; returns the names."""
         removed = []
         used = self._used_by_anybody() if self._named else set()
         for path, identity in self._named.items():
@@ -82,7 +82,7 @@ class ProgramMemory:
         return used
 
     def _mapped(self, pid: int, *, for_writing: bool = False) -> set[str]:
-        """Return the segments that a process has mapped; with `for_writing` those that it shares and may write."""
+        """Return the segments that a process has mapped; with `for_writing` only shared writable ones."""
         found = set()
         with (
             contextlib.suppress(OSError),

@@ -1,4 +1,4 @@
-"""Who of a program hears SIGTERM at once, who later, and why: a pure decision.
+"""The time at which each process of a program hears SIGTERM, and the reason: a pure decision.
 
 Where: the keeper asks when the agent signals SIGTERM. Three kinds of processes would take the last words, or the lives,
 of ranks that still save their state, if they died of the signal at once:
@@ -24,7 +24,7 @@ _SHELLS = frozenset(("ash", "bash", "busybox", "dash", "ksh", "sh", "zsh"))
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessView:
-    """What decides about one process.
+    """The facts about one process that decide when it hears SIGTERM.
 
     Attributes:
         pid: process id.
@@ -58,7 +58,7 @@ class Deferral:
 
 
 def decide_deferrals(processes: Sequence[ProcessView]) -> dict[int, Deferral]:
-    """Return pid -> deferral of those that do not hear SIGTERM at once; everyone else does."""
+    """Return pid -> deferral of the processes that do not hear SIGTERM at once; all others do."""
     by_pid = {process.pid: process for process in processes}
     carriers = _carriers(by_pid)
     readers = {
@@ -77,7 +77,7 @@ def decide_deferrals(processes: Sequence[ProcessView]) -> dict[int, Deferral]:
 
 
 def _carriers(by_pid: Mapping[int, ProcessView]) -> dict[int, str]:
-    """Return pid -> reason for what carries the ranks of MPI."""
+    """Return pid -> reason for the processes that carry the ranks of MPI."""
     parents = {process.parent for process in by_pid.values()}
     found = {}
     for process in by_pid.values():
@@ -99,7 +99,7 @@ def _within_session(ancestors: Sequence[ProcessView]) -> Sequence[ProcessView]:
 
 
 def _writers(reader: ProcessView, by_pid: Mapping[int, ProcessView]) -> frozenset[int]:
-    """Return who prints what `reader` reads; ancestors left out: a child that outlives them helps nobody."""
+    """Return the processes that print into a pipe of `reader`, without its ancestors: outliving them helps nobody."""
     above = {ancestor.pid for ancestor in _ancestors(reader, by_pid)}
     return frozenset(
         other.pid
@@ -118,7 +118,7 @@ def _ancestors(process: ProcessView, by_pid: Mapping[int, ProcessView]) -> Itera
 
 
 def _waits_for(pid: int, target: int, readers: Mapping[int, frozenset[int]]) -> bool:
-    """Whether `pid` waits, through whatever others, for `target`; a circle of waiting would hold until the kill."""
+    """Whether `pid` waits for `target`, directly or through others; a circle of waiting would hold until the kill."""
     waiting, seen = list(readers.get(pid, ())), set()
     while waiting:
         other = waiting.pop()

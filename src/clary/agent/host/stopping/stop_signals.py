@@ -1,4 +1,4 @@
-"""SIGTERM to a program: at once to almost everyone, later to who reads the last words of others.
+"""SIGTERM to a program: at once to almost every process, later to readers of other processes' last words.
 
 Where: the keeper sends it through here when the agent ends a program. Who hears it when is `stop_policy`'s decision.
 """
@@ -48,7 +48,7 @@ class StopSignals:
         return POLL_S if self._late else None
 
     def send(self) -> int:
-        """Signal those who hear it at once and remember those who hear it later; returns how many are alive."""
+        """Signal every process but the deferred ones, and remember these; returns how many processes are alive."""
         live = self._census.live()
         deferrals = decide_deferrals(read_views(live))
 
