@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints."""
+"""The error of checkpoints."""
 
 from __future__ import annotations
 

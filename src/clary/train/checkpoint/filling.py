@@ -76,7 +76,7 @@ class Filling:
         return wanted
 
     def finish(self, tensors: dict[str, Any]) -> None:
-        """Hand out what was read.
+        """Put the tensors that were read into the program's objects.
 
         Args:
             tensors: what `tensors` returned, filled.

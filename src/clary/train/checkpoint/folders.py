@@ -1,4 +1,4 @@
-"""The folder that checkpoints lie in, as one host sees it: what is there, what becomes visible, what goes.
+"""The folder of checkpoints, as one host sees it: listing, publishing and removing steps.
 
     step-000000001200/              whole: all ranks of all hosts had their parts on their disks
         checkpoint.json             step, time, number of parts; written once all parts are
@@ -65,7 +65,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def scan(root: Path) -> list[StoredStep]:
-    """Return what is there. Parts that are not whole, and folders with parts of several saves, do not count."""
+    """Return the stored steps; parts that are not whole, and folders with parts of several saves, do not count."""
     found = []
     for path in sorted(root.iterdir()):
         if not _STEP.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
@@ -106,9 +106,9 @@ def complete(root: Path, written: Path, *, index: PartIndex, saved_at: float) ->
 
 
 def prune(root: Path, *, keep: int, newest: Path, save: str) -> None:
-    """Remove all but the last steps that were written, and what was broken off. The folder's leader calls it.
+    """Remove all steps but the last `keep`, and broken-off writes. The folder's leader calls it.
 
-    What is removed is no checkpoint from the first moment, whatever ends the removal.
+    A removed step is no checkpoint from the first moment, also if the removal is cut short.
 
     Args:
         newest: the step that has just become visible; it stays.

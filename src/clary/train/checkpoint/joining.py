@@ -1,4 +1,4 @@
-"""Ranks find each other: groups of our own, and who sees the same folder."""
+"""The first meeting of ranks: groups of our own, and the ranks that see the same folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves and restores a program's state; what a training script calls.
+"""Saves and restores a program's state: the interface for training scripts.
 
 Where: docs/training-checkpoints.md. Every rank of the default process group makes one and makes the same calls in the
 same order; without a process group, one process does.
@@ -196,7 +196,7 @@ class Keeper:
         return join(self.folder, wants_peers=self._wants_peers, limit_s=self._limit_s)
 
     def _agree(self, step: int, kind: int, failure: BaseException | None) -> int:
-        """Return what this save is to all ranks, or raise on all of them."""
+        """Agree with all ranks on the kind of this save and return it, or raise on all of them."""
         calls = self._company.calls
         highest, last, first, broken = self._highest(
             failure,
@@ -235,7 +235,7 @@ class Keeper:
             ) from trouble
 
     def _highest(self, failure: BaseException | None, *values: int) -> list[int]:
-        """Return the highest of all ranks; if one is lost, raise what this rank knows already."""
+        """Return the highest values of all ranks; if a rank is lost, raise this rank's own failure first."""
         try:
             return self._company.calls.highest(*values)
         except RuntimeError:
@@ -245,7 +245,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def _naming(self, doing: str) -> Iterator[None]:
-        """Have the loss of another rank say who was doing what here."""
+        """Turn the loss of another rank into an error that names this rank, its act and its folder."""
         try:
             yield
         except CheckpointError:
@@ -263,7 +263,7 @@ class Keeper:
         )
 
     def _finish(self) -> BaseException | None:
-        """Wait for what is written; return why it could not be, once."""
+        """Wait for the save under way; return its failure, once."""
         if self._background is None:
             return None
         failure = self._background.finish(self._limit_s)

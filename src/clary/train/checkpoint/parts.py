@@ -1,4 +1,4 @@
-"""One rank's part of a step: the bytes of tensors and values that it wrote, and an index that says what lies where.
+"""One rank's part of a step: the bytes of its tensors and values, and an index of their places.
 
 Where: a part is a pair of files, `part-00003.bin` and `part-00003.json`, or the same in somebody's memory. The index is
 written after the data is on the disk, by renaming, so a part with an index is whole.
@@ -23,7 +23,7 @@ Key = tuple[str, tuple[int, ...] | None]  # name of a tensor and the offset of i
 
 @dataclass(frozen=True, kw_only=True)
 class PartIndex:
-    """What one rank wrote in one save."""
+    """The index of one rank's part of one save."""
 
     save: str  # the same on all ranks, and of no other save
     step: int
@@ -33,7 +33,7 @@ class PartIndex:
     places: Mapping[Key, tuple[int, int]]  # start and length
 
     def to_json(self) -> bytes:
-        """Return what the index file holds."""
+        """Return the content of the index file."""
         places = [[name, offset, *place] for (name, offset), place in self.places.items()]
         return json.dumps({"format": FORMAT, **vars(self), "places": places}).encode()
 
@@ -75,7 +75,7 @@ def index_name(rank: int) -> str:
 
 
 def write_part(folder: Path, index: PartIndex, pieces: Sequence[memoryview]) -> None:
-    """Write a part so that it is on the disk, or none.
+    """Write a part and sync it to the disk; after a failure no part is visible.
 
     The interpreter's lock is free while bytes are written: the thread that trains is not held up.
 

@@ -21,7 +21,7 @@ SEND_BYTES = 32 * 1024**2  # of one message: what is waited for when the other s
 
 
 class PeerMemory:
-    """What this rank holds for others."""
+    """Copies of other ranks' parts in this rank's memory."""
 
     def __init__(self) -> None:
         self.held: dict[int, Memory] = {}  # by rank: copies of one save, which all ranks have received
@@ -78,7 +78,7 @@ class PeerMemory:
 
 
 def _rounds(ranks: Ranks, partners: Sequence[int | None]) -> list[tuple[int | None, int | None]]:
-    """Return whom to send to and whom to receive from, turn by turn, so that ranks never wait in a circle."""
+    """Return the rank to send to and the rank to receive from, turn by turn, so that ranks never wait in a circle."""
     turns = []
     for distance in range(1, ranks.size):
         to, source = (ranks.rank + distance) % ranks.size, (ranks.rank - distance) % ranks.size

@@ -19,7 +19,7 @@ class Place:
 
 
 def partners(places: Sequence[Place]) -> list[int | None]:
-    """Return, by rank, who holds a second copy of its part: a rank of the next host; None where there is one host only.
+    """Return, by rank, the holder of its part's copy: a rank of the next host, or None with a single host.
 
     Ranks of one name with different folders count as hosts of their own: their machines may well be called alike.
     """

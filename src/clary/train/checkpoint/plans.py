@@ -1,4 +1,4 @@
-"""Who writes what: agreed by all ranks once, and again only when the tensors of one of them have changed.
+"""The plan of writing: agreed by all ranks once, and again only after a rank's tensors have changed.
 
 Where: planning is torch.distributed.checkpoint's - its metadata, its rule for what several ranks hold alike, and on
 restoring its cut of pieces - so that any number of ranks can read what any other wrote.
@@ -42,7 +42,7 @@ class PlannedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What this rank writes. `metadata` is of all ranks, pickled; the same on all."""
+    """The part that this rank writes. `metadata` is of all ranks, pickled; the same on all."""
 
     signature: list[Any]
     tensors: list[PlannedTensor]
@@ -53,7 +53,7 @@ class Plan:
 
 
 def signature(flat: dict[str, Any]) -> list[Any]:
-    """Return what a plan depends on: two equal ones have one plan."""
+    """Return the facts that a plan depends on: equal signatures have equal plans."""
     return [
         (
             name,
@@ -69,7 +69,7 @@ def signature(flat: dict[str, Any]) -> list[Any]:
 
 
 def agree_on_plan(ranks: Ranks, flat: dict[str, Any]) -> Plan:
-    """Decide with the other ranks who writes what.
+    """Agree with the other ranks on the part that each writes.
 
     Raises: CheckpointError on all ranks if one could not.
     """

@@ -59,7 +59,7 @@ class Ranks:
         return 1 if self.is_alone else dist.get_world_size(self.group)
 
     def all(self, value: Any) -> list[Any]:
-        """Return what every rank brought, by rank. Values travel pickled: for few and small ones."""
+        """Return the value of every rank, by rank. Values travel pickled: for few and small ones."""
         if self.is_alone:
             return [value]
         found: list[Any] = [None] * self.size
@@ -75,7 +75,7 @@ class Ranks:
         return [int(one) for one in found.tolist()]
 
     def together(self, what: str, part: Callable[[], T]) -> T:
-        """Return what a function returns, once it has returned on all ranks.
+        """Call a function and return its result once it has returned on all ranks.
 
         Raises: `failure` on all ranks if it raised on any; it names the ranks.
         """
@@ -116,7 +116,7 @@ class Ranks:
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[bool, Any]:
-    """Call a function; what it returned, or what to tell the other ranks."""
+    """Call a function; return True with its result, or False with its traceback."""
     try:
         return True, function()
     except Exception:  # noqa: BLE001 - told to all ranks, each of which raises it

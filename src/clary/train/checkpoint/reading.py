@@ -43,7 +43,7 @@ def fetch(
     deliver: Deliver,
     what: str,
 ) -> None:
-    """Deliver what this rank asks for, and send others what they do. Every rank calls it.
+    """Deliver this rank's requests, and send other ranks theirs. Every rank calls it.
 
     Args:
         ranks: over a group in which a rank has the number that it has in the world.

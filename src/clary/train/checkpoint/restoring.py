@@ -55,7 +55,7 @@ class Choice:
 
 
 def choose(offers: Sequence[Sequence[Offer]], places: Sequence[Place]) -> Choice | None:
-    """Return the newest save of which every part is offered; None where there is none. Pure."""
+    """Return the newest save with all its parts on offer, or None. Pure."""
     saves: dict[str, list[tuple[int, Offer]]] = {}
     for rank, own in enumerate(offers):
         for offer in own:
@@ -160,7 +160,7 @@ def _offer(index: PartIndex, folder: str | None, *, has_metadata: bool) -> Offer
 
 @dataclass
 class _Reader:
-    """Reads what a flat state names; torch's planner says which pieces of what was saved these are."""
+    """Reads the tensors of a flat state; torch's planner says which saved pieces these are."""
 
     ranks: Ranks
     here: Mapping[int, Part]
@@ -176,7 +176,7 @@ class _Reader:
 
     @torch.no_grad()
     def read(self, flat: dict[str, Any]) -> dict[str, Any]:
-        """Fill the tensors of a flat state and replace what is None by what was saved; returns it."""
+        """Fill the tensors of a flat state, replace None by the saved values, and return it."""
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
         def plan() -> list[tuple[ReadItem, Request, torch.Size | None]]:

@@ -1,4 +1,4 @@
-"""Writes what a snapshot holds and makes it visible, on a thread of its own while training goes on.
+"""Writes a snapshot and makes it visible, on a thread of its own while training goes on.
 
 [Note: order] All ranks write and sync their parts; then each folder's leader writes the marker and renames. So a name
 `step-...` says that every rank of every host had its part on its disk, and a process that dies at any point leaves the
@@ -70,7 +70,7 @@ class Writing:
         self.ranks.together(f"making step {index.step} visible in {self.root}", show)
 
     def tidy(self, step: int, save: str) -> None:
-        """Remove what is no longer kept, where this rank is its folder's leader; trouble with it costs no step."""
+        """Remove old steps, where this rank is its folder's leader; a failure is logged and costs no step."""
         if self.places[self.ranks.rank].leader != self.ranks.rank:
             return
         try:
@@ -105,7 +105,7 @@ class Background:
         self._thread.start()
 
     def finish(self, limit_s: float) -> BaseException | None:
-        """Wait for the end; return what the work raised, once.
+        """Wait for the end of the work; return its error, once.
 
         Returns: CheckpointError too if it has not ended within the limit; it can be waited for again.
         """
@@ -120,7 +120,7 @@ class Background:
         return self._over.is_set()
 
     def join(self, limit_s: float) -> None:
-        """Wait for what is done afterwards too."""
+        """Wait for the work and its follow-up."""
         self._thread.join(limit_s)
 
     def _run(self) -> None:
@@ -203,7 +203,7 @@ def _wait_at_exit() -> None:
 
 
 def _finish_at_exit() -> None:
-    """Let steps be written whole when the program ends, and say what could not be."""
+    """Wait at the program's end until steps are written whole, and log the failed ones."""
     deadline_s = time.monotonic() + EXIT_LIMIT_S
     for background in list(_pending):
         failure = background.finish(max(deadline_s - time.monotonic(), 0.0))

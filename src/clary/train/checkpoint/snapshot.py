@@ -18,7 +18,7 @@ from clary.train.checkpoint.plans import Plan
 
 
 class Memory:
-    """A part's bytes in host memory, whoever wrote it."""
+    """A part's bytes in host memory, of this rank or another."""
 
     def __init__(self) -> None:
         self.tensors = torch.empty(0, dtype=torch.uint8)
@@ -42,7 +42,7 @@ class Memory:
 
 
 class Snapshot(Memory):
-    """What this rank is to write."""
+    """The part that this rank is to write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Snapshot(Memory):
         self._plan: Plan | None = None
 
     def take(self, plan: Plan, flat: dict[str, Any], *, save: str, step: int, rank: int, num_parts: int) -> None:
-        """Copy what the plan names; training may change it once this has returned.
+        """Copy the tensors and values of the plan; training may change them once this has returned.
 
         Raises: RuntimeError where there is not enough memory; the snapshot is empty then.
         """

@@ -1,4 +1,4 @@
-"""What a program hands in - models, optimizers, counters - as tensors and values by name, and back.
+"""A program's state - models, optimizers, counters - as tensors and values by name, and back.
 
     model/layers.0.weight                   of a module; names as without DDP, torch.compile and checkpoint wrappers
     optimizer/state/model/layers.0.weight/exp_avg
@@ -59,7 +59,7 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_names(state: Mapping[str, Any]) -> None:
-    """Refuse what has no names that can be told apart.
+    """Refuse a state without distinct text keys.
 
     Raises: TypeError, ValueError.
     """
@@ -71,7 +71,7 @@ def check_names(state: Mapping[str, Any]) -> None:
 
 
 def bare_module(module: nn.Module) -> nn.Module:
-    """Return what DDP and torch.compile wrap.
+    """Return the module inside the wrappers of DDP and torch.compile.
 
     Raises: ValueError for FSDP's first form, whose parameters have no names of their own.
     """
@@ -121,7 +121,7 @@ def put_together(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def holes(value: Any, beside: Any) -> Iterator[tuple[int, Any]]:
-    """Go through a value's holes, each with what stands at its place in `beside`; None where nothing does."""
+    """Yield the number of each hole of a value, with the value at its place in `beside`, or None."""
     if isinstance(value, Hole):
         yield value.number, beside
     elif type(value) in (dict, OrderedDict):
@@ -133,7 +133,7 @@ def holes(value: Any, beside: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change what a container holds; return anything else as it is, tensors inside included."""
+    """Apply `change` to the members of a container; return any other value as it is."""
     if type(value) in (dict, OrderedDict):
         return type(value)((key, change(one)) for key, one in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):

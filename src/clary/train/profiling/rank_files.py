@@ -20,7 +20,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def read_requests(folder: Path) -> list[ProfileRequest]:
-    """Return the requests in a folder, oldest first; what cannot be read is none."""
+    """Return the requests in a folder, oldest first; unreadable files are left out."""
     found = []
     for entry in os.scandir(folder):
         if _REQUEST.fullmatch(entry.name):
@@ -32,7 +32,7 @@ def read_requests(folder: Path) -> list[ProfileRequest]:
 
 
 class RankFiles:
-    """What one rank writes of one window; the first process that claims a rank has it."""
+    """The files of one rank for one window; the first process that claims a rank has it."""
 
     def __init__(self, folder: Path, number: int, rank: int) -> None:
         self._folder = folder / OUT_FOLDER / str(number)
@@ -54,7 +54,7 @@ class RankFiles:
         return True
 
     def tell(self, profile: RankProfile) -> None:
-        """Write what is known, whole or not at all. Raises: OSError."""
+        """Write the profile's state, whole or not at all. Raises: OSError."""
         self.profile = replace(profile, rank=self._rank)
         draft = self._folder / f".rank-{self._rank}.new"
         draft.write_text(json.dumps(to_plain(self.profile)), encoding="utf-8")
@@ -62,7 +62,7 @@ class RankFiles:
 
 
 def boot_id() -> str:
-    """Return what tells this machine's clock from another's; empty where the system does not say."""
+    """Return the boot id, which tells this machine's clock from another's; empty where the system has no id."""
     try:
         return Path(_BOOT_ID).read_text(encoding="ascii").strip()
     except OSError:

@@ -86,7 +86,7 @@ class Recorder:
         self._thread.start()
 
     def begin_anew(self) -> None:
-        """Go on in a child that was forked: it has no thread, and answers for none of its parent's windows."""
+        """Reset in a forked child: it has no thread, and does not answer for its parent's windows."""
         self._lock = threading.RLock()
         self._ending = threading.Event()
         if self._open is not None and self._open.window.is_running:
@@ -97,7 +97,7 @@ class Recorder:
         self._is_wanted = True  # the thread begins with the child's first step: a worker of a data loader makes none
 
     def on_step(self, optimizer: object) -> None:
-        """Count what an optimizer has done, in the program's thread."""
+        """Count a step of an optimizer, in the program's thread."""
         if self._steps.is_boundary(optimizer) and self._is_wanted and not self._is_broken:
             try:
                 if not is_captured():  # put into a graph, not computed
@@ -106,7 +106,7 @@ class Recorder:
                 self._break_off(error)
 
     def close(self) -> None:
-        """End what runs, for the end of the program; what is being written is waited for, for `_END_S`."""
+        """End the running window at the end of the program, and wait up to `_END_S` for traces being written."""
         self._ending.set()
         if not self._lock.acquire(timeout=_END_S):  # a window is ended at this moment, and its GPU may hang
             return
@@ -216,7 +216,7 @@ class Recorder:
                 self._break_off(error)
 
     def _look(self, stamp: int | None) -> int | None:
-        """Take up what has appeared in the folder since `stamp`; return the folder's new one."""
+        """Read requests that have appeared in the folder since `stamp`; return the folder's new stamp."""
         try:
             now = self._folder.stat().st_mtime_ns
         except OSError:
@@ -232,7 +232,7 @@ class Recorder:
         return now if time.time_ns() - now > 2_000_000_000 else None
 
     def _keep_time(self) -> None:
-        """Do what no step does: answer, give up, record by time."""
+        """Do the work that needs no step: answer requests, give up, record by time."""
         self._requests.answer()
         while self._open is None and (late := self._requests.take_late()) is not None:
             self._begin_window(late, by_time=True)

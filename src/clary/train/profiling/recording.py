@@ -1,4 +1,4 @@
-"""One window that was asked for, from its first step to its trace: when it has to end, and what is told of it then.
+"""One window, from its first step to its trace: the time of its end, and the profile told then.
 
 Where: `recorder` begins one, tells it of steps, and asks whether it has to end; all but `write` under its lock.
 """
@@ -32,7 +32,7 @@ class Ending:
 
 
 class Recording:
-    """A window that runs or is being written, with what is known of it.
+    """A window that runs or is being written, with its request and its times.
 
     Args:
         request: asked for it; replaced by one that cancels it.
@@ -60,7 +60,7 @@ class Recording:
         self._bounds_ns.append(time.time_ns())
 
     def ending_at_step(self) -> Ending | None:
-        """Return how a window of steps ends that has what was asked for, or lasts too long; None for not yet."""
+        """Return the ending of a window of steps that is whole or lasts too long; None before that."""
         seconds = time.monotonic() - self._began_s
         asked, num_bounds = self.request, len(self._bounds_ns)
         is_whole = num_bounds > asked.num_steps if asked.num_steps else seconds >= asked.duration_s
@@ -81,7 +81,7 @@ class Recording:
         return Ending(f"cut off after {MAX_WINDOW_S:g} s", now=True) if seconds > MAX_WINDOW_S else None
 
     def stop(self, words: str, *, step: int) -> RankProfile:
-        """Record no more; return what is told while the trace is written. Raises: whatever torch raises.
+        """Stop recording; return the profile to tell while the trace is written. Raises: errors of torch.
 
         Args:
             words: about its end.
@@ -109,5 +109,5 @@ class Recording:
         )
 
     def write(self, profile: RankProfile) -> RankProfile:
-        """Write the trace, after `stop`; return what is told then. Raises: as `Window.write`."""
+        """Write the trace, after `stop`; return the finished profile. Raises: as `Window.write`."""
         return replace(profile, state=RankState.DONE, trace_bytes=self.window.write(self.files.trace))

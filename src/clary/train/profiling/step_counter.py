@@ -1,4 +1,4 @@
-"""Steps of a program, counted by what its optimizers do."""
+"""Steps of a program, counted by the steps of its optimizers."""
 
 from __future__ import annotations
 

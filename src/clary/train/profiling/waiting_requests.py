@@ -1,4 +1,4 @@
-"""Requests for windows that have none yet: which of them this process answers, which is next, which is given up.
+"""Requests whose windows have not begun: the ones this process answers, the next one, and expired ones.
 
 Where: `recorder` holds them, and calls every method under its lock.
 """
@@ -33,7 +33,7 @@ class Waiting(NamedTuple):
 
 
 class WaitingRequests:
-    """What has been asked of one process and not begun.
+    """Requests to one process whose windows have not begun.
 
     Args:
         folder: where requests appear.
@@ -54,11 +54,11 @@ class WaitingRequests:
         return bool(self._waiting)
 
     def forget(self) -> None:
-        """Answer for none that waits, in a child that was forked: its parent does."""
+        """Drop all waiting requests, in a forked child: its parent answers them."""
         self._waiting = {}
 
     def take_up(self) -> list[ProfileRequest]:
-        """Read the folder; return those that were cancelled since. Raises: OSError."""
+        """Read the folder; return the requests that were cancelled since. Raises: OSError."""
         news = [request for request in read_requests(self._folder) if self._seen.get(request.number) != request]
         for request in news:
             is_new = request.number not in self._seen
@@ -73,14 +73,14 @@ class WaitingRequests:
         return [request for request in news if request.is_cancelled]
 
     def take_due(self) -> Waiting | None:
-        """Take out what has to begin at the step that ends at this moment."""
+        """Take out the request that has to begin at the step that ends now, or None."""
         for number, waiting in sorted(self._waiting.items()):
             if self._is_due(waiting) and (waiting.files.profile or self._claim(number)):
                 return self._waiting.pop(number)
         return None
 
     def take_late(self) -> Waiting | None:
-        """Take out what is answered and has waited long enough for the first step of a program that has made none."""
+        """Take out an answered request that has waited long enough for the program's first step, or None."""
         if self._steps.num_steps == 0:
             for number, waiting in list(self._waiting.items()):
                 if waiting.files.profile is not None and _is_late(waiting):
@@ -88,7 +88,7 @@ class WaitingRequests:
         return None
 
     def answer(self) -> None:
-        """Answer what nobody has answered yet, and give up what no step has begun in time."""
+        """Answer open requests, and fail the ones that no step has begun in time."""
         for number, waiting in list(self._waiting.items()):
             if waiting.files.profile is None and not self._claim(number):
                 continue
@@ -98,7 +98,7 @@ class WaitingRequests:
                 self._tell(waiting.files, RankState.FAILED, "no step began in time: does the program still train?")
 
     def _cancel(self, number: int) -> None:
-        """Give up what waits, and say so where it is this process that answers for its rank."""
+        """Drop a waiting request, and report that where this process answers for its rank."""
         waiting = self._waiting.get(number)
         if waiting is not None and (waiting.files.profile is not None or self._claim(number, is_due=may_be_rank())):
             self._tell(self._waiting[number].files, RankState.FAILED, "cancelled before it began")

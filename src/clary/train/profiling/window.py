@@ -25,7 +25,7 @@ class OtherProfiler(Exception):
 
 
 class Window:
-    """Records what torch does between `start` and `stop`; `write` may be called on another thread.
+    """Records torch's operations between `start` and `stop`; `write` may be called on another thread.
 
     Args:
         on_other: called in the program's thread, before a profiler of its own starts while this one runs.
@@ -53,7 +53,7 @@ class Window:
         self.is_running = False
 
     def start(self) -> None:
-        """Begin. Raises: OtherProfiler; whatever torch raises."""
+        """Begin recording. Raises: OtherProfiler; errors of torch."""
         torch = sys.modules["torch"]
         if _is_in_use():
             raise OtherProfiler("the program uses torch.profiler itself at this moment")
@@ -94,7 +94,7 @@ class Window:
                 self._profiler.stop()
 
     def wait_for_no_gpu(self) -> None:
-        """Have `stop` come back whatever the GPU does; what it has not done by then is not in the trace."""
+        """Make `stop` return without waiting for the GPU; its unfinished work is not in the trace."""
         # Torch waits for the device that a profile names before it stops Kineto, which waits for none.
         parts: tuple[Any, ...] = (self._profiler, getattr(self._profiler, "profiler", None))
         for part in parts:
@@ -102,7 +102,7 @@ class Window:
                 part.use_device = None
 
     def has_settled(self, limit_s: float) -> bool:
-        """Whether the GPU gets done with what it was asked for, so that `stop` comes back.
+        """Whether the GPU finishes its queued work within the limit, so that `stop` returns.
 
         Raises: whatever torch says of a GPU in trouble.
         """
@@ -200,7 +200,7 @@ def _is_in_use() -> bool:
 
 
 def is_captured() -> bool:
-    """Whether what this thread asks a GPU for goes into a graph, and is not computed."""
+    """Whether this thread's GPU work is captured into a graph instead of computed."""
     cuda = sys.modules["torch"].cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 

@@ -1,4 +1,4 @@
-"""Writes down what torch's process groups are asked for: operation, elements, type, when it began and when it ended.
+"""Records the calls of torch's process groups: operation, elements, type, begin and end.
 
 Where: `torch_hooks.install` puts these around the methods of `ProcessGroup`, through which all of torch.distributed
 goes from Python; its wrapper of `wait` says what is waited for. The first thing that goes wrong ends it, unseen.
@@ -84,7 +84,7 @@ Mark = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class CollectiveCalls:
-    """The rows of this process: what the wrappers below share.
+    """The rows of this process, shared by the wrappers below.
 
     Attributes:
         memory, words: of the record, by bytes and by numbers of eight; None before there is one.
@@ -152,7 +152,7 @@ class CollectiveCalls:
         self.words[(row + FINISHED_OFFSET) // NUMBER.size] = time.monotonic_ns()
 
     def sweep(self) -> None:
-        """Forget what nobody has waited for and what is no row's any more."""
+        """Forget works whose rows belong to other operations now."""
         # A copy: another thread may add to it.
         kept = {work: row for row, work in self.works_of_rows.copy().items() if self.works.get(work) == row}
         self.works.clear()
@@ -161,7 +161,7 @@ class CollectiveCalls:
     # Gradients of DistributedDataParallel.
 
     def know_reducer(self, reducer: object, group: Any) -> None:
-        """Take note of what reduces the gradients of a model, and among whom."""
+        """Record a reducer of a model's gradients, and its group."""
         if not self._is_on:
             return
         try:
@@ -194,7 +194,7 @@ class CollectiveCalls:
         return True
 
     def wait_for_gradients(self) -> None:
-        """Take note that all gradients are there, and what follows waits for those of others."""
+        """Record that all gradients are there, so that the rest of the pass waits for other ranks."""
         for row in self._passing:
             self.memory[row + STATE_OFFSET] = WAITED_FOR
 
@@ -321,7 +321,7 @@ def _wrap_reducers(calls: CollectiveCalls, mark: Mark) -> None:
 
 
 def facts_of(group: Any, *, is_message: bool) -> GroupFacts:
-    """Return what torch knows of a group."""
+    """Return torch's facts of a group: name, size and ranks."""
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     world = c10d._world
     known = world.pg_map.get(group)

@@ -73,7 +73,7 @@ ClockHere = Callable[[], StepClock | None]
 
 
 class Operator:
-    """Stands in for what an operator calls; each has a class of its own, with what is called then.
+    """Stands in for the function of an operator; each instance has a class of its own with its `__call__`.
 
     Args:
         function: of C++, whose attributes and hash it has: operators have the hash of what they call.
@@ -99,7 +99,7 @@ class Operator:
 
 
 class _Torch:
-    """What torch is asked before an operation is counted. Raises: AttributeError, by a torch without such things."""
+    """The functions of torch asked before an operation is counted. Raises: AttributeError in a torch without them."""
 
     def __init__(self, torch: Any) -> None:
         core = torch._C
@@ -114,7 +114,7 @@ class _Torch:
         self._no_function = core._disabled_torch_function_impl
 
     def is_plain(self, kind: Any) -> bool:
-        """Whether tensors of a class go to C++ as they are. Raises: AttributeError, of what is no class of tensors."""
+        """Whether tensors of a class go to C++ as they are. Raises: AttributeError if it is no class of tensors."""
         if kind.__torch_dispatch__ is not self._no_dispatch:
             return False
         return kind.__torch_function__ is self._no_function or not self._has_functions()
@@ -180,7 +180,7 @@ def _recorded(
     has_shares: bool = False,
     is_over: bool = False,
 ) -> Callable[..., Any]:
-    """Return what records an operation.
+    """Return the wrapper that records an operation.
 
     Args:
         has_shares: whether a rank brings a share for each rank, of which its own counts.
@@ -252,7 +252,7 @@ def _recorded(
 
 
 def _sweep(calls: CollectiveCalls) -> None:
-    """Forget what nobody has waited for and what is no row's any more."""
+    """Forget outputs whose rows have ended or belong to other operations now."""
     kept = {address: output for address, output in calls.outputs.copy().items() if _is_open(calls, *output)}
     calls.outputs.clear()
     calls.outputs.update(kept)
@@ -267,7 +267,7 @@ def _is_open(calls: CollectiveCalls, row: int, number: int) -> bool:
 
 
 def _timed_wait(function: Any, calls: CollectiveCalls, asked: _Torch, clock_here: ClockHere) -> Callable[..., Any]:
-    """Return what waits for the result of an operation."""
+    """Return the wrapper that times the wait for an operation's result."""
     outputs = calls.outputs
     tensor, is_plain = asked.tensor, asked.is_plain
     num_modes, has_function_mode = asked.num_modes, asked.has_function_mode
@@ -306,7 +306,7 @@ def _timed_wait(function: Any, calls: CollectiveCalls, asked: _Torch, clock_here
 
 
 def _timed(function: Any, clock_here: ClockHere) -> Callable[..., Any]:
-    """Return what times an operation that waits for itself."""
+    """Return the wrapper that times an operation that waits for itself."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         clock = clock_here()

@@ -46,7 +46,7 @@ class StepClock:
         self._others: dict[object, int] = {}
 
     def enter(self, part: int, owner: object = None) -> int:
-        """Begin a part; return what `leave` wants."""
+        """Begin a part; return the depth to pass to `leave`."""
         self._take_time()
         if part == BACKWARD:
             self._spent[FORWARD] += self._open
@@ -58,7 +58,7 @@ class StepClock:
         return depth
 
     def leave(self, depth: int) -> None:
-        """End a part, and whatever has been begun in it and not ended."""
+        """End a part, and all parts begun in it and not ended."""
         self._take_time()
         if self._stack[depth:] and self._stack[depth][0] == OPTIMIZER:
             self._close()
@@ -113,7 +113,7 @@ class StepClock:
         self._last_ns = now_ns
 
     def _close(self) -> None:
-        """Give the open time to what it was spent in: it was no forward pass."""
+        """Count the open time to the optimizer or to other work: it was no forward pass."""
         self._spent[OPTIMIZER if self.is_in_optimizer else OTHER] += self._open
         self._open = 0
 

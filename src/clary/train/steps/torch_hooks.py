@@ -1,4 +1,4 @@
-"""Puts the step clock where torch says what it does: loaders, backward passes, collectives, optimizers.
+"""Hooks the step clock into torch: loaders, backward passes, collectives, optimizers.
 
 Where: `install` is called at the end of `import torch` in a job's programs. Nothing here may fail a program or change
 what it computes; the first thing that goes wrong ends the recording and is said once.
@@ -146,14 +146,14 @@ def install() -> Recorder | None:
 
 
 def _tell_scripts(backward: Callable[..., Any]) -> None:
-    """Have `torch.jit.script` take the wrapper for what it wraps, which it knows by its identity."""
+    """Have `torch.jit.script` treat the wrapper as the wrapped function, which it knows by its identity."""
     register = getattr(sys.modules.get("torch.jit._builtins"), "_register_builtin", None)
     if register is not None:
         register(backward, "aten::backward")
 
 
 def _wrap_works(recorder: Recorder) -> None:
-    """Have `wait` timed in what collectives return; each class that has one of its own."""
+    """Time `wait` of the works that collectives return, in each class that has its own."""
     distributed = sys.modules.get("torch.distributed")
     work = getattr(distributed, "Work", None)
     if work is None:  # a torch without

@@ -1,4 +1,4 @@
-"""Keeps our functions out of what `torch.compile` compiles: hooks are called by programs that are compiled around them.
+"""Keeps our functions out of `torch.compile`: hooks are called by programs that are compiled around them.
 
 Where: `torch_hooks`, when everything is in place. The mark of torch's `disable` says that a function is not to be drawn
 into its caller; what it calls would be compiled by itself, again and again, with warnings in the program's log.

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Placement:
-    """Who holds what, as far as checkpointing must know.
+    """The ranks that hold modules, as far as checkpointing must know.
 
     Args:
         own_rank: pipeline rank of this process.
@@ -57,7 +57,7 @@ class _State:
 
 
 class _Depth(threading.local):
-    """How many checkpointed regions this thread is in; what is inside one is not kept, so not offloaded either."""
+    """The number of nested checkpointed regions of this thread; inner ones keep nothing, so offload nothing."""
 
     value = 0
 
@@ -67,7 +67,7 @@ _depth = _Depth()
 
 
 def use_placement(placement: Placement | None) -> None:
-    """Say who holds what, from now on; None: this process holds all."""
+    """Set the placement of modules from now on; None: this process holds all."""
     _state.placement = placement
 
 
@@ -82,7 +82,7 @@ def set_activation_checkpointing(
     pack_args_as_tuple: bool = False,
     strategy: str = "each",
 ) -> None:
-    """Have every later call of a module checkpointed; marking it again replaces what was said before.
+    """Checkpoint every later call of a module; marking it again replaces the earlier options.
 
     Args:
         preserve_rng_state: whether dropout draws the same numbers when it is computed again.

@@ -25,13 +25,13 @@ from clary.train.parallel.memory.recording_modes import PretendingMode, Recordin
 
 @dataclass(eq=False)
 class _Model:
-    """What was made under one context: how, and which parameters have no memory yet, with the versions they had."""
+    """A model made under one context: its recording, and the parameters without memory, with their versions."""
 
     recording: Recording
     waiting: dict[int, tuple[weakref.ref[nn.Parameter], int]] = field(default_factory=dict)  # by the id of each
 
     def wait_for(self, parameter: nn.Parameter) -> None:
-        """Count a parameter to those that have no memory; what its version is now, it must be later."""
+        """Add a parameter to the ones without memory; its version must not change until it has memory."""
         key = id(parameter)
         self.waiting[key] = weakref.ref(parameter, lambda _: self._let_go(key)), parameter._version
 
@@ -43,7 +43,7 @@ class _Model:
 
 
 class _Own(threading.local):
-    """What this thread is recording."""
+    """The recording of this thread."""
 
     model: _Model | None = None
     is_enabled = False

@@ -19,7 +19,7 @@ from clary.train.parallel.memory.spill import WAIT_LIMIT_S, Spill, SpillError
 
 @dataclass
 class OffloadCounts:
-    """What has been done so far, in bytes and in times."""
+    """Bytes and numbers of the offloading so far."""
 
     offloaded_bytes: int = 0
     staying_bytes: int = 0  # too small, a parameter, or of a kind that cannot be offloaded
@@ -74,7 +74,7 @@ class Layout:
         return tensor.as_strided(self.own_size, self.stride).contiguous().reshape(-1)
 
     def unpack(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return what `pack` was given."""
+        """Return the tensor that `pack` was given."""
         if self.is_dense:
             return flat.as_strided(self.size, self.stride)
         tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=flat.device)
@@ -166,7 +166,7 @@ class SpilledTensor(Kept):
         return self.layout.unpack(flat if self._stream is None else flat.to(self.layout.device, non_blocking=True))
 
     def leave(self) -> None:
-        """Let the tensor go; what is in the file stands for it."""
+        """Drop the tensor; its copy in the file stands for it."""
         self._original = None
 
 
@@ -214,7 +214,7 @@ def _left(this: weakref.ref[SpilledTensor], writing: Future[None]) -> None:
 
 
 def _finish(work: Future[None], spill: Spill, what: str, *, only_if_done: bool = False) -> None:
-    """Wait, and raise what went wrong."""
+    """Wait for the work, and raise its error."""
     if work.cancelled() or (only_if_done and not work.done()):
         return
     try:

@@ -1,4 +1,4 @@
-"""What checkpointing keeps leaves after forward, and comes back before backward wants it.
+"""Offloading: tensors kept by checkpointing leave after forward, and come back before backward needs them.
 
 Where: `checkpointing` opens a region around every checkpointed call. Who computes several microbatches says with `lane`
 which of them is being computed, and with `expect` which one's backward comes next.
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Offloader:
-    """Takes what checkpointed regions keep, and brings it back.
+    """Offloads the tensors that checkpointed regions keep, and brings them back.
 
     Args:
         folder: where the file lies; None is host memory.
@@ -84,7 +84,7 @@ class Offloader:
 
     @contextmanager
     def region(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Offload what autograd saves in here, unless hooks within take it.
+        """Offload the tensors that autograd saves in this block, unless inner hooks take them.
 
         Args:
             tensors: arguments of what is called in here; parameters among them stay where they are.
@@ -108,7 +108,7 @@ class Offloader:
             lane.append(region)
 
     def close(self) -> None:
-        """End the threads and free the file; what was offloaded is gone."""
+        """End the threads and free the file; offloaded tensors are lost."""
         if self._spill is not None:
             self._spill.close()
 
@@ -170,7 +170,7 @@ class Offloader:
         return tensor
 
     def _load_ahead(self) -> None:
-        """Begin to bring back what is wanted next; see [Note: when it comes back]."""
+        """Begin to bring back the tensors needed next; see [Note: when it comes back]."""
         num_left = self.horizon
         for number in list(self._expected):
             lane = [region for region in self._lanes.get(number, []) if region.is_alive]
@@ -185,7 +185,7 @@ class Offloader:
 
 @dataclass(eq=False)
 class _Region:
-    """What one checkpointed call kept. Autograd owns it; here is only what comes after what."""
+    """The tensors kept by one checkpointed call. Autograd owns them; this holds their order."""
 
     lane: int
     kept: list[weakref.ref[Kept]] = field(default_factory=list)
@@ -203,7 +203,7 @@ class _Region:
 
 @dataclass(eq=False)
 class _Packed:
-    """What autograd holds instead of a tensor."""
+    """The stand-in that autograd holds instead of a tensor."""
 
     kept: Kept
     region: _Region

@@ -3,7 +3,7 @@
 Where: `delayed` records while a model is made, by the modes of `recording_modes`, and replays when it is known which
 modules are on this rank.
 
-[Note: what is recorded] While a recording is active, every operation that makes or changes a tensor is written down:
+[Note: recorded operations] While a recording is active, every operation that makes or changes a tensor is written down:
 operator, arguments, and for random ones the state of the generator before. Parameters are made on the meta device, and
 all that is computed from them or written into them then is written down only. Everything else is computed as ever, so
 buffers and what a constructor looks at are real. Storages stand for tensors: views of one storage need no entry, since
@@ -97,11 +97,11 @@ class Recording:
         return self._delayed[self._id(tensor)]
 
     def delays(self, tensor: torch.Tensor) -> bool:
-        """Whether the values of a tensor are not there, so that what is done to it can only be written down."""
+        """Whether a tensor has no values yet, so that operations on it can only be recorded."""
         return self._id(tensor) in self._delayed
 
     def delay(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands for a tensor from now on; the tensor itself if it was not made under this recording."""
+        """Return the stand-in of a tensor, or the tensor itself if it was not made under this recording."""
         with self.quietly():
             return self._delay(tensor)
 
@@ -120,7 +120,7 @@ class Recording:
         return self._place(tensor).in_storage(self._meta_of[storage])
 
     def replay(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Compute a delayed tensor, and of all the rest only what it needs; another call computes it again.
+        """Compute a delayed tensor with its dependencies alone; another call computes it again.
 
         Raises: DelayedInitializationError if a tensor from outside has changed since it was read.
         """
@@ -176,7 +176,7 @@ class Recording:
         )
 
     def take_constants(self, args: Any, written: list[torch.Tensor]) -> None:
-        """Keep what an operation reads and no operation made; before it runs, since it may change it."""
+        """Keep the tensors that an operation reads and no recorded one made, before the operation can change them."""
         changed = {self._id(tensor) for tensor in written}
         for tensor in tensors_of(args):
             storage = self._id(tensor)

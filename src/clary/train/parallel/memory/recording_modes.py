@@ -1,4 +1,4 @@
-"""What has torch tell a recording of all that is computed.
+"""The modes through which torch tells a recording of every operation.
 
 Where: `delayed` enters both modes while a model is made; see `recording` for what is written down and why.
 """
@@ -23,7 +23,7 @@ from clary.train.parallel.memory.recording import (
 
 
 class RecordingMode(TorchDispatchMode):
-    """Writes down what is computed; see [Note: what is recorded]."""
+    """Records every operation; see [Note: recorded operations]."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class RecordingMode(TorchDispatchMode):
         )
 
     def _draw(self, operator: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> None:
-        """Draw what an operator would draw, for nothing."""
+        """Draw the random numbers that an operator would draw, and drop them."""
 
         def blank(tensor: torch.Tensor) -> torch.Tensor:
             if not self.recording.delays(tensor):

@@ -33,7 +33,7 @@ PIECE_BYTES = 64 << 20  # of one system call, so that a thread can be ended betw
 
 
 class SpillError(ParallelError):
-    """What was spilled could not be written or read; training cannot go on from here."""
+    """A spilled tensor could not be written or read; training cannot go on from here."""
 
 
 class Spill:
@@ -119,7 +119,7 @@ class Spill:
         return self._reader.submit(self._read, extent, address, size, owner)
 
     def close(self) -> None:
-        """End the threads, once they have done what they are at, and free the file."""
+        """End the threads after their present work, and free the file."""
         for pool in (self._writer, self._reader):
             pool.shutdown(cancel_futures=True)
         os.close(self._file)

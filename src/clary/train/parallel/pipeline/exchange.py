@@ -50,7 +50,7 @@ _CLOSING_LIMIT = timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one action gives and another, of a neighbouring stage, needs."""
+    """A transfer: the result of one action that an action of a neighbouring stage needs."""
 
     source: Action
     sink: Action
@@ -65,7 +65,7 @@ class Transfer:
 
 
 def transfer_to(action: Action, schedule: Schedule) -> Transfer | None:
-    """Return what an action needs of a neighbouring stage, None if nothing."""
+    """Return the transfer that an action needs from a neighbouring stage, or None."""
     return next((Transfer(one, action) for one in needs(action, schedule) if one.stage != action.stage), None)
 
 
@@ -129,7 +129,7 @@ class Exchange:
         return self._rank_of[transfer.source.stage] == self._rank_of[transfer.sink.stage]
 
     def send(self, transfer: Transfer, tensors: Sequence[torch.Tensor]) -> None:
-        """Hand on what an action gave.
+        """Send the result of an action to its neighbour.
 
         Raises:
             RankLost: the receiver has ended.
@@ -154,7 +154,7 @@ class Exchange:
         ]
 
     def receive(self, transfer: Transfer) -> Tensors:
-        """Wait for what an action needs; activations require a gradient if the sender's do.
+        """Wait for the tensors that an action needs; activations require a gradient if the sender's do.
 
         Raises: RankLost if the sender has ended, or sends nothing in time.
         """
@@ -214,7 +214,7 @@ class Exchange:
         return losses
 
     def tell_failure(self, words: str) -> str:
-        """Say in the group's store why this rank fails; returns what the first rank said that failed."""
+        """Write this rank's failure into the group's store; returns the failure of the first rank that failed."""
         # The store may have ended with the rank that held it; older torch does not give it out.
         with contextlib.suppress(RuntimeError, AttributeError):
             return str(self._group.get_group_store().compare_set(_FAILURE_KEY, "", words).decode())
@@ -314,7 +314,7 @@ class Exchange:
             return dist.irecv(tensor, self._members[rank], group=self._group, tag=tag), tensor
 
     def _release_sends(self, transfer: Transfer) -> None:
-        """Let go of what this arrival shows to have gone; see [Note: sends that have gone]."""
+        """Release the sends that this arrival shows to be complete; see [Note: sends that have gone]."""
         rank, place = self._rank_of[transfer.source.stage], self._place[transfer.source]
         held = []
         for one in self._sends.get(rank, []):

@@ -188,7 +188,7 @@ class Pipeline:
         self._inputs, self._targets, self._losses = [], [], []
 
     def _perform(self, action: Action, received: Tensors | None) -> Tensors:
-        """Do what an action says; what it gives goes to a neighbouring stage, if to any."""
+        """Run an action and return its tensors for the neighbouring stage, if there is one."""
         stage, microbatch = self._stages[action.stage], action.microbatch
         try:
             if action.kind is Kind.FORWARD:
@@ -224,12 +224,12 @@ class Pipeline:
         return torch.full_like(self._losses[microbatch], 1 / self.schedule.num_microbatches)
 
     def _find_made(self) -> dict[Action, Transfer]:
-        """Return for every own action that gives something what becomes of it."""
+        """Return the transfer of each own action whose result another stage needs."""
         transfers = (transfer_to(action, self.schedule) for actions in self.schedule.ranks for action in actions)
         return {one.source: one for one in transfers if one is not None and one.source.stage in self._stages}
 
     def _cut(self, name: str, value: Any) -> list[Any]:
-        """Cut a batch into microbatches: of inputs a tuple each, of targets what was given."""
+        """Cut a batch into microbatches: inputs into tuples, targets into values of the given kind."""
         num_microbatches = self.schedule.num_microbatches
         if name == "inputs" and isinstance(value, torch.Tensor):
             value = (value,)

@@ -34,7 +34,7 @@ REENTRANT = "CheckpointFunctionBackward"  # calls autograd itself, which only a 
 
 @dataclass
 class WeightHalf:
-    """What is left to do of a backward pass.
+    """The second half of a backward pass: the gradients of weights.
 
     Args:
         parts: of every joint, and of outputs that no input leads to: where autograd begins, with which gradients, and
@@ -150,7 +150,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def _walk(roots: Sequence[Node]) -> list[Node]:
-    """Return all nodes that these lead to, every node after those that it leads to."""
+    """Return all nodes reachable from the roots, each after the nodes it leads to."""
     order: dict[Node, None] = {}
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]

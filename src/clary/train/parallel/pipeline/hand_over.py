@@ -38,7 +38,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a rank computes, and what it can do.
+    """The place where a rank computes, and its ability to lend memory.
 
     Args:
         host: equal for ranks that can share memory, and for no others.
@@ -67,7 +67,7 @@ class Lender(Protocol):
     device: torch.device
 
     def lend(self, tensor: torch.Tensor) -> bytes:
-        """Return what stands for the values that a tensor has now. One process borrows them, once."""
+        """Return a record of a tensor's present values. One process borrows them, once."""
 
     def borrow(self, record: bytes) -> torch.Tensor:
         """Return a tensor of this rank's own with the values that were lent."""
@@ -155,7 +155,7 @@ def _lends(sender: Seat, receiver: Seat) -> bool:
 
 
 def _try_to_lend(lender: Lender | None, rank: int) -> bytes | str:
-    """Return what stands for a small tensor of this rank's, or why it could not be lent."""
+    """Lend a small tensor on trial; return its record, or the reason in words for which it could not be lent."""
     assert lender is not None
     try:
         return lender.lend(torch.full((_PROBE_LENGTH,), float(rank), device=lender.device))
@@ -164,7 +164,7 @@ def _try_to_lend(lender: Lender | None, rank: int) -> bytes | str:
 
 
 def _try_to_borrow(lender: Lender | None, lent: bytes | str, rank: int) -> str:
-    """Return why what a rank lent could not be borrowed, "" if it could."""
+    """Borrow a rank's trial tensor; return the reason for which that failed, or ""."""
     assert lender is not None
     if isinstance(lent, str):
         return lent

@@ -36,7 +36,7 @@ class CudaLender:
         self._stream = torch.cuda.Stream(device)
 
     def lend(self, tensor: torch.Tensor) -> bytes:
-        """Return what stands for the values that a tensor has now, as the caller's stream computes them.
+        """Return a record of a tensor's present values, as the caller's stream computes them.
 
         Raises: RuntimeError where CUDA shares no memory.
         """

@@ -1,4 +1,4 @@
-"""Streams between the ranks that hold one model together, and what has come over them.
+"""Streams between the ranks that hold one model together, with an inbox of received messages.
 
 Where: one a process, made at partition; `server` sends on it and takes what comes from its inbox.
 
@@ -33,7 +33,7 @@ class PeerLost(ConnectionError):
 
 
 class Links:
-    """Sends to peers, and queues what they send.
+    """Sends messages to peers, and queues theirs.
 
     Args:
         streams: connected and blocking, by peer; they belong to the links.

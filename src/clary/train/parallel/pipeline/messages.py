@@ -1,4 +1,4 @@
-"""What ranks of a pipeline tell each other, as bytes: a small pickled head, and the tensors behind it as they lie.
+"""Messages between ranks of a pipeline, as bytes: a small pickled head, then the raw tensors.
 
 Where: `links` sends and receives; `server` makes messages and acts on them.
 
@@ -33,7 +33,7 @@ MAX_HEAD_BYTES = 1 << 28  # a head holds no tensors: more than this is no head
 
 
 class Subject(Enum):
-    """What a message is about."""
+    """The subject of a message."""
 
     FORWARD = "forward"  # a request: run a module
     BACKWARD = "backward"  # a request: run the backward pass of what was run
@@ -184,7 +184,7 @@ def decode(head: bytes, read: Callable[[Any], None], borrow: Callable[[bytes], t
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:
-    """Return a contiguous host tensor's memory as bytes; the tensor lives as long as what is returned."""
+    """Return a contiguous host tensor's memory as bytes, which keep the tensor alive."""
     num_bytes = tensor.numel() * tensor.element_size()
     array = (ctypes.c_char * num_bytes).from_address(tensor.data_ptr())
     array.owner = tensor

@@ -17,7 +17,7 @@ _DEVICE_TYPES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Modes:
-    """What can be entered again elsewhere.
+    """The modes of a thread that can be entered again on another one.
 
     Args:
         autocast: by device type, the dtype of operations that autocast changes; none where it is off.

@@ -1,4 +1,4 @@
-"""What a rank does next, where several things could be done: pure decisions.
+"""Choice of a rank's next action among several ready ones: pure decisions.
 
 Where: `server` asks with all that is ready, and does what it is told.
 
@@ -45,7 +45,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done next, None if nothing should be, and why."""
+    """The chosen action, or None, and the reason."""
 
     chosen: Ready | None
     reason: str
@@ -59,7 +59,7 @@ _ORDER = {
 
 
 def choose(policy: str, ready: Sequence[Ready], *, num_active: int, max_active: int) -> Decision:
-    """Choose among what is ready.
+    """Choose among the ready actions.
 
     Args:
         policy: see above; the values of the configuration's key `pipeline`.

@@ -13,7 +13,7 @@ from clary.train.parallel.pipeline.schedule import Action, Schedule, Simulation
 
 @dataclass(frozen=True)
 class ActionRun:
-    """One action; waiting for what it needs, and handing on what it gave, lie outside.
+    """The run of one action, without the wait for its inputs and the sending of its results.
 
     Args:
         begin_s: since the step began.

@@ -1,4 +1,4 @@
-"""Modules that lie on other ranks: calling them, and serving those who call ours.
+"""Modules on other ranks: calls to them, and service to ranks that call ours.
 
 Where: `placement` installs a door on every module that another rank may own; `server` carries the requests and runs
 `Host.serve`.
@@ -27,7 +27,7 @@ _ORIGINAL = "_call_impl"  # what torch's nn.Module.__call__ calls; an attribute 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a backward request needs: leaves as they came, and outputs; None where no gradient flows."""
+    """The tensors that a backward request needs: leaves and outputs; None where no gradient flows."""
 
     inputs: Sequence[torch.Tensor]
     outputs: Sequence[torch.Tensor]
@@ -62,7 +62,7 @@ class Host:
         return put_tensors(call.structure, outputs)
 
     def serve(self, message: Message) -> Message:
-        """Do what another rank asks for; return the answer to it."""
+        """Serve a request of another rank; return the answer."""
         call = message.call
         assert call is not None
         if message.subject is Subject.BACKWARD:
@@ -159,7 +159,7 @@ def install_door(module: torch.nn.Module, enter: Callable[..., Any]) -> None:
 
 
 def inner_call(module: torch.nn.Module) -> Callable[..., Any]:
-    """Return what calls a module past its door."""
+    """Return a function that calls a module past its door."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return type(module)._call_impl(module, *args, **kwargs)

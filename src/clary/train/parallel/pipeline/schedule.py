@@ -1,4 +1,4 @@
-"""Who does what when: a schedule as one list of actions a rank, and what can be known of it before it runs.
+"""A schedule as one list of actions for each rank, with checks and a simulation before it runs.
 
 Where: `schedules` writes lists, an executor runs them; `simulate` stands between and refuses what would not end.
 
@@ -18,7 +18,7 @@ from functools import cached_property
 
 
 class Kind(Enum):
-    """What is done; see [Note: actions]."""
+    """The kind of an action; see [Note: actions]."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -35,7 +35,7 @@ _WORDS = {
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be run: what is missing, or who waits for whom."""
+    """A schedule that cannot be run; the text names the missing action or the circle of waiting."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Action:
 
     @property
     def words(self) -> str:
-        """The action for messages, with what its letters stand for."""
+        """The action for messages, with the meaning of its letters."""
         return f"{self} ({_WORDS[self.kind]} of stage {self.stage}, microbatch {self.microbatch})"
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Action:
 
 
 def parse_action(text: str) -> Action:
-    """Read what `str` wrote.
+    """Read an action from the text of `str`.
 
     Raises: ValueError if it is no action.
     """
@@ -109,7 +109,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a schedule would do if every action took its time.
+    """The course of a schedule if every action took its expected time.
 
     Args:
         begins: by rank, when each action begins, in seconds.

@@ -1,4 +1,4 @@
-"""The module server: what a rank does during a step when the model is cut over ranks.
+"""The module server: the work of a rank during a step of a model cut over ranks.
 
 Where: `step` calls `run` on every rank that holds a part of the model. The first of them has the step's function, once
 a microbatch, to run; the others serve requests until it says that the step has ended.
@@ -43,7 +43,7 @@ Serve = Callable[[Message], Message]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Peers of the links by what they are to this rank.
+    """Peers of the links by their role for this rank.
 
     Args:
         pipeline: the peer of every pipeline rank, this rank's own included.
@@ -117,7 +117,7 @@ class Server:
         self._bodies: Sequence[Callable[[], Any]] | None = None
 
     def run(self, bodies: Sequence[Callable[[], Any]] | None) -> list[Any]:
-        """Do one step; return what the function returned, by microbatch, on every rank; the first one's with graphs.
+        """Run one step; return the function's results by microbatch on every rank, with graphs on the first.
 
         Args:
             bodies: the step's function for every microbatch; None on ranks that only serve.
@@ -213,7 +213,7 @@ class Server:
         return results
 
     def _do_one(self) -> bool:
-        """Do what the policy takes; False if there is nothing to do."""
+        """Do the work that the policy chooses; False if there is nothing to do."""
         task = self._next_task()
         if task is None:
             return False
@@ -269,7 +269,7 @@ class Server:
             raise self._lost(lost) from lost
 
     def _take_messages(self) -> None:
-        """Take what has come. Once the step has ended no more: who ended it may leave, which is no failure."""
+        """Take received messages until the step has ended: after that a peer may leave without failure."""
         while not self._is_over():
             try:
                 peer, message = self._links.receive(0)
@@ -328,7 +328,7 @@ class Server:
     # What is said when it fails.
 
     def _fail(self, error: BaseException) -> None:
-        """Remember it, tell the others, and end what is under way."""
+        """Record the failure, tell the other ranks, and end the running tasks."""
         text = str(error) if isinstance(error, ParallelError) else f"{type(error).__name__}: {error}"
         self._failure = error if isinstance(error, ParallelError) else ParallelError(f"an earlier step failed: {text}")
         told = {*self._near.pipeline, *self._near.followers}
@@ -353,7 +353,7 @@ class Server:
         return RankLost(f"{self._name(lost.peer)} is lost, {lost}; {self._own()} {self._waits_for()}")
 
     def _waits_for(self) -> str:
-        """Return what this rank is waiting for, in words."""
+        """Return in words the events for which this rank waits."""
         waits = [wait.words for wait in self._waiting.values()]
         if waits:
             return f"waits for {'; '.join(waits)}"

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Pass:
-    """What one microbatch left behind in its forward pass."""
+    """The inputs and outputs of one microbatch's forward pass."""
 
     inputs: Tensors
     outputs: Tensors
@@ -117,7 +117,7 @@ class Stage:
             half.run()
 
     def forget(self) -> None:
-        """Let go of what all microbatches left behind, after a step that failed."""
+        """Release the inputs and outputs of all microbatches, after a step that failed."""
         self._passes.clear()
 
     def _run_whole(self, done: _Pass, gradients: Sequence[torch.Tensor]) -> None:

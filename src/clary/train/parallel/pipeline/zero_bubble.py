@@ -59,7 +59,7 @@ class _Clock:
         return tuple(map(tuple, ranks))
 
     def _choose(self, rank: int) -> Action | None:
-        """Return what a rank does at this tick; see [Note: order]."""
+        """Return the action of a rank at this tick, or None; see [Note: order]."""
         lower, upper = rank, 2 * self._num_ranks - 1 - rank
         order = (
             (upper, Kind.FORWARD),
@@ -79,7 +79,7 @@ class _Clock:
         return self._done[stage, Kind.FORWARD] - self._done[stage, Kind.WEIGHT]
 
     def _is_ready(self, stage: int, kind: Kind) -> bool:
-        """Tell whether a stage has what it needs to do this for its next microbatch."""
+        """Tell whether a stage has the inputs of this action for its next microbatch."""
         if kind is Kind.FORWARD:
             available = self._done[stage - 1, kind] if stage else self._num_microbatches
         elif kind is Kind.WEIGHT:

@@ -1,4 +1,4 @@
-"""What takes the place of the sum of a bucket: hooks as torch's DDP has them.
+"""Communication hooks, which replace the sum of a bucket, as torch's DDP has them.
 
 Source: torch's documentation, "DDP Communication Hooks"; those of `torch.distributed.algorithms.ddp_comm_hooks` work.
 """
@@ -24,7 +24,7 @@ class CommunicationHook:
     hook: Hook
 
     def start(self, bucket: Bucket, flat: torch.Tensor, num_buckets: int) -> Callable[[], torch.Tensor]:
-        """Call the hook with a bucket; what is returned waits for the means.
+        """Call the hook with a bucket; the returned function waits for the means.
 
         Args:
             flat: gradients that are not divided.

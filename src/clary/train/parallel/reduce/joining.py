@@ -1,4 +1,4 @@
-"""Replicas that have other numbers of batches: who has ended contributes nothing until all have.
+"""Replicas with different numbers of batches: an ended one contributes nothing until all have ended.
 
 Source: torch's documentation, "Distributed Training with Uneven Inputs Using the Join Context Manager".
 """
@@ -15,7 +15,7 @@ from clary.train.parallel.reduce.reducer import GradientReducer
 def joining(
     reducer: GradientReducer, *, divides_by_active: bool, throws: bool, take_from: Callable[[int], None]
 ) -> Iterator[None]:
-    """Have this rank's reductions wait for nobody who has left the block, and take part in those of others at its end.
+    """Reduce without ranks that have left the block; at its end take part in the others' reductions.
 
     Args:
         take_from: gives all ranks the parameters of one, by rank in the group; called where ranks have ended apart.

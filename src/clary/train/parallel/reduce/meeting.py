@@ -1,4 +1,4 @@
-"""Who takes part in a reduction: every rank tells what it does, in one small message before the gradients.
+"""The ranks that take part in a reduction: each tells its doing in one small message before the gradients.
 
 A replica may have had no backward pass in a step, or no more batches. The others do not know, and would wait; so a rank
 that comes to its optimizer without having reduced says so, and takes part in what the others do.
@@ -19,7 +19,7 @@ _KINDS = 4  # more than there are of `Doing`: a message is one number a rank
 
 
 class Doing(IntEnum):
-    """What a rank has come for."""
+    """The doing of a rank at a meeting."""
 
     REDUCES = 1
     STEPS = 2  # its optimizer is to step, and it has had no gradients
@@ -28,7 +28,7 @@ class Doing(IntEnum):
 
 @dataclass(frozen=True)
 class Present:
-    """What the ranks of a group do now."""
+    """The doings of all ranks of a group at one meeting."""
 
     doing: dict[int, Doing]  # by rank of the world
 
@@ -38,7 +38,7 @@ class Present:
 
 
 class MeetingPoint:
-    """Where the ranks of one group tell each other what they do.
+    """The meeting at which the ranks of one group tell each other their doing.
 
     Args:
         device: of the group's messages.
@@ -51,7 +51,7 @@ class MeetingPoint:
         self._own = dist.get_rank(group)
 
     def begin(self, doing: Doing, num_steps: int) -> Callable[[], Present]:
-        """Tell the others; what is returned waits for them. All ranks of the group call it, for whatever they do.
+        """Tell the other ranks; the returned function waits for theirs. All ranks of the group call it.
 
         Args:
             num_steps: that the optimizer has taken.
@@ -72,7 +72,7 @@ class MeetingPoint:
         return wait
 
     def begin_sum(self, values: list[float]) -> Callable[[], list[float]]:
-        """Add up numbers over the ranks, place by place; what is returned waits for the sums. All ranks call it."""
+        """Sum numbers over the ranks, place by place; the returned function waits for the sums. All ranks call it."""
         told = torch.tensor(values, device=self._device)
         work = dist.all_reduce(told, group=self._group, async_op=True)
 

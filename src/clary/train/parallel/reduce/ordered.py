@@ -51,7 +51,7 @@ class OrderedSums:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Collect what comes in here, and add it to the gradients that were there before; not if it fails."""
+        """Collect the gradients of this block, and add them to the earlier ones unless the block fails."""
         self._before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None

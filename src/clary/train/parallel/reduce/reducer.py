@@ -122,7 +122,7 @@ class GradientReducer:
         self._has_met = False
 
     def forget(self) -> None:
-        """Forget what has come: gradients were set to zero."""
+        """Forget the collected gradients: they were set to zero."""
         if not self._sent:
             self._restart_counts()
 
@@ -220,7 +220,7 @@ class GradientReducer:
         return finish
 
     def _finish(self, *, spreads: bool) -> None:
-        """Wait for all buckets; send again what has got gradients since."""
+        """Wait for all buckets; send the ones again that have got gradients since."""
         assert self._meeting is not None
         sent, self._sent, late, self._late = self._sent, [], self._late, set()
         meeting, self._meeting = self._meeting, None
@@ -247,7 +247,7 @@ class GradientReducer:
         self._restart_counts()
 
     def _close(self, late: set[int], *, is_empty: bool) -> Callable[[], tuple[list[int], list[list[float]]]]:
-        """Tell what this rank can only know at the end; what is returned waits for what all have told.
+        """Tell the facts that this rank knows only at the end; the returned function waits for those of all ranks.
 
         Returns: buckets that have to go again on any rank; with a hook, on how many ranks each parameter is present.
         """
