@@ -45,7 +45,7 @@ def check_gpus(plan: LaunchPlan, host: HostPlan, *, computes: bool) -> HealthFin
 def gpu_finding(
     host: str, indices: Sequence[int], *, listing: str | None, products: str | None, has_computed: bool
 ) -> HealthFinding:
-    """Judge what the driver and the GPUs have said. Pure.
+    """Judge the answers of the driver and the GPUs. Pure.
 
     Args:
         host: whose GPUs they are.

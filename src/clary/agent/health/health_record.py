@@ -1,4 +1,4 @@
-"""What is known of a host's health at a moment, by check and peer: how news joins it. Pure.
+"""The record of a host's health, by check and peer, and the merging of news into it. Pure.
 
 Where: `host_health` keeps one record for a host; its findings come from several threads, in no certain order.
 """
@@ -16,7 +16,7 @@ _PENDING = FindingState.PENDING
 
 
 def merged(record: Record, found: Sequence[HealthFinding]) -> Record:
-    """Return the record with what was found; what is pending gives way to what is known, whichever came first.
+    """Return the record with new findings; a pending finding gives way to a known one, in either order.
 
     A link is pending as a whole, and known as soon as anything is told of it later.
     """
@@ -30,7 +30,7 @@ def merged(record: Record, found: Sequence[HealthFinding]) -> Record:
 
 
 def settled(record: Record, words: str) -> Record:
-    """Return the record with what is pending as not checked, and why."""
+    """Return the record with pending findings as skipped, for the given reason."""
     return {
         key: replace(item, state=FindingState.SKIPPED, words=words) if item.state is _PENDING else item
         for key, item in record.items()

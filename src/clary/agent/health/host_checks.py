@@ -87,7 +87,7 @@ def check_host(
 
 
 def read_disk(folder: Path, *, writes: bool) -> DiskReading:
-    """Return what there is to know of the disk below a folder; a few MiB are written there, and taken away."""
+    """Return a reading of the disk below a folder; writes a few MiB there and removes them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -100,7 +100,7 @@ def read_disk(folder: Path, *, writes: bool) -> DiskReading:
 
 
 def available_memory() -> int | None:
-    """Return what the machine could give to programs now, in bytes; None where it does not say."""
+    """Return the machine's available memory in bytes, or None where it does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

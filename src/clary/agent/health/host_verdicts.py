@@ -1,4 +1,4 @@
-"""What the readings of a host by itself say: disk, memory, clock. Pure.
+"""Verdicts on the readings of a single host: disk, memory, clock. Pure.
 
 Where: `host_checks` takes the readings, before a job's program starts and every half minute while it runs.
 """
@@ -57,7 +57,7 @@ def disk_finding(host: str, reading: DiskReading) -> HealthFinding:
 
 
 def memory_finding(host: str, available_bytes: int | None, limit_bytes: int | None) -> HealthFinding:
-    """Judge what memory the machine has left for a host with this limit."""
+    """Judge the memory that the machine has left for a host with this limit."""
 
     def finding(state: FindingState, words: str, cause: str = "") -> HealthFinding:
         return HealthFinding(check=Check.MEMORY, state=state, host=host, words=words, cause=cause)

@@ -53,7 +53,7 @@ def source_address(target: str) -> str:
 
 
 def stream_through(interface: str, address: str) -> socket.socket:
-    """Return a TCP socket that leaves by one interface from one address, whatever the routes say."""
+    """Return a TCP socket that leaves by one interface from one address, independent of the routes."""
     stream = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode() + b"\0")
@@ -90,7 +90,7 @@ def is_taken(port: int) -> bool:
 
 
 def bytes_acknowledged(stream: socket.socket) -> int:
-    """Return how much of what was sent on a connection has arrived; 0 on kernels that do not say."""
+    """Return the bytes sent on a connection that its peer has acknowledged; 0 on kernels that do not say."""
     info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     return int(struct.unpack_from("Q", info, _BYTES_ACKED)[0]) if len(info) >= _BYTES_ACKED + 8 else 0
 

@@ -1,4 +1,4 @@
-"""What a host's network reading says: findings with causes. Pure.
+"""Verdicts on a host's network reading: findings with causes. Pure.
 
 Where: `supervisor.host_health` judges what `network_doctor` has read. A link that the job's own plan makes slow, long
 or lossy is judged against that plan (`readings.Peer`).
@@ -40,7 +40,7 @@ def network_findings(order: NetworkOrder, reading: NetworkReading) -> tuple[Heal
 
 
 def port_findings(order: NetworkOrder, reading: PortReading) -> tuple[HealthFinding, ...]:
-    """Return what is known once the job's own ports are, and that the rest is under way."""
+    """Return the findings on the job's own ports, and pending findings for the rest."""
     found = [_port(order, reading.taken)]
     found += [_wrong_interface(order, name, address) for name, address in list(reading.better.items())[:1]]
     for peer in order.peers:
@@ -99,7 +99,7 @@ def _port(order: NetworkOrder, taken: Sequence[int]) -> HealthFinding:
 
 
 def _interface(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
-    """Say which interface reaches all peers, and what the others are."""
+    """Return the finding on the interface that reaches all peers, with a description of the others."""
     host, wanted = order.host, order.interface
     everybody = {peer.name for peer in order.peers}
     if wanted not in reading.interfaces:
@@ -146,7 +146,7 @@ def _collective(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
 
 
 def _link(order: NetworkOrder, peer: Peer, link: LinkReading) -> Iterator[HealthFinding]:
-    """Return what is wrong with a link, or that nothing is."""
+    """Yield the findings on a link: its faults, or one that it is sound."""
     host = order.host
 
     def finding(check: Check, state: FindingState, words: str, cause: str = "") -> HealthFinding:

@@ -1,4 +1,4 @@
-"""The answering side of a host's network program: what peers measure against.
+"""The answering side of a host's network program, against which peers measure.
 
 Where: `network_program` opens one per host. A TCP connection begins with `hello NAME`, then carries lines, each of
 which is answered by one line, but for `burst`, after which bytes come until the sender's end:
@@ -44,7 +44,7 @@ def datagram(kind: int, *, place: int, number: int = 0, packet_bytes: int = 0) -
 
 
 class Listener:
-    """Answers the peers of one host; what they have sent is kept by their names.
+    """Answers the peers of one host; keeps counts of their datagrams by name.
 
     Args:
         names: of all hosts, in the job's order, as every host has them.

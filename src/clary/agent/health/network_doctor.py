@@ -32,7 +32,7 @@ _Reading = TypeVar("_Reading", PortReading, NetworkReading)
 
 
 def network_order(plan: LaunchPlan, host: HostPlan) -> NetworkOrder:
-    """Return what a host's network program is to do. Pure.
+    """Return the order to a host's network program. Pure.
 
     Where everything is waited for before the program starts (`HealthAction.REPLACE`) there is no pause.
     """
@@ -51,7 +51,7 @@ def network_order(plan: LaunchPlan, host: HostPlan) -> NetworkOrder:
 
 
 def _peer(host: HostPlan, other: HostPlan) -> Peer:
-    """Describe a peer with what the shapes of both links make of the way to it."""
+    """Describe a peer with the round trip, loss and rate that follow from the shapes of both links."""
     here, there = host.resources.link, other.resources.link
     rates = [link.rate_mbit_s for link in (here, there) if link.rate_mbit_s is not None]
     return Peer(
@@ -107,12 +107,12 @@ class NetworkDoctor:
         self.close()
 
     def end(self) -> None:
-        """Kill the program, from any thread: whoever waits for its reading gets an error."""
+        """Kill the program, from any thread: waiting readers of its output get an error."""
         if self._process.poll() is None:
             self._process.kill()
 
     def close(self) -> None:
-        """End the program and free what it held; harmless when repeated."""
+        """End the program and free its descriptors; harmless when repeated."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)

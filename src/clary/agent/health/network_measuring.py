@@ -1,4 +1,4 @@
-"""What a host's network program measures, once the job's own ports have answered or have not.
+"""The measurements of a host's network program, after the check of the job's own ports.
 
 Where: `network_program` runs it; every line that it prints is one reading as JSON.
 

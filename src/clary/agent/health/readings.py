@@ -1,4 +1,4 @@
-"""What the network program is asked and what it answers: plain data, JSON over its standard input and output.
+"""Orders to the network program and its answers: plain data, JSON over its standard input and output.
 
 Where: `network_doctor` writes a `NetworkOrder`, `network_program` answers with a `PortReading` and, later, with a
 `NetworkReading`; `link_verdicts` turns both into findings. Nothing here says what is good or bad.
@@ -14,7 +14,7 @@ DOCTOR_PORT = 7796  # of every host, TCP and UDP; none that a launcher of ours t
 
 
 class Answer(StrEnum):
-    """What came of the attempts to reach a peer."""
+    """The outcome of the attempts to reach a peer."""
 
     OPEN = "open"  # the peer's network program answers
     ABSENT = "absent"  # the peer's kernel answers, its network program does not run
@@ -25,7 +25,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Another host, and what its link may be like by the job's own plan."""
+    """Another host, with the delay, loss and rate of its link by the job's own plan."""
 
     name: str
     address: str
@@ -36,7 +36,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOrder:
-    """What one host's network program is to do."""
+    """The order to one host's network program."""
 
     host: str
     names: tuple[str, ...]  # of all hosts, in the job's order
@@ -53,7 +53,7 @@ class NetworkOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class PortReading:
-    """What was found at the job's own ports; nobody is asked for anything there after it."""
+    """The findings at the job's own ports; no probe touches these ports afterwards."""
 
     taken: tuple[int, ...] = ()  # of this host
     silent: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # peer -> ports that alone say nothing
@@ -62,7 +62,7 @@ class PortReading:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkReading:
-    """What was measured from this host to one peer; None was not measured."""
+    """Measurements from this host to one peer; None was not measured."""
 
     peer: str
     answer: Answer

@@ -1,4 +1,4 @@
-"""Saves a training's tensors while it hardly feels it, reads them while it goes on, and says what is wrong with them.
+"""Saves a training's tensors at little cost, reads them while it goes on, and evaluates rules on them.
 
     from clary.train import debugger
 

@@ -1,4 +1,4 @@
-"""Groups of tensors: by what their names match, saved together and asked for together."""
+"""Groups of tensors: chosen by expressions on their names, saved and read together."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Collection:
         self.tensor_names.add(tensor_name)
 
     def add_module_tensors(self, module: Any, inputs: bool = False, outputs: bool = True) -> None:
-        """Add what goes into a module or comes out of it; the hook knows its name once the model is registered."""
+        """Add inputs or outputs of a module; the hook knows its name once the model is registered."""
         self._modules.append((module, inputs, outputs))
 
     def include_modules(self, names: Mapping[int, str]) -> None:
@@ -144,7 +144,7 @@ class CollectionManager:
         return iter(self.collections.values())
 
     def get(self, name: str) -> Collection:
-        """Return a collection; a new one where there is none of this name."""
+        """Return the collection of a name; makes an empty one where it does not exist."""
         return self.collections.setdefault(name, Collection(name))
 
     def add(self, collection: Collection) -> None:
@@ -152,7 +152,7 @@ class CollectionManager:
         self.collections[collection.name] = collection
 
     def to_plain(self) -> dict[str, dict[str, list[str]]]:
-        """Return what a trial has to know of them."""
+        """Return the collections as plain data for trials."""
         return {
             one.name: {"include_regex": one.include_regex, "tensor_names": sorted(one.tensor_names)} for one in self
         }

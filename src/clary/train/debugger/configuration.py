@@ -32,7 +32,7 @@ DEFAULT_FOLDER = "/opt/ml/output/tensors"
 
 @dataclass(kw_only=True)
 class HookConfiguration:
-    """What a hook is to do."""
+    """The configuration of a hook."""
 
     out_dir: str = DEFAULT_FOLDER
     dry_run: bool = False
@@ -66,7 +66,7 @@ def read_configuration(path: Path) -> HookConfiguration:
 
 
 def parse_configuration(document: Any) -> HookConfiguration:
-    """Read what the file holds.
+    """Read the parsed JSON of a configuration file.
 
     Raises: ConfigurationError.
     """

@@ -1,11 +1,11 @@
-"""What can go wrong with saved tensors, and what a rule has found; the names are smdebug's.
+"""Errors of saved tensors, and findings of rules; the names are smdebug's.
 
 DebuggerError
-|-- ConfigurationError            a configuration that cannot be: which parameter, what it may be
+|-- ConfigurationError            a configuration that cannot be carried out
 |-- UnsupportedError              a name of smdebug's that this library does not have
-|-- TensorFileError               a file that is not whole or not what it says it is
+|-- TensorFileError               a file that is not whole or not of its format
 |-- FolderTaken                   somebody else saves, or has saved, under this worker's name
-|-- StoreError                    the object store did not give what it was asked for
+|-- StoreError                    the object store did not answer as expected
 |-- StepNotYetAvailable           nobody has said yet whether the step will be saved
 |-- StepUnavailable               the step was not saved and will not be
 |-- NoMoreData                    training has ended before the step
@@ -25,19 +25,19 @@ from clary.train.debugger.modes import ModeKeys
 
 
 class DebuggerError(Exception):
-    """Root of what this library raises on purpose."""
+    """Root of the errors that this library raises on purpose."""
 
 
 class ConfigurationError(DebuggerError, ValueError):
-    """A configuration that cannot be carried out; the text names the parameter and what it may be."""
+    """A configuration that cannot be carried out; the text names the parameter and its possible values."""
 
 
 class UnsupportedError(DebuggerError, NotImplementedError):
-    """A part of smdebug that is not here; the text says what is."""
+    """A part of smdebug that is not here; the text names a replacement."""
 
 
 class TensorFileError(DebuggerError):
-    """A file of tensors that is not whole, or not what it says it is."""
+    """A file of tensors that is not whole, or not of its format."""
 
 
 class FolderTaken(DebuggerError):
@@ -45,7 +45,7 @@ class FolderTaken(DebuggerError):
 
 
 class StoreError(DebuggerError, OSError):
-    """The object store did not give what it was asked for; the text names bucket and key."""
+    """The object store did not answer as expected; the text names bucket and key."""
 
 
 class StepNotYetAvailable(DebuggerError):
@@ -98,7 +98,7 @@ class ShapeUnavailableForStep(DebuggerError):
 
 
 class InvalidWorker(DebuggerError):
-    """A worker that has not saved what was asked for."""
+    """A worker that has not saved the wanted tensor."""
 
     def __init__(self, worker: str) -> None:
         super().__init__(f"worker {worker} has not saved this; trial.workers() says which there are")
@@ -129,7 +129,7 @@ class InsufficientInformationForRuleInvocation(DebuggerError):
 
 
 class RuleEvaluationConditionMet(DebuggerError):
-    """A rule has found what it looks for.
+    """A rule has found its condition.
 
     Args:
         end_of_rule: nothing more is to be expected of it.

@@ -47,7 +47,7 @@ _LISTED_NAMES = 5  # of classes in a file, in an error
 
 
 def main(arguments: list[str]) -> int:
-    """Evaluate the rule of one order; the exit code is 0 whatever the rule says, 1 if it could not say anything."""
+    """Evaluate the rule of one order; the exit code is 0 for every verdict, 1 if it came to no verdict."""
     order = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
@@ -90,7 +90,7 @@ def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _open_trial(order: Mapping[str, Any]) -> tuple[Trial, HostsFiles | None]:
-    """Return the trial of an order; of a job of several hosts also what it reads."""
+    """Return the trial of an order, and the files of all hosts if the job has several."""
     folder, name, since = order["tensors_folder"], order["name"], order.get("since", 0.0)
     own_end, is_marked = order.get("own_end", ""), order.get("is_marked", False)
     if not own_end:
@@ -104,7 +104,7 @@ def _open_trial(order: Mapping[str, Any]) -> tuple[Trial, HostsFiles | None]:
 
 
 def in_words(met: RuleEvaluationConditionMet) -> str:
-    """Say what a rule has found: its own sentence, with what belongs to it."""
+    """Say the finding of a rule: its own sentence, with tensor and details."""
     found = met.finding
     if not isinstance(found, Finding):
         return str(met)

@@ -33,7 +33,7 @@ class Files(Protocol):
     interval_s: float  # seconds between two looks for new files; 0 for as often as one likes
 
     def listing(self, folder: str, after: str = "") -> dict[str, str]:
-        """Return the names in a folder, sorted, each with a mark that changes with the file; none if it is not there.
+        """Return the sorted names in a folder, each with a mark that changes with the file; empty if it does not exist.
 
         Args:
             after: names that sort before it are left out.
@@ -48,11 +48,11 @@ class Files(Protocol):
         """Return bytes of a file, fewer where it ends. Raises: OSError."""
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Be told of files whose beginnings are read next. What fails here fails when it is read."""
+        """Prepare to read the beginnings of these files next. Errors show when they are read."""
 
 
 class LocalFiles:
-    """A folder of this machine. What is no plain file is refused: a link or a pipe has no place there."""
+    """A folder of this machine. Links, pipes and other entries that are no plain files are refused."""
 
     interval_s = 0.0
 
@@ -91,7 +91,7 @@ class LocalFiles:
             os.close(handle)
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Do nothing: what lies here is read at once."""
+        """Do nothing: local files are read at once."""
 
     def has(self, name: str) -> bool:
         """Whether something lies there."""

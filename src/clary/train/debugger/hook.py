@@ -35,7 +35,7 @@ _log = logging.getLogger("clary.debugger")
 
 
 class Hook(HookOptions):
-    """Saves what its collections ask for. A program has one: a new one closes the one before.
+    """Saves the tensors of its collections. A program has one: a new hook closes the one before.
 
     Args:
         out_dir: folder; made when the first step is saved. None for a job's own, /opt/ml/output/tensors.
@@ -101,7 +101,7 @@ class Hook(HookOptions):
 
     @classmethod
     def from_configuration(cls, configuration: HookConfiguration, **options: Any) -> Hook:
-        """Return a hook that does what a configuration says."""
+        """Return a hook for a configuration."""
         if configuration.has_tensorboard:
             _log.warning("debugger: export_tensorboard is not supported and is left out")
         hook = cls(
@@ -124,7 +124,7 @@ class Hook(HookOptions):
     # What is seen by itself.
 
     def register_module(self, module: torch.nn.Module) -> None:
-        """Count steps by calls of this model, and save what is in it. Raises: DebuggerError for what is no module."""
+        """Count steps by calls of this model, and save its tensors. Raises: DebuggerError if it is no module."""
         if not isinstance(module, torch.nn.Module):
             raise DebuggerError(f"register_module was given a {type(module).__name__}; expected a torch.nn.Module")
         self._capture.modules.watch(module)
@@ -132,7 +132,7 @@ class Hook(HookOptions):
     register_hook = register_module  # the name that AWS's containers call
 
     def register_loss(self, loss_module: torch.nn.Module) -> None:
-        """Save what a loss module returns; those of torch are seen anyhow. Raises: DebuggerError for what is none."""
+        """Save the result of a loss module; torch's own are seen anyhow. Raises: DebuggerError if it is no module."""
         if not isinstance(loss_module, torch.nn.Module):
             raise DebuggerError(f"register_loss was given a {type(loss_module).__name__}; expected a loss module")
         self._capture.modules.add_loss(loss_module)
@@ -164,7 +164,7 @@ class Hook(HookOptions):
         self._capture.see_module(tensor_name, "", (), tensor_value)
 
     def close(self) -> None:
-        """Write what is left and say that this worker has ended; waits `limit_s` at most. Harmless when repeated."""
+        """Write the rest and mark this worker as ended; waits `limit_s` at most. Harmless when repeated."""
         atexit.unregister(self.close)
         self._capture.close()
 
@@ -182,7 +182,7 @@ class Hook(HookOptions):
 
     @property
     def failure(self) -> Exception | None:
-        """What has ended the saving before the training; None if nothing has."""
+        """The error that has ended the saving before the training, or None."""
         return self._capture.failure
 
     @property
@@ -195,7 +195,7 @@ _hooks: list[Hook] = []  # the program's one
 
 
 def get_hook(json_config_path: str | Path | None = None, create_if_not_exists: bool = False) -> Hook | None:
-    """Return the program's hook, None if it has none.
+    """Return the program's hook, or None.
 
     Args:
         create_if_not_exists: make one of the configuration file.

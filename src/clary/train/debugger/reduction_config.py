@@ -19,7 +19,7 @@ ALL = frozenset(prefix + name for prefix in ("", "abs_") for name in REDUCTIONS 
 
 @dataclass(kw_only=True)
 class ReductionConfig:
-    """What is kept.
+    """The values that are kept of a tensor.
 
     Args:
         reductions: of REDUCTIONS; `abs_reductions` the same of absolute values.
@@ -61,7 +61,7 @@ class ReductionConfig:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> ReductionConfig | None:
-        """Read `reductions`, `save_raw_tensor` and `save_shape` of a job's configuration; None if it has none of them.
+        """Read `reductions`, `save_raw_tensor` and `save_shape` of a job's configuration; None if all are missing.
 
         Raises: ConfigurationError.
         """

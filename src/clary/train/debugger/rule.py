@@ -1,4 +1,4 @@
-"""Rules look at a trial, step by step, and say what they find. The names are smdebug's.
+"""Rules look at a trial, step by step, and report findings. The names are smdebug's.
 
     class TooLarge(Rule):
         def __init__(self, base_trial, limit="10"):
@@ -34,7 +34,7 @@ _log = logging.getLogger("clary.debugger")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a rule has found."""
+    """The finding of a rule."""
 
     text: str  # one sentence: what, where, how much, and the limit
     step: int
@@ -46,7 +46,7 @@ class Finding:
 
 
 class RequiredTensors:
-    """What a rule asks for ahead, by trial; `fetch` has it all there or raises."""
+    """The tensors that a rule needs, by trial; `fetch` reads them all or raises."""
 
     def __init__(self, base_trial: Trial, other_trials: Iterable[Trial] | None = None) -> None:
         self._base = base_trial
@@ -75,7 +75,7 @@ class RequiredTensors:
         return [trial.tensor(name) for name in self._steps[id(trial)]]
 
     def clear(self) -> None:
-        """Forget what was asked for."""
+        """Forget the wanted tensors."""
         for steps in self._steps.values():
             steps.clear()
 
@@ -116,10 +116,10 @@ class Rule(ABC):
 
     @abstractmethod
     def invoke_at_step(self, step: int) -> Any:
-        """Return what is found at a global step: a Finding or True, or None or False for nothing."""
+        """Look at a global step; return a Finding or True, or None or False for no finding."""
 
     def has_looked(self) -> bool:
-        """Whether the step that was invoked last had what the rule looks at; it does not count as looked at else."""
+        """Whether the step that was invoked last had the rule's tensors; else it does not count as looked at."""
         return True
 
     def invoke(self, step: int) -> None:

@@ -94,7 +94,7 @@ class SaveConfig:
 
     @classmethod
     def parse(cls, given: Any) -> SaveConfig:
-        """Return what was given, in whichever of its forms: None, SaveConfig, SaveConfigMode or one a phase.
+        """Return the given value as a SaveConfig: from None, a SaveConfig, a SaveConfigMode or one for each phase.
 
         Raises: ConfigurationError.
         """

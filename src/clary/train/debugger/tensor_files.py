@@ -1,4 +1,4 @@
-"""One worker's tensors of one step: a file that says what it holds and whether all of it is there.
+"""One worker's tensors of one step: a file with an index, which shows whether the file is whole.
 
     0    8 bytes   CLARYTEN
     8    u32       format, 1
@@ -49,7 +49,7 @@ _INDEX_KEYS = {"step", "mode", "mode_step", "worker", "num_workers", "written_at
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """What a file has of one tensor."""
+    """A file's entry of one tensor."""
 
     name: str
     dtype: str = "float32"
@@ -67,7 +67,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class StepIndex:
-    """What a file says of itself."""
+    """The index of a file."""
 
     step: int
     mode: ModeKeys
@@ -138,7 +138,7 @@ def write_whole(path: Path, pieces: Sequence[memoryview]) -> None:
 
 
 def read_index(files: Files, name: str) -> StepIndex:
-    """Read what a file holds, without its values.
+    """Read the index of a file, without values.
 
     Raises: TensorFileError for what is not such a file or not whole; OSError.
     """

@@ -1,1 +1,1 @@
-"""What a hook takes from a running model, and how it is written."""
+"""The capture of tensors from a running model, and their writing."""

@@ -19,7 +19,7 @@ _LEAST_CHUNK = 1024**2  # bytes
 
 
 class Piece:
-    """Memory of one step; grows to what its largest step has needed."""
+    """Memory of one step; grows to the need of its largest step."""
 
     def __init__(self) -> None:
         self._chunks: list[torch.Tensor] = []
@@ -56,7 +56,7 @@ class Pieces:
             self._free.put(Piece())
 
     def acquire(self, limit_s: float) -> Piece | None:
-        """Return a free piece, or None if there was none in time."""
+        """Return a free piece, or None if all stay taken for `limit_s`."""
         try:
             return self._free.get(timeout=limit_s)
         except queue.Empty:

@@ -1,4 +1,4 @@
-"""Decides what of which tensor is saved at a step. Pure: collections, phase and step in, an answer out."""
+"""Decides which values of a tensor are saved at a step. Pure: collections, phase and step in, an answer out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ONLY_IN_TRAINING = {CollectionKeys.GRADIENTS, CollectionKeys.OPTIMIZER_VARIABLE
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is saved of a tensor."""
+    """The values of a tensor to save: all of them, reductions, or both."""
 
     raw: bool
     reductions: tuple[str, ...]
@@ -64,7 +64,7 @@ class Chooser:
         ]
 
     def wants(self, collections: list[Collection], name: str, alias: str = "") -> Wanted | None:
-        """Return what is saved of a tensor while these collections are; None for nothing."""
+        """Return the values of a tensor to save while these collections are saved, or None."""
         key = (frozenset(one.name for one in collections), name)
         if key not in self._answers:
             self._answers[key] = self._answer(collections, name, alias)
@@ -82,7 +82,7 @@ class Chooser:
 
 
 def needs_modules(collections: Iterable[Collection]) -> bool:
-    """Whether inputs or outputs of modules may be among what is saved."""
+    """Whether inputs or outputs of modules may be among the saved tensors."""
     return any(
         (one.name not in _WITHOUT_MODULES and one.include_regex) or (one.name in _WITHOUT_MODULES and _is_changed(one))
         for one in collections

@@ -32,7 +32,7 @@ class _Copy:
 
 
 class StepCopy:
-    """What is saved of one step. Threads of the backward pass may add at the same time."""
+    """Copies of one step's tensors. Threads of the backward pass may add at the same time."""
 
     def __init__(self, index: StepIndex, piece: Piece, pieces: Pieces) -> None:
         self.index = index
@@ -87,7 +87,7 @@ class StepCopy:
             self._is_open = False
 
     def tensors(self) -> list[tuple[TensorEntry, memoryview | None]]:
-        """Return what was copied; waits for the copies. Called by the writer.
+        """Wait for the copies and return them. Called by the writer.
 
         Raises: DebuggerError where a graph is captured for too long, RuntimeError for what a device says.
         """

@@ -1,4 +1,4 @@
-"""Who saves in a folder as a worker: one program at a time, so that files of two are never mixed.
+"""Claims on a folder by a worker's name: one program at a time, so that files of two are never mixed.
 
 The file that says so is locked as long as the program runs, and free when it is gone, however it went. Where a file
 system knows no locks, or the file is somebody else's, nothing is claimed: what saves is not kept from it by that.

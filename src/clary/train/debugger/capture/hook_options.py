@@ -1,4 +1,4 @@
-"""What a hook was asked to save: by its arguments, by a job's configuration, and by the program since."""
+"""The options of a hook: from its arguments, a job's configuration, and later changes by the program."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HookOptions:
         self.has_changed = True  # what is chosen, or may be, since `make_chooser` was called
 
     def get_collection(self, name: str) -> Collection:
-        """Return a collection, a new one where there is none of this name. It is saved from now on if it is new."""
+        """Return the collection of a name; makes one where it does not exist, which is saved from then on."""
         if name not in self.collection_manager.collections:
             self.include_collections.add(name)
         self.has_changed = True
@@ -87,7 +87,7 @@ class HookOptions:
         return bool(new)
 
     def make_chooser(self, module_names: Mapping[int, str]) -> Chooser:
-        """Return what decides by the options as they are now.
+        """Return a chooser by the present options.
 
         Args:
             module_names: of the model's modules, by `id`; some may have been put into collections.

@@ -48,7 +48,7 @@ class ModuleWatch:
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """The model; None as long as there is none, and when it is gone."""
+        """The model, or None before it is known and after it is gone."""
         return None if self._model is None else self._model()
 
     def watch(self, model: torch.nn.Module) -> None:
@@ -62,7 +62,7 @@ class ModuleWatch:
             self._handles.append(model.register_forward_pre_hook(_Call(self._called)))
 
     def add_loss(self, loss: torch.nn.Module) -> None:
-        """Take a module as a loss, whatever its class."""
+        """Take a module of any class as a loss."""
         self.losses[id(loss)] = loss
 
     def watch_for_first(self) -> None:
@@ -70,7 +70,7 @@ class ModuleWatch:
         self._searching = torch_module.register_module_forward_pre_hook(self._search)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Return the model's parameters with the names that they are saved under, less those that have no shape yet."""
+        """Return the model's parameters with their saved names; leaves out parameters without a shape."""
         model = self.model
         if model is not None:
             root = _unwrapped(model).__class__.__name__
@@ -80,7 +80,7 @@ class ModuleWatch:
 
     @contextlib.contextmanager
     def without_hook(self) -> Iterator[None]:
-        """Take the hook off the model for a while: what is called meanwhile is no step."""
+        """Take the hook off the model for a while: calls meanwhile are no steps."""
         model, handles, self._handles = self.model, self._handles, []
         for handle in handles:
             handle.remove()
@@ -132,7 +132,7 @@ class ModuleWatch:
 
 
 class _Call:
-    """What hangs on the model. Copies and pickles of the model, which take its hooks along, get one that does nothing.
+    """The hook on the model. Copies and pickles of the model, which take its hooks along, get one that does nothing.
 
     It is the standard library's: a model that was saved whole is loaded where there is no Clary.
     """
@@ -173,7 +173,7 @@ class StepWatch:
         self._has_gradient: set[str] = set()
 
     def begin(self) -> None:
-        """Save weights, and be told of what comes."""
+        """Save weights, and hook gradients and the optimizer."""
         for name, parameter in self._modules.parameters():
             if self._is_wanted(name):
                 self._see_tensor(name, parameter)
@@ -229,7 +229,7 @@ class StepWatch:
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside what torch puts around one, so that names are the same with and without."""
+    """Return the model inside torch's wrappers, so that names are the same with and without them."""
     children = dict(module.named_children())
     for name in _WRAPPERS:
         inner = children.get(name)

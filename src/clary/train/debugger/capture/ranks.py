@@ -1,4 +1,4 @@
-"""Which worker this process is among those that save into one place.
+"""The number of this process among the workers that save into one place.
 
 Those that train together are told of ranks. A job of several hosts may also have a training on each host, of a program
 that was told of no rank, or of ranks of this host alone: their workers are numbered on from host to host.

@@ -1,4 +1,4 @@
-"""Where one worker's steps go: memory to copy into, the writer behind it, and what is said when either is late."""
+"""The output of one worker's steps: memory to copy into, the writer behind it, and warnings when either is late."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Saver:
 
     @property
     def copy(self) -> StepCopy | None:
-        """What the step has so far; None if nothing was asked for."""
+        """The copies of the step so far, or None if nothing is to be saved."""
         return self._copy
 
     def open_copy(self, step: int, mode: ModeKeys, mode_step: int) -> StepCopy | None:
-        """Return where the step's tensors go; waits for memory. None if the step has to do without."""
+        """Return the step's copies to add tensors to; waits for memory. None if the step is dropped."""
         if self._copy is not None or step == self._dropped_step:
             return self._copy
         # Once a step was dropped none waits until writing has caught up: a disk that hangs costs one wait, not many.

@@ -1,4 +1,4 @@
-"""Sees what happens in the program, step by step, and has what was asked for copied.
+"""Follows the program step by step and copies the wanted tensors.
 
 A step begins when the model is called, in whatever phase, and ends when it is called again: what is seen in between
 belongs to it. Weights are those that the step was computed with, gradients those that its backward pass has left.
@@ -32,7 +32,7 @@ _log = logging.getLogger("clary.debugger")
 
 
 def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """Have what fails in a method end the saving; with `strict`, raise it."""
+    """Let an error in a method end the saving; with `strict`, raise it."""
 
     @functools.wraps(method)
     def call(self: StepCapture, *args: Any, **kwargs: Any) -> None:
@@ -98,7 +98,7 @@ class StepCapture:
 
     @_guarded
     def see_module(self, name: str, kind: str, given: Any, result: Any) -> None:
-        """Save what a module was given and returned, by its name; `kind` is its class where the name says none."""
+        """Save inputs and outputs of a module by its name; `kind` is its class where the name lacks it."""
         if not self._now:
             return
         for side, values in (("input", given), ("output", result)):
@@ -109,7 +109,7 @@ class StepCapture:
                 self._see_tensor(full if kind else self._output.free_name(full), tensor, alias)
 
     def close(self) -> None:
-        """End the last step, write what is left and say that this worker has ended. Harmless when repeated."""
+        """End the last step, write the rest and mark this worker as ended. Harmless when repeated."""
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
@@ -168,7 +168,7 @@ class StepCapture:
     # How it counts.
 
     def _go_on(self) -> CountsFile:
-        """Count on from the checkpoints that this attempt was restored from; return what takes this one's counts."""
+        """Continue the counts of the checkpoints this attempt was restored from; return the file for its own counts."""
         self._up_to_date()  # which has looked which worker this is
         before = restored_counts(trains_alone=self._output.place.num_trainings > 1)
         self.step = self._output.goes_on_after = before.total
@@ -191,7 +191,7 @@ class StepCapture:
     # What becomes of it.
 
     def _up_to_date(self) -> Chooser:
-        """Return what decides, made anew once the program may have changed its mind."""
+        """Return the chooser, made anew after the program has changed its options."""
         if self._chooser is None or self._options.has_changed:
             self._chooser = self._options.make_chooser(self.modules.names)
             self._output.find_worker()
@@ -230,7 +230,7 @@ class StepCapture:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    """Return the tensors in what a module takes or returns, in order."""
+    """Return the tensors in a module's arguments or result, in order."""
     if isinstance(values, torch.Tensor):
         return [values]
     if isinstance(values, dict):

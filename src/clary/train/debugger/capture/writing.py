@@ -27,10 +27,10 @@ class Copied(Protocol):
 
     @property
     def index(self) -> StepIndex:
-        """What the file is to say of itself; tensors and places apart."""
+        """The index of the file, without tensors and their places."""
 
     def tensors(self) -> list[tuple[TensorEntry, memoryview | None]]:
-        """Return what was copied; waits until it was."""
+        """Wait for the copies and return them."""
 
     def release(self) -> None:
         """Give the memory back."""

@@ -1,1 +1,1 @@
-"""What was saved, read again: files and objects, steps, tensors, trials."""
+"""Reading of saved tensors: files and objects, steps, tensors, trials."""

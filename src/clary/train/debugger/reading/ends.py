@@ -1,4 +1,4 @@
-"""When a training is over: once each worker has said so, each host's agent, or whoever ran it.
+"""The end of a training: told by each worker, by each host's agent, or by the runner of it.
 
 A worker's program may be followed by another in the same place: a worker that was started again, a job that was tried
 again. What counts is what the last one says.
@@ -17,7 +17,7 @@ _MAX_JSON = 64 * 1024  # bytes
 
 
 class Ends:
-    """What is known of ends so far.
+    """The ends of workers and hosts known so far.
 
     Args:
         by_mark: whether what workers say is no end, as others may follow them: agents will mark it.
@@ -40,7 +40,7 @@ class Ends:
         return self._began.get(worker, 0.0)
 
     def begin(self, worker: str, began_at: float, num_wanted: int) -> bool:
-        """Take what a worker's program says of itself; return whether another one was there before.
+        """Record the start of a worker's program; return whether another program was there before.
 
         Args:
             num_wanted: workers that are to end before all is over, as far as this one knows.

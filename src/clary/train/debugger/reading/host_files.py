@@ -98,7 +98,7 @@ class HostsFiles:
             self._far.prepare([name for name in names if not self._near.has(name)])
 
     def _patiently(self, read: Callable[[], _Read]) -> _Read:
-        """Return what is read in the store, which may be away for a while, as when the service is started again."""
+        """Read from the store, and try again while it is away, as when the service is started again."""
         deadline_s = self._clock() + AWAY_S
         while True:
             try:
@@ -119,7 +119,7 @@ class HostsFiles:
             self._has_failed = False
 
     def _list_far(self, folder: str, after: str) -> dict[str, str]:
-        """List the prefix; a store that does not answer has nothing new: what lies here goes on being looked at."""
+        """List the prefix; a store that does not answer counts as without news, and local files are read on."""
         is_wanted = self._is_looking_far or folder not in self._far_listings
         if self._far is not None and is_wanted and not self._has_failed:
             try:

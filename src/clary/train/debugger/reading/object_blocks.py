@@ -1,4 +1,4 @@
-"""Parts of objects on this machine's disk, so that what is asked for again is not fetched again."""
+"""A cache of parts of objects on this machine's disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ObjectBlocks:
         return None
 
     def put(self, key: Hashable, data: bytes) -> None:
-        """Keep a block, if there is room for it; a disk that is full keeps none."""
+        """Keep a block, if there is room for it; a full disk keeps no block."""
         if key in self._kept:
             self._drop(key)
         if len(data) > self._max_bytes:

@@ -16,7 +16,7 @@ from clary.train.debugger.tensor_files import StepIndex
 
 
 class StepState(Enum):
-    """What is known of a step; the numbers are smdebug's."""
+    """The state of a step; the numbers are smdebug's."""
 
     UNAVAILABLE = 0  # not saved, and will not be
     AVAILABLE = 1
@@ -24,7 +24,7 @@ class StepState(Enum):
 
 
 class SavedSteps:
-    """Steps by what their files say of themselves. Iterates over those that some worker has saved, by global number.
+    """Steps by their files' indexes. Iterates over the steps that some worker has saved, by global number.
 
     Args:
         ends: knows the workers that have said that they save.
@@ -48,7 +48,7 @@ class SavedSteps:
     # What files say.
 
     def take(self, index: StepIndex) -> None:
-        """Take what a worker has saved of a step."""
+        """Add the index of a worker's file of a step."""
         self._indexes.setdefault(index.step, {})[index.worker] = index
         self._mode_steps.setdefault(index.mode, {})[index.mode_step] = index.step
         self.written_at[index.step] = max(index.written_at, self.written_at.get(index.step, 0.0))
@@ -58,7 +58,7 @@ class SavedSteps:
         self._last_of[worker] = max(step, self._last_of.get(worker, -1))
 
     def forget(self, worker: str) -> list[StepIndex]:
-        """Let go of what a worker has saved, and return it."""
+        """Remove a worker's files and return their indexes."""
         self._last_of.pop(worker, None)
         gone = []
         for step in [step for step, indexes in self._indexes.items() if worker in indexes]:
@@ -83,11 +83,11 @@ class SavedSteps:
         return {self.first_index(step).mode for step in self._indexes}
 
     def of_workers(self, step: int) -> Mapping[str, StepIndex]:
-        """Return what there is of a global step, by worker; nothing where nothing was saved."""
+        """Return the indexes of a global step, by worker; empty where nothing was saved."""
         return self._indexes.get(step, {})
 
     def first_index(self, step: int) -> StepIndex:
-        """Return what one worker says of a global step that some worker has saved."""
+        """Return one worker's index of a global step that some worker has saved."""
         return next(iter(self._indexes[step].values()))
 
     def of_mode(self, mode: ModeKeys) -> list[int]:
@@ -117,7 +117,7 @@ class SavedSteps:
         return min((self._last_of.get(worker, 0) for worker in workers), default=0)
 
     def state(self, step: int, mode: ModeKeys) -> StepState:
-        """Return what is known of a phase's step."""
+        """Return the state of a phase's step."""
         found, passed = self.global_step(mode, step), self._passed()
         if found is not None:
             return StepState.AVAILABLE if found <= passed else StepState.NOT_YET_AVAILABLE
@@ -139,7 +139,7 @@ class SavedSteps:
         raise StepUnavailable(step, mode)
 
     def _passed(self) -> int:
-        """Return the step that all workers have passed or saved, -1 for none."""
+        """Return the last step that all workers have passed or saved, or -1."""
         if self.has_ended:
             return max(self._last_of.values(), default=-1)
         if len(self._last_of) < self.num_workers or self._ends.workers - self._last_of.keys():

@@ -20,13 +20,13 @@ from clary.train.debugger.tensor_files import TensorEntry
 
 
 class StepReader(Protocol):
-    """What a tensor asks of its trial. Steps without a mode are global ones."""
+    """The interface of a trial to its tensors. Steps without a mode are global ones."""
 
     def refresh(self) -> None:
-        """Read what was saved since the last time."""
+        """Read the files saved since the last time."""
 
     def steps_among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return those of `steps` that were saved in `mode`, as that mode counts them."""
+        """Return the members of `steps` that were saved in `mode`, as that mode counts them."""
 
     def known_global_step(self, mode: ModeKeys, mode_step: int) -> int | None:
         """Return the global step of a step, None if no file has told it yet."""
@@ -55,11 +55,11 @@ class Tensor:
         return f"Tensor({self.name!r}, steps={sorted(self._entries)})"
 
     def add(self, step: int, worker: str, entry: TensorEntry) -> None:
-        """Take what a file has of it. Called by the trial."""
+        """Add a file's entry of it. Called by the trial."""
         self._entries.setdefault(step, {})[worker] = entry
 
     def remove(self, step: int, worker: str) -> None:
-        """Let go of what one worker has saved of it at a step. Called by the trial."""
+        """Remove one worker's entry of it at a step. Called by the trial."""
         self._entries.get(step, {}).pop(worker, None)
         if not self._entries.get(step):
             self._entries.pop(step, None)

@@ -25,7 +25,7 @@ class TensorCatalog:
         self._kept: dict[tuple[int, str, str], bytes] = {}  # values by global step, worker and name
 
     def take(self, index: StepIndex) -> None:
-        """Take what a worker has saved of a step."""
+        """Add the tensors of a worker's file of a step."""
         for entry in index.tensors.values():
             if entry.name not in self.by_name:
                 self.by_name[entry.name] = self._make_tensor(entry.name)
@@ -34,14 +34,14 @@ class TensorCatalog:
                 self._aliases[entry.name] = entry.alias
 
     def forget(self, worker: str, indexes: Iterable[StepIndex]) -> None:
-        """Let go of what a worker has saved, as these files said."""
+        """Remove the tensors of a worker's files."""
         self._kept = {key: values for key, values in self._kept.items() if key[1] != worker}
         for index in indexes:
             for entry in index.tensors.values():
                 self.by_name[entry.name].remove(index.step, worker)
 
     def alias(self, name: str) -> str:
-        """Return the other name that expressions match; empty if a tensor has none."""
+        """Return the other name that expressions match, or an empty string."""
         return self._aliases.get(name, "")
 
     def read(self, index: StepIndex, entry: TensorEntry) -> bytes:

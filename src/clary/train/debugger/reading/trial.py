@@ -1,4 +1,4 @@
-"""What a training has saved so far, while it goes on or after. The names are smdebug's.
+"""The saved tensors of a training, while it goes on or after. The names are smdebug's.
 
 Where: rules and scripts ask it. `trial_reader` reads what has come, `saved_steps` knows which steps are whole,
 `tensor_catalog` has the tensors.
@@ -142,7 +142,7 @@ class Trial:
         return self._reader.collections.collections
 
     def collection(self, coll_name: str) -> Collection:
-        """Return a collection; one that holds nothing where there is none of this name."""
+        """Return the collection of a name; an empty one where it does not exist."""
         self.refresh()
         return self._reader.collections.get(coll_name)
 
@@ -168,24 +168,24 @@ class Trial:
 
     @property
     def last_complete_step(self) -> int:
-        """The last step that all workers have passed, -1 for none."""
+        """The last step that all workers have passed, or -1."""
         return max(self.steps_among(self._steps, ModeKeys.GLOBAL, with_incomplete=False), default=-1)
 
     def next_step(self, step: int) -> int:
-        """Return the first global step from one on that all workers have passed; -1 as long as there is none."""
+        """Return the first global step from `step` on that all workers have passed, or -1."""
         return min(
             self.steps_among((one for one in self._steps if one >= step), ModeKeys.GLOBAL, with_incomplete=False),
             default=-1,
         )
 
     def alias(self, tname: str) -> str:
-        """Return the other name that expressions match: a tensor's with its module's class; empty if it has none."""
+        """Return the other name that expressions match, with the module's class, or an empty string."""
         return self._tensors.alias(tname)
 
     # What is to come.
 
     def has_passed_step(self, step: int, mode: ModeKeys = ModeKeys.GLOBAL) -> StepState:
-        """Return what is known of a step."""
+        """Return the state of a step."""
         self.refresh()
         return self._steps.state(step, mode)
 

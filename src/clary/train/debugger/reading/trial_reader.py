@@ -1,4 +1,4 @@
-"""Reads the files that have come since the last look. What is damaged is left out and named, and not waited for."""
+"""Reads the files that have come since the last look. Damaged ones are left out, named, and not waited for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("clary.debugger")
 
 
 class TrialReader:
-    """Brings what files say to what a trial knows: `steps`, `collections`, and its tensors.
+    """Reads files into a trial's `steps`, `collections` and tensors.
 
     Args:
         tensors: are told of what each step has.
@@ -60,7 +60,7 @@ class TrialReader:
         self._goes_on_after: dict[str, int] = {}  # step of the programs before that a worker's last one goes on from
 
     def look(self) -> None:
-        """Read what is new. Raises: OSError; what was read until then is kept."""
+        """Read new files. Raises: OSError; files read until then are kept."""
         for name, mark in self._files.listing(COLLECTIONS).items():
             if (match := WORKER_FILE.fullmatch(name)) is not None:
                 self._take_collections(match[1], f"{COLLECTIONS}/{name}", mark)
@@ -95,13 +95,13 @@ class TrialReader:
             self._forget(worker)
 
     def _forget(self, worker: str) -> None:
-        """Let go of what an earlier program has saved as this worker: another one saves in its place."""
+        """Forget the files of an earlier program under this worker's name: another one saves in its place."""
         self.num_restarts += 1
         self._known = {name: mark for name, mark in self._known.items() if f".{worker}." not in name}
         self._tensors.forget(worker, self.steps.forget(worker))
 
     def _look_for_steps(self) -> None:
-        """Look from the step on that each worker has passed that has said that it saves: what is before is known."""
+        """Look for steps behind the one that all announced workers have passed: earlier ones are known."""
         begin = max(self.steps.next_look(), self._first)
         for group in self._files.listing(STEPS):
             if GROUP.fullmatch(group) is None or int(group) < begin // STEPS_OF_A_FOLDER:

@@ -34,7 +34,7 @@ class DeadRelu(BuiltInRule):
         self.threshold_layer = as_number("threshold_layer", threshold_layer, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         names = self.base_trial.tensor_names(step=step, regex=self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             share = inactive_percent(tensor.value(step, worker=worker) > 0, self.threshold_inactivity)
@@ -89,7 +89,7 @@ class SaturatedActivation(BuiltInRule):
         self.threshold_layer = as_number("threshold_layer", threshold_layer, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         names = self.chosen(step, self.collection_names, self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             kind = re.search("tanh|sigmoid", f"{tensor.name} {self.base_trial.alias(tensor.name)}".lower())

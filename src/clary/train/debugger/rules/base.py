@@ -1,4 +1,4 @@
-"""What built-in rules share: reading parameters that are text, choosing tensors, losses as numbers."""
+"""Helpers shared by built-in rules: parsing text parameters, choosing tensors, losses as numbers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class BuiltInRule(Rule):
         super().invoke(step)
 
     def has_looked(self) -> bool:
-        """Whether the step that was invoked last had what the rule looks at."""
+        """Whether the step that was invoked last had the rule's tensors."""
         return self._has_looked
 
     def looks_at(self, found: Sequence[T]) -> Sequence[T]:
-        """Note what a rule looks at in a step, and return it; a step that has none of it was not looked at."""
+        """Record the tensors of a step that a rule looks at, and return them; a step without any was not looked at."""
         self._has_looked = self._has_looked or bool(found)
         return found
 
     def chosen(
         self, step: int, collection_names: Names = None, tensor_regex: Names = None, *, trial: Trial | None = None
     ) -> list[str]:
-        """Return tensors of a step that are in one of the collections or match an expression; all if none is named."""
+        """Return tensors of a step in one of the collections or matching an expression; all if neither is named."""
         trial = trial or self.base_trial
         collections, regexes = as_list(collection_names), as_list(tensor_regex)
         if not collections and not regexes:
@@ -54,7 +54,7 @@ class BuiltInRule(Rule):
         return sorted(found)
 
     def of_workers(self, step: int, names: Sequence[str]) -> Iterator[tuple[Tensor, str, str]]:
-        """Yield what a rule looks at for each worker that has saved it: tensor, worker, what a finding calls it."""
+        """Yield each tensor for each worker that has saved it: tensor, worker, and its name in a finding."""
         for name in self.looks_at(names):
             tensor = self.base_trial.tensor(name)
             workers = tensor.workers(step)

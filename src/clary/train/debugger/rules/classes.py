@@ -52,7 +52,7 @@ class ClassImbalance(BuiltInRule):
         self._num_labels: dict[int, int] = {}  # step -> labels that were saved at it
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         import numpy as np
 
         labels, predictions = self._last_samples(step)
@@ -80,7 +80,7 @@ class ClassImbalance(BuiltInRule):
         return None
 
     def _names(self, step: int, regexes: list[str]) -> list[str]:
-        """Return tensors of a step; for a default that fits none of them, arguments of a loss."""
+        """Return tensors of a step; arguments of a loss where a default expression matches nothing."""
         for way in _WAYS.get(",".join(regexes), (regexes,)):
             if found := self.base_trial.tensor_names(step=step, regex=way):
                 return found
@@ -154,7 +154,7 @@ class Confusion(BuiltInRule):
         self.max_off_diag = as_number("max_off_diag", max_off_diag)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         import numpy as np
 
         given = self._values(step, self.labels_collection, self.labels)

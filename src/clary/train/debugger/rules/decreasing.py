@@ -53,7 +53,7 @@ class LossNotDecreasing(BuiltInRule):
         self.mode = ModeKeys[str(mode).upper()]
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         mode = self.base_trial.mode(step)
         if self.mode not in (ModeKeys.GLOBAL, mode):
             return None
@@ -79,7 +79,7 @@ class LossNotDecreasing(BuiltInRule):
 
 
 def _windows(steps: list[int], apart: int) -> tuple[list[int], list[int]]:
-    """Return the steps since the last look and those before it; none if the last step is no look."""
+    """Return the steps since the last look and the ones before it; both empty if the last step is no look."""
     looks: list[int] = []
     for step in steps:
         if not looks or step - looks[-1] >= apart:

@@ -30,7 +30,7 @@ class ExplodingTensor(BuiltInRule):
         self.only_nan = as_yes("only_nan", only_nan)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         names = self.chosen(step, self.collection_names, self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             if found := self._found(tensor, worker, step):

@@ -22,7 +22,7 @@ class VanishingGradient(BuiltInRule):
         self.threshold = as_number("threshold", threshold, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         for tensor, worker, called in self.of_workers(step, self.chosen(step, "gradients")):
             mean = tensor.reduction_value(step, "mean", worker=worker, abs=True)
             if mean < self.threshold:

@@ -1,4 +1,4 @@
-"""What goes into a model: images that were not normalized, sequences that are mostly filling."""
+"""Rules on a model's inputs: images that were not normalized, sequences that are mostly padding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CheckInputImages(BuiltInRule):
         self._sums: dict[int, dict[str, tuple[int, float, Any]]] = {}  # step -> tensor -> images, values, sums
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         import numpy as np
 
         names = self.base_trial.tensor_names(step=step, regex=self.regex)
@@ -107,7 +107,7 @@ class NLPSequenceRatio(BuiltInRule):
             )
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         names = self.base_trial.tensor_names(step=step, regex=self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             tokens = tensor.value(step, worker=worker)

@@ -37,7 +37,7 @@ class Overfit(BuiltInRule):
         self.ratio_threshold = as_number("ratio_threshold", ratio_threshold)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         if step < self.start_step or self.base_trial.mode(step) is not ModeKeys.EVAL:
             return None
         for name in self.looks_at(self.chosen(step, None if self.tensor_regex else "losses", self.tensor_regex)):
@@ -87,7 +87,7 @@ class Overtraining(BuiltInRule):
         self.delta = as_number("delta", delta, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         mode = self.base_trial.mode(step)
         if mode is ModeKeys.PREDICT:
             return None

@@ -39,7 +39,7 @@ class SimilarAcrossRuns(BuiltInRule):
         self.collection_names, self.tensor_regex = collection_names, tensor_regex
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         import numpy as np
 
         assert self.other_trials is not None

@@ -44,7 +44,7 @@ class StalledTrainingRule(BuiltInRule):
         self._monotonic, self._sleep = monotonic, sleep
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         self.looks_at(["the time"])  # which every step has
         times = self.base_trial.written_at
         before = max((one for one in times if one < step), default=None)

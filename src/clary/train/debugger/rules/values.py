@@ -1,4 +1,4 @@
-"""Tensors whose values should not be what they are: all zero, out of range, always the same."""
+"""Rules on suspicious values of tensors: all zero, out of range, always the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AllZero(BuiltInRule):
         self.threshold = as_number("threshold", threshold, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         names = self.chosen(step, self.collection_names, self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             value = tensor.value(step, worker=worker)
@@ -66,7 +66,7 @@ class TensorVariance(BuiltInRule):
         self.least = float("-inf") if min_threshold is None else as_number("min_threshold", min_threshold)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         names = self.chosen(step, self.collection_names, self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             variance = float(tensor.reduction_value(step, "variance", worker=worker))
@@ -107,7 +107,7 @@ class UnchangedTensor(BuiltInRule):
         self.equal_nan = as_yes("equal_nan", equal_nan)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         import numpy as np
 
         for name in self.looks_at(self.chosen(step, self.collection_names, self.tensor_regex)):

@@ -43,7 +43,7 @@ class PoorWeightInitialization(BuiltInRule):
         self.steps = as_whole("steps", steps, least=1)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         if step not in self.base_trial.steps()[: self.steps]:
             return None
         stuck = [name for name in self.looks_at(self.chosen(step, "losses")) if self._is_stuck(name, step)]
@@ -110,7 +110,7 @@ class WeightUpdateRatio(BuiltInRule):
         self.epsilon = as_number("epsilon", epsilon, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Return what is found at a global step."""
+        """Look at a global step; return a finding or None."""
         import numpy as np
 
         for name in self.looks_at(self.chosen(step, "weights")):

@@ -38,7 +38,7 @@ def start_all_gather(flat_N: torch.Tensor, own_S: torch.Tensor, groups: Sharding
 
 
 def start_reduce_scatter(flat_N: torch.Tensor, groups: ShardingGroups) -> Callable[[], torch.Tensor]:
-    """Add a buffer up over the sharding group; what is returned waits for, and returns, the sum of the own segment.
+    """Sum a buffer over the sharding group; the returned function waits for the own segment's sum and returns it.
 
     The buffer must be kept as it is until then.
     """

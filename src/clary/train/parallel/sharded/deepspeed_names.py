@@ -89,7 +89,7 @@ class Behind:
 
 
 def optimizer_names(model: ShardedModel, groups: Sequence[Sequence[torch.nn.Parameter]]) -> dict[str, Any]:
-    """Return what scripts look for on an optimizer, by name.
+    """Return the attributes that scripts look for on an optimizer, by name.
 
     Args:
         groups: parameters of the model, by group of the optimizer.

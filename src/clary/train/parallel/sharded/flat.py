@@ -89,7 +89,7 @@ class Flat:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         first, *others = self.layout.names
         return f"{first} and {len(others)} more" if others else first
 
@@ -166,7 +166,7 @@ class Flat:
             part.copy_(gradient.reshape(-1)).mul_(1 / self.layout.degree)
 
     def start_reduction(self) -> Callable[[], None]:
-        """Begin to reduce what has arrived to the shard's gradient; what is returned ends it, and frees it."""
+        """Begin to reduce the arrived gradients to the shard's; the returned function ends that and frees them."""
         missing = [place for place in range(len(self.parameters)) if place not in self.arrived]
         self.arrived.clear()
         gradient_N, self._gradient_N = self._gradient_N, None
@@ -201,7 +201,7 @@ class Flat:
             slice_.grad = self._master_gradient()[piece.at : piece.at + piece.length] if has_gradient else None
 
     def gradient_square(self, weight: Callable[[str], float] | None) -> float:
-        """Return the square of the norm of the shard's gradient; `weight` says what a parameter's counts, by name."""
+        """Return the square of the norm of the shard's gradient; `weight` gives a parameter's factor, by name."""
         if self.master_gradient_S is None:
             return 0.0
         if weight is None:
@@ -213,7 +213,7 @@ class Flat:
         )
 
     def forget_arrived(self) -> None:
-        """Forget what has arrived and is not reduced."""
+        """Forget arrived gradients that are not reduced."""
         self.arrived.clear()
         self._gradient_N = None
 
@@ -244,7 +244,7 @@ class Flat:
         }
 
     def write(self, place: int, value: torch.Tensor) -> None:
-        """Set the parameter at a place, given whole; what is gathered is out of date then."""
+        """Set the parameter at a place, given whole; a gathered buffer is out of date then."""
         piece = self.pieces[place]
         own = value.detach().reshape(-1)[piece.start : piece.start + piece.length]
         self.master_S.data[piece.at : piece.at + piece.length].copy_(own)
@@ -278,7 +278,7 @@ class Flat:
             parameter.data = self._full_N.data[offset : offset + numel].view(shape)
 
     def _put_aside(self) -> None:
-        """Keep gradients that all replicas have the sum of apart from those that still come."""
+        """Keep gradients summed over all replicas apart from the ones still to come."""
         self.end_synchronisation()
         self._aside_S, self.master_gradient_S = self.master_gradient_S, None
 

@@ -1,4 +1,4 @@
-"""What is to be gathered ahead: what followed a buffer the last time, if memory allows."""
+"""Choice of buffers to gather ahead: the ones that followed a buffer the last time, if memory allows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Foresight:
         self._last: Flat | None = None
 
     def begin_pass(self) -> None:
-        """Forget what came last: nothing follows it."""
+        """Forget the last buffer: nothing follows it."""
         self._last = None
 
     def after(self, flat: Flat, *, backward: bool, live: int) -> list[Flat]:

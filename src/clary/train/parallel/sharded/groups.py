@@ -1,4 +1,4 @@
-"""Who shares a replica in shards, and who keeps the same shard: the process groups of sharded data parallelism."""
+"""The process groups of sharded data parallelism: ranks that share a replica, and ranks with the same shard."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ BUCKET_ELEMENTS = 6_553_600  # sent at once: 25 MiB of float32, as DDP's buckets
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one parameter that lies in a segment; a length of 0 if none does.
+    """The part of one parameter that lies in a segment; its length is 0 if nothing of it does.
 
     Args:
         start: its first element within the parameter, which counts as flat.
@@ -67,7 +67,7 @@ class FlatLayout:
         return self.segment_numel * self.degree
 
     def pieces(self, segment: int) -> list[Piece]:
-        """Return what of each parameter lies in a segment."""
+        """Return the piece of each parameter in a segment."""
         begin = segment * self.segment_numel
         end = begin + self.segment_numel
         found = []
@@ -80,7 +80,7 @@ class FlatLayout:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What planning knows of a parameter.
+    """The facts about a parameter that planning uses.
 
     Args:
         users: the units that need it, by their numbers.

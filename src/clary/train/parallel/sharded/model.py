@@ -1,9 +1,9 @@
-"""A model in shards: gathers what a module needs before it runs, frees it after, and reduces gradients as they come.
+"""A model in shards: gathers parameters before a module runs, frees them after, reduces gradients as they come.
 
 Where: made once by `shard_model`; `ShardedOptimizer` ends its accumulation. The module is used as before: hooks do it
 all.
 
-[Note: who holds a buffer] A buffer is whole while someone holds it: a call of a unit from the begin of its forward pass
+[Note: holders of a buffer] A buffer is whole while it is held: by a call of a unit from the begin of its forward pass
 to its end, and again from the gradient of its first output until all gradients of the buffer have arrived; for buffers
 of parameters that are not trained, until the gradients of the call's inputs are there. What is left goes at the end of
 the backward pass. Sums are right whenever a buffer is reduced: gradients that come later, as from a second part of a
@@ -69,7 +69,7 @@ class ShardedModel:
                     self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_hook(flat, place)))
 
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the part of a parameter that this rank keeps, flat: what optimizers step on; it may be empty.
+        """Return the flat part of a parameter that this rank keeps, for the optimizer; it may be empty.
 
         Raises: KeyError if the model has no such parameter.
         """
@@ -171,7 +171,7 @@ class ShardedModel:
         yield unit.register_forward_hook(after, with_kwargs=True, always_call=True)
 
     def _watch_inputs(self, call: _Call, inputs: Any) -> None:
-        """Free what is not trained once the gradients of a call's inputs are there: no gradient of its own tells."""
+        """Free untrained buffers once a call's inputs have gradients: they have no gradients of their own."""
         untrained = [flat for flat in call.flats if not flat.is_trained]
         watched = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
         if untrained and watched:
@@ -195,7 +195,7 @@ class ShardedModel:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _hold(self, flat: Flat, holder: object, *, follows: bool = False) -> None:
-        """Make a buffer whole; if it `follows` another in a pass, begin to gather what followed it last time."""
+        """Make a buffer whole; if it `follows` another in a pass, begin to gather its followers of last time."""
         flat.holders.add(holder)
         with told(flat, "all-gather of parameters"):
             flat.start_gather()
@@ -229,7 +229,7 @@ class ShardedModel:
         return take
 
     def _end_backward(self) -> None:
-        """Reduce what has not been: buffers of which some parameter was not used."""
+        """Reduce the remaining buffers: the ones with an unused parameter."""
         for flat in self.flats:
             if flat.arrived:
                 self._reductions.start(flat)
@@ -249,7 +249,7 @@ class ShardedModel:
             flat.forget_arrived()
 
     def _end_pass(self) -> None:
-        """Let go what was gathered ahead and not used."""
+        """Free buffers that were gathered ahead and not used."""
         self._foresight.begin_pass()
         for flat in self.flats:
             if not flat.holders:
@@ -261,7 +261,7 @@ class ShardedModel:
             self._synchronise(flat)
 
     def _synchronise(self, flat: Flat) -> None:
-        """Begin the second hop: the mean over those that keep the same shard."""
+        """Begin the second hop: the mean over the ranks that keep the same shard."""
         if flat.finish_synchronisation is not None or flat.master_gradient_S is None:
             return
         group = self.groups.replication if flat.groups is not None else self.groups.replicas
@@ -287,13 +287,13 @@ class ShardedModel:
 
 
 class _Call:
-    """One call of a unit, as a holder of what it needs."""
+    """One call of a unit, as a holder of its buffers."""
 
     def __init__(self, flats: list[Flat]) -> None:
         self.flats = flats
 
 
 def _graph_task() -> int | None:
-    """Return which backward pass the calling code runs within, as recomputation does; None if none."""
+    """Return the id of the backward pass around the calling code, as in recomputation, or None."""
     task: int = torch._C._current_graph_task_id()
     return task if task >= 0 else None

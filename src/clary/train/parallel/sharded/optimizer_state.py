@@ -129,7 +129,7 @@ class ShardedStateOptimizer:
 
     @torch.no_grad()
     def step(self, *, loss_scale: float = 1.0) -> None:
-        """Step what is owned and send it to the others; reduces gradients first unless that has been done.
+        """Step the owned parameters and send them to the other ranks; reduces gradients first if needed.
 
         Args:
             loss_scale: by which gradients are divided, in float32.
@@ -166,7 +166,7 @@ class ShardedStateOptimizer:
         self._are_reduced = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, also of what is not owned."""
+        """Forget all gradients, also of parameters that are not owned."""
         self._are_reduced = False
         for parameter in self._parameters:
             if set_to_none or parameter.grad is None:
@@ -175,11 +175,11 @@ class ShardedStateOptimizer:
                 parameter.grad.zero_()
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return the state of what this rank owns, and its masters."""
+        """Return the optimizer state of the owned parameters, and their masters."""
         return {**self._header(), "optimizer": self.optimizer.state_dict(), "masters": self._master_values()}
 
     def load_local_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `local_state_dict` gave on this rank, with as many ranks and the same parameters.
+        """Load a `local_state_dict` of this rank, saved with as many ranks and the same parameters.
 
         Raises: ValueError if anything was spread otherwise; nothing is changed then.
         """
@@ -226,7 +226,7 @@ class ShardedStateOptimizer:
         return {"state": dict(sorted(found["state"].items())), "param_groups": groups, "masters": found["masters"]}
 
     def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the owned part of what `full_state_dict`, or an optimizer that is not spread, gave.
+        """Load the owned part of a `full_state_dict`, or of the state of an optimizer that is not spread.
 
         Masters that are not there are made of the parameters, which are to be loaded before.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ownership:
-    """Who owns what.
+    """The owners of parameters.
 
     Args:
         owners: rank by parameter.

@@ -1,4 +1,4 @@
-"""What owners of parameters get and give: gradients to them before a step, stepped parameters from them after it.
+"""Exchanges with owners of parameters: gradients to them before a step, stepped parameters from them after it.
 
 [Note: bytes] With n ranks and gradients of M bytes, each rank sends (n-1)/n M for the sums, as an exchange in which
 everybody sends each owner its part, and owners send (n-1) M together for the parameters: 2 (n-1)/n M a rank, what an

@@ -25,7 +25,7 @@ class Reductions:
         self._under_way: deque[tuple[Flat, Callable[[], None]]] = deque()
 
     def start(self, flat: Flat) -> None:
-        """Begin to reduce what has arrived of a buffer.
+        """Begin to reduce the arrived gradients of a buffer.
 
         Raises: RuntimeError if a collective failed, this or an older one.
         """

@@ -1,4 +1,4 @@
-"""What sharded data parallelism is told: the `sdp_` keys of the configuration, and what a caller adds."""
+"""Settings of sharded data parallelism: the `sdp_` keys of the configuration, and a caller's additions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ShardingSettings:
 
 
 def settings_of(configuration: Configuration) -> ShardingSettings:
-    """Return what a configuration's keys say."""
+    """Return the settings of a configuration's keys."""
     dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
     return ShardingSettings(
         reduce_bucket_size=configuration.sdp_reduce_bucket_size,

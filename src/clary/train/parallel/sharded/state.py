@@ -1,4 +1,4 @@
-"""Saving and loading of what is sharded: local states, of one rank and one degree, and full ones, for any degree.
+"""Saving and loading of sharded state: local states, of one rank and one degree, and full ones, for any degree.
 
 [Note: local states] A local state is this rank's shards as they lie. It fits only what is cut likewise: the same
 parameters in the same buffers, the same degree, the same segment. A full one has the names, shapes and order that the
@@ -72,7 +72,7 @@ def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str
 
 
 def load_full_model_state(model: ShardedModel, state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Take over what a module of this kind without shards, or with any degree, has saved; every rank gives all of it.
+    """Load the state of such a module without shards, or of any degree; every rank gives the whole state.
 
     Raises: RuntimeError naming keys that are missing or too many, if strict, and shapes that differ; nothing is changed
         then.
@@ -104,7 +104,7 @@ def local_optimizer_state(optimizer: ShardedOptimizer) -> dict[str, Any]:
 
 
 def load_local_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
-    """Take over what `local_optimizer_state` gave.
+    """Load a state of `local_optimizer_state`.
 
     Raises: ValueError if it was cut otherwise; nothing is changed then.
     """
@@ -144,7 +144,7 @@ def full_optimizer_state(optimizer: ShardedOptimizer, *, to_rank0: bool = False)
 
 
 def load_full_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
-    """Take over what an optimizer of this kind, without shards or with any degree, saved; every rank gives all of it.
+    """Load the state of such an optimizer, without shards or of any degree; every rank gives the whole state.
 
     Raises: ValueError if groups or shapes differ; the optimizer's own words for the rest.
     """
@@ -203,7 +203,7 @@ def _in_order(optimizer: ShardedOptimizer) -> list[Any]:
 
 
 def _known_states(flat: Flat, optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
-    """Return by parameter what states there are: scalars from whichever rank has them, others as `_Cut`."""
+    """Return the states of each parameter: scalars from the rank that has them, others as `_Cut`."""
     own: list[dict[str, Any]] = [
         {
             key: _Cut(value.dtype) if isinstance(value, torch.Tensor) and value.shape == slice_.shape else value

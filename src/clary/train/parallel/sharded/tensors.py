@@ -1,4 +1,4 @@
-"""The tensors in what modules take and give, however nested."""
+"""The tensors in nested arguments and results of modules."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)  # whoever holds them uses 
 
 @dataclass
 class Units:
-    """What `find_units` found.
+    """The units of a model, as `find_units` finds them.
 
     Args:
         modules: the units; the first is the root.
