@@ -1,16 +1,16 @@
-"""What of the checkpoint folder may be taken into a set now, and why the rest waits. Pure.
+"""Choice of the files in the checkpoint folder that may join a set now, and reasons why others wait. Pure.
 
-[Note: what is whole] A file is whole if something says so (`evidence`) and nothing changed it for a moment: then it is
+[Note: whole files] A file is whole if something says so (`evidence`) and nothing changed it for a moment: then it is
 at rest. If its name never is, since another file takes its place before the moment is over, the file itself still can
 be: it is kept open, and has rested if it is the same at the end of the moment and gone from every name
 (`held_files`). A file that only grows is never taken as it is: nobody can tell a log from a checkpoint on its way.
 
-[Note: what belongs together] A group is taken whole, once all of it is at rest but for noise. Noise is taken file by
-file, whatever of it is whole; what was replaced together with others only while those are as they were taken, so that
-it meets nothing that was written with a later one of it. Of a group that has kept itself waiting for too long each file
-that is whole is taken by itself; but not while a file of it is known to be unfinished, or is new and not known to be
-whole. What is not taken with its group is named (`left_out`), but for logs: nobody knows of a set without it that it is
-whole.
+[Note: files that belong together] A group is taken whole, once all of it is at rest but for noise. Noise is taken file
+by file, whatever of it is whole; what was replaced together with others only while those are as they were taken, so
+that it meets nothing that was written with a later one of it. Of a group that has kept itself waiting for too long each
+file that is whole is taken by itself; but not while a file of it is known to be unfinished, or is new and not known to
+be whole. What is not taken with its group is named (`left_out`), but for logs: nobody knows of a set without it that it
+is whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_NAMED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What may be taken now."""
+    """The groups and files that may be taken now."""
 
     whole: frozenset[str] = frozenset()  # groups
     noise: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths that it does not wait for
@@ -51,7 +51,7 @@ class Choice:
 def choose(
     sights: Mapping[str, Sight], *, replaced: Mapping[str, FileFacts] | None = None, now_s: float, pace: Pace
 ) -> Choice:
-    """Return what may be taken after a look.
+    """Return the groups and files that may be taken after a look.
 
     Args:
         sights: what the look saw.

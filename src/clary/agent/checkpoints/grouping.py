@@ -1,4 +1,4 @@
-"""What of the checkpoint folder belongs together. Pure.
+"""Groups of files in the checkpoint folder that belong together. Pure.
 
 Files that share a top-level folder are a group; those at the top are one too, named "". Groups are what sets are put
 together from; `choosing` says when one may be taken.
@@ -17,7 +17,7 @@ TOP = ""  # the group of what lies at the top
 
 @dataclass(frozen=True, kw_only=True)
 class GroupContent:
-    """What lies in a group of the folder at one moment."""
+    """The content of a group of the folder at one moment."""
 
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
@@ -31,7 +31,7 @@ class GroupContent:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupVersion:
-    """What a set holds of a group."""
+    """A set's version of a group."""
 
     files: Mapping[str, CheckpointFile] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()

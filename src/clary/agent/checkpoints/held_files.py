@@ -1,4 +1,4 @@
-"""Files of the checkpoint folder that are kept open from one look to the next, whatever becomes of their names.
+"""Files of the checkpoint folder kept open from one look to the next, independent of their names.
 
 [Note: replaced files] `os.replace(new, path)` puts a whole file at a name. A file that is replaced so before it was
 seen at rest can be told from one that is written in place only by itself: file systems use a freed inode's number again
@@ -45,7 +45,7 @@ class HeldFiles:
         self._held: dict[str, _Held] = {}
 
     def hold(self, paths: Sequence[str]) -> None:
-        """Open files, the first ones if there are many, in place of those held; what cannot be opened is left out."""
+        """Release the held files and open others, the first ones if there are many; unreadable files are left out."""
         self.release()
         for path in paths[:_MAX_HELD]:
             try:
@@ -60,7 +60,7 @@ class HeldFiles:
             self._held[path] = _Held(descriptor=descriptor, facts=facts_of(status))
 
     def replaced(self) -> dict[str, FileFacts]:
-        """Return those that rested and lost their last name then, unchanged since they were opened.
+        """Return the held files that rested unchanged and then lost their last name.
 
         Meaningful once a moment has passed since then.
         """
@@ -77,7 +77,7 @@ class HeldFiles:
         return found
 
     def descriptors(self) -> Mapping[str, int]:
-        """Return what is open, by path; whoever reads does so at offsets of its own."""
+        """Return the open descriptors by path; readers use offsets of their own."""
         return {path: held.descriptor for path, held in self._held.items()}
 
     def keep_only(self, paths: Collection[str]) -> None:

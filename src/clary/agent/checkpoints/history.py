@@ -1,4 +1,4 @@
-"""What a host knows of its prefix when it begins to mirror: the outcome of a restore."""
+"""A host's knowledge of its prefix when it begins to mirror: the outcome of a restore."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clary.contract.checkpoint_sets import CheckpointSet
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What stands below the prefix, and what of it came into the folder."""
+    """The sets and objects below the prefix, and the ones restored into the folder."""
 
     last: CheckpointSet | None = None  # this host's set that was restored
     numbers: frozenset[int] = frozenset()  # of this host's manifests, damaged ones included
@@ -24,7 +24,7 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Writer:
-    """Who writes sets."""
+    """The writer of sets: its host, job and attempt."""
 
     host: str
     is_first: bool  # the host with the lowest number, the only one that writes where people look

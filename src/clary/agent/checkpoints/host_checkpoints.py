@@ -78,7 +78,7 @@ class HostCheckpoints:
         self._closers: list[threading.Thread] = []
 
     def restore(self, store: ObjectStore) -> None:
-        """Bring what is there. Raises: as `restoring.restore`."""
+        """Restore the stored checkpoints into the folder. Raises: as `restoring.restore`."""
         self._restored = restore(
             self.folder,
             self.prefix,
@@ -91,12 +91,12 @@ class HostCheckpoints:
 
     @property
     def summary(self) -> str:
-        """What was restored, in a line for the log."""
+        """The result of the restore, in a line for the log."""
         return self._in_words(self._restored or Restored())
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a restore had to pass over, and what of the request was not taken to the letter."""
+        """Warnings: files that a restore had to pass over, and parts of the request taken in another way."""
         found = self._restored.warnings if self._restored is not None else ()
         given = self._plan.checkpoint_s3_uri or ""
         if parse_s3_uri(given) != self.prefix.uri:
@@ -111,7 +111,7 @@ class HostCheckpoints:
 
     @property
     def facts(self) -> CheckpointFacts:
-        """What is known after the restore."""
+        """The facts of checkpoints after the restore."""
         restored = self._restored or Restored()
         last = restored.history.last
         number = last.number if last is not None else 0
@@ -125,7 +125,7 @@ class HostCheckpoints:
         )
 
     def watch(self, note: Callable[[str], None]) -> None:
-        """Begin to watch the folder; to be called before the program starts, so that none of its writes is missed."""
+        """Begin to watch the folder, before the program starts, so that no write is missed."""
         self._witness = Witness(
             self.folder,
             clock=SystemClock(),
@@ -191,7 +191,7 @@ class HostCheckpoints:
         return self._mirror is not None and not self._mirror.is_given_up
 
     def flush(self, limit_s: float, *, has_finished: bool = True) -> Flushed:
-        """Store what is left within `limit_s`; nothing is mirrored any more then.
+        """Store the rest within `limit_s`, and end the mirror.
 
         Args:
             has_finished: whether the program ended with 0; else what its end has cut short is left out.

@@ -1,4 +1,4 @@
-"""What lies below a prefix: plain objects, sets of hosts, their content. Pure but for `list_prefix`.
+"""Objects below a prefix: plain objects, sets of hosts, their content. Pure but for `list_prefix`.
 
 A prefix without a slash at its end matches names that go on, as in the original: `ckpt/ASHA-1` also matches
 `ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. Such neighbours are told.
@@ -27,7 +27,7 @@ class PlainObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What lies below a prefix."""
+    """The objects below a prefix."""
 
     plain: tuple[PlainObject, ...] = ()
     folders: tuple[str, ...] = ()  # of keys that end in a slash
@@ -35,7 +35,7 @@ class Listing:
 
     @property
     def standing(self) -> dict[str, int]:
-        """Path -> size of what stands where hosts write."""
+        """Path -> size of the plain objects at which hosts write."""
         return {item.path: item.size_bytes for item in self.plain if not item.is_neighbour}
 
     @property
@@ -55,7 +55,7 @@ def list_prefix(prefix: Prefix, store: ObjectStore) -> Listing:
 
 
 def sort_objects(prefix: Prefix, objects: Iterable[ObjectInfo]) -> Listing:
-    """Sort what a listing of the raw prefix gave.
+    """Sort the objects of a listing of the raw prefix into plain objects, folders and sets.
 
     Raises: AgentError (fault USER) naming a key that can be no file below the folder.
     """

@@ -1,4 +1,4 @@
-"""Looks at the checkpoint folder, one after the other, and what they say may be taken.
+"""Looks at the checkpoint folder, one after the other, and the choices that follow from them.
 
 Where: the mirror looks once a round, and a second time if something is busy; files that may be replaced meanwhile are
 kept open from the first look on.
@@ -20,7 +20,7 @@ from clary.agent.checkpoints.sights import Pace, Sight, compare, follow
 
 
 class Looks:
-    """What is known of a folder; belongs to one thread. `forget` what is open after each round.
+    """The looks at one folder; belongs to one thread. Call `forget` after each round to close files.
 
     Args:
         judge: says of files whether they are whole.
@@ -42,13 +42,13 @@ class Looks:
         return self._held.descriptors()
 
     def first(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
-        """Look for the first time in a round, and keep open what may be replaced. Raises: OSError."""
+        """Look for the first time in a round, and keep files open that may be replaced. Raises: OSError."""
         self._look(taken, (), now_s)
         self._held.hold(to_hold(self.sights, now_s=now_s, pace=self._pace))
         return choose(self.sights, now_s=now_s, pace=self._pace)
 
     def second(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
-        """Look again, when files at rest have shown it, and close what is not chosen. Raises: OSError."""
+        """Look again, after files at rest have shown themselves, and close the ones not chosen. Raises: OSError."""
         # Whoever had them open then may have them open still, though their names are gone.
         before = self._decisions
         replaced = {path: facts for path, facts in self._held.replaced().items() if _is_whole(before.get(path))}
@@ -59,16 +59,16 @@ class Looks:
         return choice
 
     def last(self, taken: Mapping[str, GroupContent], *, now_s: float, end: ProgramEnd = ProgramEnd.FINISHED) -> Choice:
-        """Look when nobody writes any more: what is whole is at rest. Raises: OSError."""
+        """Look after all writing has ended: whole files are at rest. Raises: OSError."""
         self._look(taken, (), now_s, end)
         return choose(self.sights, now_s=now_s, pace=Pace(settle_s=0.0, interval_s=self._pace.interval_s))
 
     def compare(self, taken: Mapping[str, GroupContent], choice: Choice, *, now_s: float) -> None:
-        """Take note of what was taken, of what was chosen."""
+        """Update the sights after chosen files were taken."""
         self.sights = compare(self.sights, taken, whole=choice.whole, now_s=now_s)
 
     def forget(self) -> None:
-        """Close what is kept open."""
+        """Close the files that are kept open."""
         self._held.release()
 
     def _look(

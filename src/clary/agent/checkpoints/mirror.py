@@ -98,7 +98,7 @@ class Mirror:
         self._watch.start()
 
     def flush(self, limit_s: float, *, end: ProgramEnd = ProgramEnd.FINISHED) -> Flushed:
-        """Store what is left, now that the program is gone, within `limit_s`; the mirror has ended then."""
+        """Store the rest within `limit_s`, after the program has ended; ends the mirror."""
         with self._changed:
             self._is_final, self._end = True, end
             self._set_deadline(limit_s)
@@ -120,7 +120,7 @@ class Mirror:
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """End, breaking off what runs; does not wait, and is harmless when repeated."""
+        """End and break off a running round; does not wait; harmless when repeated."""
         with self._changed:
             if self._is_given_up:
                 return
@@ -163,7 +163,7 @@ class Mirror:
                 self._changed.notify_all()
 
     def _try(self, act: Callable[[], None]) -> bool:
-        """Do a round; return whether it went well. Whatever goes wrong is told, and tried again with the next one."""
+        """Do a round; return whether it succeeded. Failures are reported and tried again with the next round."""
         before = self._writer.last
         try:
             act()
@@ -207,7 +207,7 @@ class Mirror:
         self._store(choice)
 
     def _leave_out_torn(self, choice: Choice) -> None:
-        """Say what the last set goes without, because the program's end has cut it short."""
+        """Report the files that the last set leaves out because the program's end has cut them short."""
         files = {path: file for sight in self._looks.sights.values() for path, file in sight.files.items()}
         torn = {path for path, file in files.items() if file.is_unfinished and file.facts is not None}
         self._torn = tuple(sorted(torn | {path for path in files if group_of(path) in choice.waiting}))
@@ -221,13 +221,13 @@ class Mirror:
             )
 
     def _saw(self) -> None:
-        """Tell what a look saw."""
+        """Report the results of a look."""
         self._progress.saw(self._looks.sights, self._writer.taken)
         for why, paths in self._looks.snapshot.left_out.items():
             self._note_once(f"checkpoints: {why}: {named(paths)}", key=why)
 
     def _note_unrest(self, choice: Choice) -> None:
-        """Say once of a group that some of it is not waited for, and once that none of it is."""
+        """Report once for a group that it does not wait for some files, and once that it waits for no file."""
         for name, paths in choice.noise.items():
             self._note_once(
                 f"checkpoints: {_in_words(name)} holds files that are written to without a pause "
@@ -262,7 +262,7 @@ class Mirror:
             self._progress.saw(self._looks.sights, self._writer.taken)
 
     def _publish(self) -> bool:
-        """Bring plain paths up to date; return whether they are. Sets are what counts: no round fails of this."""
+        """Update the plain paths; return whether they are up to date. A failure here fails no round: sets count."""
         if self._is_store_away:
             return False
         try:
@@ -311,7 +311,7 @@ class Mirror:
         return facts
 
     def _outcome(self) -> Flushed:
-        """Look what the sets lack, and tell the last facts."""
+        """Find the files that the sets lack, and report the last facts."""
         error = ""
         try:
             snapshot = scan(self._folder)

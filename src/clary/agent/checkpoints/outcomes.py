@@ -1,4 +1,4 @@
-"""What the mirror tells, as plain data: light enough for everything that only passes it on."""
+"""Reports of the mirror, as plain data: light enough for modules that only pass them on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Listeners:
-    """Who is told what; from threads of the mirror."""
+    """Listeners to the mirror's reports; called from its threads."""
 
     tell: Callable[[CheckpointFacts], None]  # facts, whenever they have changed
     say: Callable[[str], None]  # a line for the job's log

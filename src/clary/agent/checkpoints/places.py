@@ -35,16 +35,16 @@ class Prefix:
 
     @property
     def base(self) -> str:
-        """What every key that is written starts with: the URI's key as a folder."""
+        """The start of every key that is written: the URI's key as a folder."""
         key = self.uri.key
         return key if not key or key.endswith("/") else f"{key}/"
 
     def key(self, relative: str) -> str:
-        """Return the whole key of what lies at `relative` below the prefix."""
+        """Return the whole key of the object at `relative` below the prefix."""
         return self.base + relative
 
     def can_hold(self, relative: str) -> bool:
-        """Whether stores take such a key and list it as it is.
+        """Whether stores accept such a key and list it unchanged.
 
         SeaweedFS 4.48 makes a slash of a backslash, and hides what lies in folders that are called as its own.
         """

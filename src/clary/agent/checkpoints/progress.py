@@ -29,7 +29,7 @@ class _Dirty:
 
 
 class Progress:
-    """What is known of the mirror; safe for many threads.
+    """The mirror's facts; safe for many threads.
 
     Args:
         facts: what is known at its beginning.
@@ -112,7 +112,7 @@ class Progress:
             self._facts = replace(self._facts, error=error)
 
     def missed(self, paths: tuple[str, ...], *, torn: tuple[str, ...] = (), size_bytes: int) -> None:
-        """Take note of what the last flush did not store, and of what it left out because it is not whole."""
+        """Record the files that the last flush did not store, and the torn ones that it left out."""
         with self._lock:
             self._facts = replace(self._facts, missed=paths[:MAX_MISSED], torn=torn[:MAX_MISSED])
             self._dirty = replace(self._dirty, num_files=len(paths), size_bytes=size_bytes)

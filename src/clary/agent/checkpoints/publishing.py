@@ -63,7 +63,7 @@ class Publisher:
         is_behind: bool = True,
         is_given_up: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Copy what is not where people look yet.
+        """Copy files to their plain paths, where people look, unless they are there already.
 
         Args:
             own: newest set of this host.
@@ -113,7 +113,7 @@ class Publisher:
         return num_failures == 0
 
     def may_name_plain(self, file: CheckpointFile) -> bool:
-        """Whether the plain path of a file still holds what was copied there from it."""
+        """Whether the plain path of a file still holds its copy."""
         sha256, etag = self._copied.get(file.path, ("", ""))
         if sha256 != file.sha256:
             return False
@@ -158,7 +158,7 @@ class Publisher:
         )
 
     def _note_hidden(self, path: str) -> None:
-        """Say of the first path that has no place where people look why it has none."""
+        """Report once why a path cannot be copied to where people look."""
         if not self._has_hidden:
             self._has_hidden = True
             self._note(
@@ -167,7 +167,7 @@ class Publisher:
             )
 
     def _note_clash(self, first: str, other: str, path: str) -> None:
-        """Say that two hosts write one path with different content: once for two hosts, whatever number of paths."""
+        """Report that two hosts write one path with different content; once for each pair of hosts."""
         if (first, other) not in self._clashes:
             self._clashes.add((first, other))
             self._note(
@@ -176,7 +176,7 @@ class Publisher:
             )
 
     def _newest_of(self, host: str) -> CheckpointSet | None:
-        """Return another host's newest set; None if it has none that can be trusted. Raises: ObjectStoreError."""
+        """Return another host's newest set, or None without a trusted one. Raises: ObjectStoreError."""
         prefix = self._prefix.key(f"{OWN_FOLDER}/{host}/set-")
         found = [
             (place[1], info.key)

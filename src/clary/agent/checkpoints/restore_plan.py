@@ -1,4 +1,4 @@
-"""What a restore brings to a host. Pure.
+"""The plan of a restore: the files that it brings to a host. Pure.
 
 Order of precedence, path by path: the host's own set; other hosts' sets, lowest number first; objects that no set
 names. The host's own deletions hold against all others'; deletions of any host hold for objects of no set, which may be
@@ -43,7 +43,7 @@ class RestorePlan:
 
 
 def host_order(name: str) -> tuple[int, str]:
-    """Return what host names are sorted by: algo-2 before algo-10."""
+    """Return the sort key of a host name: algo-2 comes before algo-10."""
     number = name.rpartition("-")[2]
     return (int(number) if number.isdecimal() else 0, name)
 
@@ -55,7 +55,7 @@ def why_not_whole(
     host: str,
     number: int,
 ) -> str | None:
-    """Say what is wrong with a set as far as sizes tell; None if nothing is.
+    """Return the fault of a set as far as sizes tell, or None.
 
     Args:
         size_of: size of what stands under a key below the prefix, None if nothing does.
@@ -91,7 +91,7 @@ def plan_restore(
     announcements: Mapping[str, Announcement],
     broken: frozenset[str] = frozenset(),
 ) -> RestorePlan:
-    """Return what comes to `host`.
+    """Return the files that a restore brings to `host`.
 
     Args:
         sets: host -> its newest whole set.

@@ -60,7 +60,7 @@ _MAX_NS = 1 << 62
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a restore brought."""
+    """The result of a restore."""
 
     history: History = field(default_factory=History)
     num_files: int = 0
@@ -80,7 +80,7 @@ def restore(
     first: str,
     others: Sequence[str] = (),
 ) -> Restored:
-    """Bring the checkpoints below `prefix` into the folder; see `restore_plan` for what wins over what.
+    """Restore the checkpoints below `prefix` into the folder, in the precedence of `restore_plan`.
 
     Only while no program runs. State after failure: some files may have come; the program must not start.
 
@@ -106,7 +106,7 @@ def restore(
 
 
 class _NotWholeError(Exception):
-    """A file of a set is not what its manifest says."""
+    """A file of a set differs from its manifest."""
 
     def __init__(self, item: RestoreItem, reason: str) -> None:
         super().__init__(reason)
@@ -223,7 +223,7 @@ class _Restore:
         return self._read[host, number]
 
     def _broken_paths(self) -> frozenset[str]:
-        """Return what sets of hosts that were left out name, as far as they can be read."""
+        """Return the paths in readable sets of hosts that were left out."""
         sets = [checkpoints for (host, _), checkpoints in self._read.items() if host in self._left_out]
         return frozenset(file.path for checkpoints in sets for file in checkpoints.files)
 
@@ -238,7 +238,7 @@ class _Restore:
         return found
 
     def _fetch(self, plan: RestorePlan) -> None:
-        """Bring what is not there yet into the staging folder, checked. Raises: _NotWholeError, the first."""
+        """Fetch missing files into the staging folder and check them. Raises: _NotWholeError for the first bad one."""
         items = [item for item in plan.items if self._key_of(item) not in self._staged]
         if not items:
             return
@@ -362,7 +362,7 @@ class _Restore:
 
 
 def _doubts(plan: RestorePlan, sets: Mapping[str, CheckpointSet]) -> list[str]:
-    """Say of each set what of it is restored though nothing but time says that it was whole, and what it may lack."""
+    """Return sentences on each set: restored files whose only evidence is time, and files that it may lack."""
     rested: dict[str, list[RestoreItem]] = {}
     for item in plan.items:
         if item.file is not None and item.file.evidence == Evidence.RESTED:

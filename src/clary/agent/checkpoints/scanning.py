@@ -1,4 +1,4 @@
-"""What lies in the checkpoint folder at one moment.
+"""The content of the checkpoint folder at one moment.
 
 Left out, and said so: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text, and
 the folder in which sets are kept. What vanishes while it is looked at was not there.
@@ -29,7 +29,7 @@ _TOO_DEEP = f"left out, more than {_MAX_DEPTH} folders deep"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileFacts:
-    """What tells one state of a file from another."""
+    """The facts that tell one state of a file from another."""
 
     size_bytes: int
     modified_ns: int
@@ -53,7 +53,7 @@ class Snapshot:
 
 
 def scan(folder: CheckpointFolder) -> Snapshot:
-    """Return what lies in the folder; a folder that is not there holds nothing.
+    """Return the content of the folder; a missing folder counts as empty.
 
     Raises: OSError if it cannot be read, or if a link has taken its place.
     """

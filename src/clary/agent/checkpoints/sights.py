@@ -1,4 +1,4 @@
-"""The checkpoint folder as it was seen look after look: what changes, since when, and how. Pure.
+"""The checkpoint folder as seen look after look: changes, their times and their kinds. Pure.
 
 Looks come in pairs, a moment apart, from one round to the next. A file is at rest if two looks that are at least that
 moment apart saw the same of it; until then it counts as busy.
@@ -41,7 +41,7 @@ _NUM_ALONE = 3  # with three looks in a row nobody falls between the files of on
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How often looks come, and what counts as long."""
+    """The interval between looks, and the limits of rest and patience."""
 
     settle_s: float  # unchanged for so long is at rest
     interval_s: float  # from one round to the next
@@ -174,7 +174,7 @@ def follow(
     now_s: float,
     pace: Pace,
 ) -> dict[str, Sight]:
-    """Return what is known after another look.
+    """Return the sights after another look.
 
     Args:
         sights: what was known before it.
@@ -208,7 +208,7 @@ def follow(
 def compare(
     sights: Mapping[str, Sight], taken: Mapping[str, GroupContent], *, whole: Collection[str] = (), now_s: float
 ) -> dict[str, Sight]:
-    """Return what is known after something was taken; without another look.
+    """Return the sights after files were taken, without another look.
 
     Args:
         whole: groups that were to be taken whole.

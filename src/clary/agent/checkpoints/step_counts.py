@@ -50,7 +50,7 @@ class _Process:
 
 
 class StepCountSource:
-    """Knows what the processes of one host have counted, and when. Belongs to the thread that writes sets.
+    """Step counts of the processes of one host, with times. Belongs to the thread that writes sets.
 
     Args:
         folder: in which they leave it.
@@ -68,7 +68,7 @@ class StepCountSource:
             self._known[at_ns] = self._before
 
     def look(self) -> None:
-        """Read what there is now, after the folder of checkpoints was looked at; never raises."""
+        """Read the present counts, after a look at the folder of checkpoints; never raises."""
         self._looked_ns = time.time_ns()
         try:
             self._processes = _read_processes(self._folder)
@@ -76,7 +76,7 @@ class StepCountSource:
             logger.debug("what the debugger has counted is not read: %s", error)
 
     def counts_of(self, files: Iterable[CheckpointFile]) -> StepCounts | None:
-        """Return what had been counted when the newest of some files was written; None if nobody knows."""
+        """Return the counts at the time when the newest of some files was written, or None if unknown."""
         at_ns = newest_ns(files)
         if at_ns is None:
             return None
@@ -99,14 +99,14 @@ class StepCountSource:
 
 
 def newest_ns(files: Iterable[CheckpointFile]) -> int | None:
-    """Return when the newest of some files was written, logs left out; None if there is none."""
+    """Return the mtime (ns) of the newest of some files, logs left out, or None."""
     return max((file.modified_ns for file in files if not _may_be_log(file.path)), default=None)
 
 
 def restored_counts(
     sets: Iterable[CheckpointSet], *, own_host: str, order: Callable[[str], tuple[int, str]]
 ) -> RestoredCounts:
-    """Return what the sets say that hosts are restored from, the same `first` for all hosts.
+    """Return the step counts of the sets that hosts are restored from, with the same `first` for all hosts.
 
     Args:
         sets: of all hosts: a host whose files hide the first one's goes on with it all the same.
@@ -117,7 +117,7 @@ def restored_counts(
 
 
 def leave_restored(folder: CheckpointFolder, counts: RestoredCounts) -> None:
-    """Put what is known into an otherwise empty folder; only while no program runs. Never raises."""
+    """Write the counts into an otherwise empty folder; only while no program runs. Never raises."""
     try:
         folder.make()
         with Folder(folder.open()) as opened:
@@ -156,7 +156,7 @@ def _read_processes(folder: CheckpointFolder) -> list[_Process]:
 
 
 def _read_start(folder: CheckpointFolder, name: str, num_bytes: int) -> tuple[bytes, int]:
-    """Return the start of a regular file and when it was written, in ns since 1970; nothing of what is none."""
+    """Return the first bytes and the mtime (ns) of a regular file; no bytes and 0 for any other."""
     try:
         descriptor = folder.open_file(name)
     except OSError:

@@ -100,7 +100,7 @@ class SetWriter:
         self._doubts = _restored_doubts(history)
 
     def take(self, snapshot: Snapshot, choice: Choice, *, held: Mapping[str, int] | None = None) -> bool:
-        """Store what was chosen of a snapshot, and write a set if that makes a difference to the last one.
+        """Store the chosen files of a snapshot, and write a set if it differs from the last one.
 
         Args:
             held: path -> descriptor, of all files that were replaced.
@@ -174,7 +174,7 @@ class SetWriter:
     def _new_versions(
         self, contents: Mapping[str, GroupContent], choice: Choice
     ) -> tuple[dict[str, GroupVersion], dict[str, GroupContent]]:
-        """Look again and return the new versions of groups that are as they were, with what was taken of each."""
+        """Look again and return the new versions of unchanged groups, with the content taken of each."""
         again = contents_of(scan(self._folder))
         old = versions_of(self.last)
         versions, taken = {}, {}
@@ -201,7 +201,7 @@ class SetWriter:
     def _with_doubts(
         self, name: str, version: GroupVersion, content: GroupContent, choice: Choice
     ) -> tuple[GroupVersion, GroupContent]:
-        """Name what a group goes without: now, and in the set that was restored as long as anything is of that."""
+        """Record the files that a group leaves out: now, and in the restored set while any of its files remain."""
         left_out = choice.left_out.get(name, frozenset())
         kept, files = self._doubts.get(name, NOTHING), content.files
         is_any_left = any(path in files and files[path].is_written_as(facts) for path, facts in kept.files.items())
@@ -242,7 +242,7 @@ class SetWriter:
         return self._version(files_of, again), taken
 
     def _own(self, files: Mapping[str, FileFacts]) -> dict[str, FileFacts]:
-        """Return files without those that lie as they came from elsewhere."""
+        """Return the files without unchanged ones that were restored from elsewhere."""
         return {path: facts for path, facts in files.items() if self._inherited.files.get(path) != facts}
 
     def _version(self, files: Mapping[str, CheckpointFile], content: GroupContent) -> GroupVersion:
@@ -321,7 +321,7 @@ class SetWriter:
                 self._known[file.path] = (known[0], file)
 
     def _gone(self, groups: Mapping[str, GroupVersion], taken: Mapping[str, GroupContent]) -> tuple[str, ...]:
-        """Return what stands below the prefix and is not to come back: deleted files, and pieces of unfinished sets.
+        """Return the paths below the prefix that must not come back: deleted files, pieces of unfinished sets.
 
         What was restored from elsewhere is among them if it was deleted in this host's folder; what its owner does
         with it is the owner's business.
@@ -390,12 +390,12 @@ def _restored_doubts(history: History) -> dict[str, GroupContent]:
 
 
 def _content(file: CheckpointFile) -> CheckpointFile:
-    """Return a file without where it lies and what says that it is whole: a set that differs in that alone is none."""
+    """Return a file without key and evidence: a set that differs in these alone is no new set."""
     return replace(file, key="", evidence="", rested_s=0.0)
 
 
 def missing_paths(snapshot: Snapshot, taken: Mapping[str, GroupContent]) -> list[str]:
-    """Return the files and links of a snapshot whose state was not taken, and those whose deletion was not, sorted."""
+    """Return the sorted files and links of a snapshot whose state or deletion was not taken."""
     known: dict[str, FileFacts | str] = {}
     for content in taken.values():
         known |= {**content.files, **content.links}

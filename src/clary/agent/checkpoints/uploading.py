@@ -60,7 +60,7 @@ class Uploader:
     def store_all(
         self, uploads: Sequence[Upload], *, on_stored: Callable[[Upload, CheckpointFile], None]
     ) -> dict[str, str]:
-        """Store files; those that have changed since they were seen are left out.
+        """Store files; files that have changed since the look are left out.
 
         Args:
             on_stored: told each file that is in the store now, from several threads.
@@ -121,7 +121,7 @@ class Uploader:
         )
 
     def _read_through(self, upload: Upload, descriptor: int) -> str | None:
-        """Store what an open file holds and return its SHA-256; None if it is not, or not any more, as it was seen."""
+        """Store the content of an open file and return its SHA-256, or None if it differs from the look at it."""
         if facts_of(os.fstat(descriptor)) != upload.facts:
             return None
         digest = hashlib.sha256()
@@ -165,4 +165,4 @@ def listed(store: ObjectStore, bucket: str, key: str) -> ObjectInfo | None:
 
 
 class _ChangedError(Exception):
-    """The file is not what it was when its reading began."""
+    """The file has changed since its reading began."""

@@ -1,4 +1,4 @@
-"""What says that a file of the checkpoint folder is whole (docs/adr/0029-a-set-is-whole-when-something-says-so.md).
+"""Evidence that a file of the checkpoint folder is whole (docs/adr/0029-a-set-is-whole-when-something-says-so.md).
 
 observations, judging, markers   data and policy, pure: what was seen of a file -> a decision with its reason
 open_files, processes            who has a file open for writing; who of the program lives, and how others ended

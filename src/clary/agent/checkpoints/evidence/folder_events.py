@@ -1,4 +1,4 @@
-"""What happened in the checkpoint folder, name by name: writes, closes, renames, in the order in which they came.
+"""Events in the checkpoint folder, name by name: writes, closes, renames, in the order in which they came.
 
 Where: the witness lets it read whenever there is something, and at every look. A name's history is that of the file
 that has it; what is said of a file holds for the state in which the file was when it was said, and for no other.
@@ -38,7 +38,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What happened to the file that has a name.
+    """The history of the file under a name.
 
     Attributes:
         facts: of the file when it was closed, renamed or linked; None if it was written to since.
@@ -57,12 +57,12 @@ class History:
     longest_pause_s: float = 0.0
 
     def says_of(self, facts: FileFacts) -> bool:
-        """Whether what was said holds for this state of the file."""
+        """Whether the history holds for this state of the file."""
         return self.facts is not None and self.facts.is_written_as(facts)
 
 
 class FolderEvents:
-    """Watches one folder and all below it; belongs to whoever holds the witness's lock.
+    """Watches one folder and all below it; used only under the witness's lock.
 
     Args:
         is_free: whether nobody has an open file open for writing too.
@@ -100,11 +100,11 @@ class FolderEvents:
 
     @property
     def descriptor(self) -> int | None:
-        """What is readable when there is something to read; None if nothing is watched."""
+        """The descriptor that is readable when events wait; None if nothing is watched."""
         return self._inotify.descriptor if self._inotify is not None else None
 
     def read(self) -> bool:
-        """Take note of what has happened; return whether anything has that may need a look at processes."""
+        """Read the waiting events; return whether one of them may need a look at processes."""
         if self._inotify is None:
             return False
         began_s, is_news = self._clock.monotonic(), False
@@ -114,7 +114,7 @@ class FolderEvents:
         return is_news
 
     def history(self, path: str) -> History | None:
-        """Return what happened to the file that has a name; None if nothing is known."""
+        """Return the history of the file under a name, or None if nothing is known."""
         return self._histories.get(path)
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class FolderEvents:
             os.close(descriptor)
 
     def _found(self, path: str) -> History:
-        """Return what is known of a file that was written before its folder was watched."""
+        """Return the history of a file that was written before its folder was watched."""
         try:
             descriptor = self._folder.open_file(path)
         except OSError:

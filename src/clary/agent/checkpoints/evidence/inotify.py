@@ -1,4 +1,4 @@
-"""inotify: the kernel tells what happens in folders, whatever namespace it happens in.
+"""inotify: the kernel's events of folders, from every namespace.
 
 Source: inotify(7), linux/inotify.h.
 """
@@ -46,7 +46,7 @@ class Inotify:
         _checked(_libc().inotify_rm_watch(self.descriptor, watch), "inotify_rm_watch")
 
     def read(self) -> Iterator[Event]:
-        """Return what has happened, until there is nothing left."""
+        """Yield the waiting events until the queue is empty."""
         while True:
             try:
                 data = os.read(self.descriptor, _READ_BYTES)

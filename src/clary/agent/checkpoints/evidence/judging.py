@@ -1,8 +1,8 @@
-"""Whether a file is whole, from what was seen of it. Pure.
+"""Decision whether a file is whole, from observations of it. Pure.
 
-[Note: what a close says] A writer that closes a file has said that it is done with it - unless the kernel closed it for
-a process that was ending. So a close counts if every process of the program that could have been the writer was seen
-alive after it, or ended with 0. A process that was killed while it was known to write leaves a torn file: only a
+[Note: meaning of a close] A writer that closes a file has said that it is done with it - unless the kernel closed it
+for a process that was ending. So a close counts if every process of the program that could have been the writer was
+seen alive after it, or ended with 0. A process that was killed while it was known to write leaves a torn file: only a
 rename, a marker or a new write can make that one whole again. Where it is merely possible, nothing is known but how
 long the file rests. So no marker speaks against a known death either: ranks write side by side, and the one that leaves
 the marker may know nothing of the one that was killed.
@@ -74,7 +74,7 @@ def needed_rest_s(longest_pause_s: float, least_rest_s: float) -> float:
 
 
 def _at_good_end(seen: Observation, possible: Sequence[Death], known: Sequence[Death], *, now_s: float) -> Decision:
-    """Return what a file is once the program has ended with 0: stored in any case, and not always known to be whole."""
+    """Judge a file after the program has ended with 0: it is stored in any case, and not always known to be whole."""
     if known:
         why = f"{known[0].words} before it had closed it, though the program ended with 0"
     elif seen.was_disk_full:

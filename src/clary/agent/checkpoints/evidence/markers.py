@@ -1,4 +1,4 @@
-"""Markers that known writers leave last, and what they say is whole. Pure.
+"""Markers that known writers leave last, and the files that each declares whole. Pure.
 
 | marker | writer | says so of |
 |---|---|---|
@@ -31,7 +31,7 @@ _PART = re.compile(r"part-\d{5,}\.bin")
 
 @dataclass(frozen=True)
 class Mark:
-    """What says that a file was whole when a marker was written.
+    """The evidence that a file was whole when a marker was written.
 
     Attributes:
         path: of the marker.

@@ -1,4 +1,4 @@
-"""What was seen of a file of the checkpoint folder, as plain data. Times are monotonic seconds."""
+"""Observations of a file of the checkpoint folder, as plain data. Times are monotonic seconds."""
 
 from __future__ import annotations
 

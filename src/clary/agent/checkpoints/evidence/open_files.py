@@ -1,4 +1,4 @@
-"""Who can still write to a file without opening it: asked of the kernel, and of /proc for names.
+"""Processes that can still write to a file without opening it: asked of the kernel, and of /proc for names.
 
 [Note: leases] The kernel grants a read lease on a file only while nobody has it open for writing. It counts descriptors
 of every process in every namespace, those that a child has inherited, those on their way through a socket, and shared
@@ -46,7 +46,7 @@ _NUM_MAP_FIELDS = 5
 
 @dataclass(frozen=True)
 class FileId:
-    """A file, whatever its names."""
+    """A file by device and inode, independent of its names."""
 
     device: int
     inode: int
@@ -61,12 +61,12 @@ class Holder:
 
     @property
     def words(self) -> str:
-        """Who it is."""
+        """The process by number and name."""
         return f"process {self.pid} ({self.name})"
 
 
 def probe(descriptor: int) -> Hold:
-    """Ask the kernel whether anybody has an open file open for writing too; UNKNOWN where it does not say."""
+    """Ask the kernel whether an open file is open for writing elsewhere; UNKNOWN where it does not say."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # else a lease that is broken would end this process
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -97,7 +97,7 @@ def is_shared_with_machines(device: int, *, mounts: str | None = None) -> bool:
 
 
 def find_holders(files: Collection[FileId], pids: Iterable[int]) -> dict[FileId, list[Holder]]:
-    """Return who of some processes has files open for writing; processes that cannot be looked into are left out."""
+    """Return the holders of files open for writing among some processes; unreadable processes are left out."""
     found: dict[FileId, list[Holder]] = {}
     wanted = set(files)
     if not wanted:
@@ -109,7 +109,7 @@ def find_holders(files: Collection[FileId], pids: Iterable[int]) -> dict[FileId,
 
 
 def hold_of(kernel_says: Hold, holders: Collection[Holder]) -> Hold:
-    """Put together what the kernel and /proc say of a file. Pure."""
+    """Combine the answers of the kernel and of /proc about a file. Pure."""
     if kernel_says is Hold.FREE:
         return Hold.FREE  # who was found has closed it since
     return Hold.HELD if holders else kernel_says

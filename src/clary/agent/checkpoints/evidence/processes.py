@@ -1,4 +1,4 @@
-"""The processes of the program: who lives, and how those that do not have ended.
+"""The processes of the program: the living ones, and the ends of the others.
 
 Where: the witness asks it at every look and whenever something was closed. A process that is seen alive, with its end
 not begun, after a file was closed has not closed it by ending: the kernel marks a process as ending before it closes
@@ -43,7 +43,7 @@ class _Living:
 
 
 class ProgramProcesses:
-    """Belongs to whoever holds the witness's lock.
+    """The program's processes, living and dead; used only under the witness's lock.
 
     Attributes:
         first_pid: first process of the program, as this machine numbers it; None: nothing is known of any.
@@ -60,12 +60,12 @@ class ProgramProcesses:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Those that were alive at the last look."""
+        """The processes that were alive at the last look."""
         return tuple(self._living)
 
     @property
     def deaths(self) -> Sequence[Death]:
-        """Those that have ended, or whose end has begun, but for those that are known to have ended with 0."""
+        """Processes that have ended, or whose end has begun, except ones known to have ended with 0."""
         dying = [
             Death(pid=pid, name=one.name, alive_s=one.alive_s, noticed_s=self._clock.monotonic(), wait_status=None)
             for pid, one in self._living.items()
@@ -93,7 +93,7 @@ class ProgramProcesses:
             )
 
     def check(self) -> None:
-        """Look who of those that are known is still alive."""
+        """Check which known processes are still alive."""
         for pid, process in list(self._living.items()):
             now_s = self._clock.monotonic()
             entry = read_entry(pid)
@@ -105,7 +105,7 @@ class ProgramProcesses:
                 process.alive_s = self.newest_s = now_s
 
     def close(self) -> None:
-        """Close what is open; harmless when repeated."""
+        """Close the pidfds; harmless when repeated."""
         for process in self._living.values():
             self._close_pidfd(process)
         self._living.clear()

@@ -1,4 +1,4 @@
-"""Watches one checkpoint folder and its program, and says of files whether they are whole, and what says so.
+"""Watches one checkpoint folder and its program, and says of files whether they are whole, with evidence.
 
 Where: the mirror starts it with the program; the looks ask it about what has changed. What it decides is `judging`'s.
 
@@ -63,7 +63,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Trail:
-    """What earlier looks have seen of a name."""
+    """Observations of a name by earlier looks."""
 
     facts: FileFacts
     since_s: float  # the first look that saw this state
@@ -113,7 +113,7 @@ class Witness:
         self._thread = threading.Thread(target=self._run, name="checkpoint-witness", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch, before the program does; what lies in the folder now has no history. Does not raise."""
+        """Begin to watch, before the program starts; files already in the folder have no history. Does not raise."""
         with self._lock:
             self._events.start()
             try:
@@ -195,7 +195,7 @@ class Witness:
         return judge(seen, deaths, now_s=self._clock.monotonic(), least_rest_s=self._least_rest_s, end=end)
 
     def _probe(self, path: str, facts: FileFacts) -> _Probed:
-        """Ask who has a file open."""
+        """Ask the kernel whether a file is open for writing."""
         try:
             descriptor = self._folder.open_file(path)
         except OSError:
@@ -214,7 +214,7 @@ class Witness:
         return self._hold(descriptor, file_id(descriptor)) is Hold.FREE
 
     def _hold(self, descriptor: int, file: FileId) -> Hold:
-        """Return what the kernel says of an open file; it knows nothing of other machines."""
+        """Return the kernel's answer about an open file; UNKNOWN where other machines may have it open."""
         found = probe(descriptor)
         return Hold.UNKNOWN if found is Hold.FREE and self._is_shared(file.device) else found
 
@@ -346,7 +346,7 @@ class Witness:
             self._full_s = now_s
 
     def _look_for_processes(self) -> bool:
-        """Look who is alive; return whether it is too early to look again for processes that have begun."""
+        """Check the known processes; return whether it is too early to search for new ones."""
         self._processes.check()
         now_s = self._clock.monotonic()
         if now_s < self._find_again_s:
