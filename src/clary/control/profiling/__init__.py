@@ -1,1 +1,1 @@
-"""Rules over what a job's hosts measured, and the report that shows what they say. Pure."""
+"""Rules over the measurements of a job's hosts, and the report of their verdicts. Pure."""

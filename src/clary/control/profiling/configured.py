@@ -1,4 +1,4 @@
-"""What a request's ProfilerRuleConfigurations ask for, as rules.
+"""The rules that a request's ProfilerRuleConfigurations ask for.
 
 Where: the service warns of what it cannot evaluate when a job is created, and evaluates the rest.
 Source: ProfilerRuleConfiguration (AWS API reference); RuleParameters as `sagemaker.debugger.ProfilerRule` writes them:

@@ -1,4 +1,4 @@
-"""What rules look at: series of a job while its program ran, by host, GPU and rank.
+"""The input of rules: series of a job while its program ran, by host, GPU and rank.
 
 Where: the service reads series into this (`reconcile.profiler_rules`); rules and the report ask it. Nothing is computed
 twice, and what was not measured is an empty tuple.
@@ -34,7 +34,7 @@ _SCOPE = re.compile(r"(gpu|rank)-([0-9]{1,6})/")
 
 @dataclass(frozen=True, kw_only=True)
 class HostShape:
-    """What a host has."""
+    """The processors and GPUs of a host."""
 
     name: str
     num_cpus: float
@@ -123,12 +123,12 @@ class Measurements:
 
     @cached_property
     def began_ms(self) -> int | None:
-        """When the first host's program began to run; None if none did."""
+        """The time at which the first host's program began to run, or None."""
         return min((begin_ms for begin_ms, _ in self.runs_ms.values()), default=None)
 
     @cached_property
     def runs_ms(self) -> Mapping[int, tuple[int, int]]:
-        """Attempt -> when its first host's program began to run, and when one ran last; none where none did."""
+        """Attempt -> first and last time at which a program of it ran; attempts without a program are left out."""
         ran: dict[int, list[int]] = {}
         for at_ms in frozenset[int]().union(*self._ran.values()):
             ran.setdefault(self.attempt_of(at_ms), []).append(at_ms)

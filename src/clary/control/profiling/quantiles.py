@@ -13,7 +13,7 @@ LEAST_POINTS = 10  # of a window: fewer have no quantiles worth the name
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """How values are spread: what a box plot shows, and their number."""
+    """The spread of values, as a box plot shows it, and their number."""
 
     least: float
     p5: float

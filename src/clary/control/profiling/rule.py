@@ -1,4 +1,4 @@
-"""What a profiler rule is: parameters, and a verdict over measurements.
+"""The base of profiler rules: parameters, and a verdict over measurements.
 
 Where: `rules` holds the built-in ones; `configured` makes them of what a request asks for.
 """
@@ -23,7 +23,7 @@ NO_GPU = "no GPU was measured"
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a rule says of a job so far.
+    """The verdict of a rule on a job so far.
 
     Attributes:
         has_issue: whether it fires.
@@ -57,7 +57,7 @@ class ProfilerRule:
     scan_interval_us: int = field(default=SCAN_INTERVAL_US, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         raise NotImplementedError
 
     @classmethod
@@ -122,5 +122,5 @@ def _parsed(cls: type[ProfilerRule], name: str, text: str, default: Any, limits:
 
 
 def summary_of(cls: type[ProfilerRule]) -> str:
-    """Return what a rule says when it fires: the first line of its docstring."""
+    """Return the summary of a firing rule: the first line of its docstring."""
     return (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")

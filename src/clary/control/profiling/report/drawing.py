@@ -172,12 +172,12 @@ def strips(title: str, unit: str, lines: Sequence[Line], span: Span) -> str:
 
 
 def key_of(names: Sequence[str]) -> str:
-    """Return what colours mean."""
+    """Return the legend of colours."""
     return _key(names)
 
 
 def thinned(points: Sequence[Point], span: Span, most: int = MOST_POINTS) -> list[Point]:
-    """Return at most `most` points of a span, those of one column of the picture merged; broken values are left out."""
+    """Return at most `most` points of a span, merged by column of the picture; broken values are left out."""
     columns: dict[int, Point] = {}
     for point in points:
         values = (point.least, point.greatest, point.mean)

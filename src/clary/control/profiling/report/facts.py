@@ -1,4 +1,4 @@
-"""What a report is made of, beside measurements."""
+"""The facts in a report, beside measurements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReportHost:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
-    """A rule with what it says."""
+    """A rule with its verdict."""
 
     rule: ProfilerRule
     verdict: Verdict
@@ -37,7 +37,7 @@ class RuleResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """What is known of a job beside its series; texts are those of its owner and are written as such."""
+    """The facts of a job beside its series; texts come from its owner and are escaped."""
 
     job_name: str
     status: str

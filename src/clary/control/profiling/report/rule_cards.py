@@ -1,4 +1,4 @@
-"""What each rule says, as part of a report: a card for one that fires, a row for one that does not."""
+"""The verdict of each rule in a report: a card for one that fires, a row for one that does not."""
 
 from __future__ import annotations
 

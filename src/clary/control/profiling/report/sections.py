@@ -46,7 +46,7 @@ _FULL = 100.0
 
 
 def header(facts: ReportFacts, results: Sequence[RuleResult]) -> str:
-    """Return the title, the job in figures, and what the rules come to in one sentence."""
+    """Return the title, the job in figures, and the verdict of the rules in one sentence."""
     firing = [result.rule.name() for result in results if result.fires]
     judged = [result for result in results if result.verdict.was_judged]
     if firing:
@@ -102,7 +102,7 @@ def time(facts: ReportFacts) -> str:
 
 
 def steps(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
-    """Return how long steps took and what they consist of, by rank; nothing where no steps were seen."""
+    """Return the section of steps: their durations and parts, by rank, or a sentence without steps."""
     ranks = [rank for rank in measurements.scopes("rank", "step_s") if measurements.of(rank, "step_s")]
     if not ranks:
         return (
@@ -170,7 +170,7 @@ def hosts(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
 
 
 def footer(facts: ReportFacts, measurements: Measurements) -> str:
-    """Return what the report rests on."""
+    """Return the footer: the measurements on which the report rests."""
     notes = [f"A point stands for {span_words(measurements.step_ms / MS_PER_S)}"]
     if facts.num_dropped:
         notes.append(f"{facts.num_dropped} rows were given up by hosts that could not send them")

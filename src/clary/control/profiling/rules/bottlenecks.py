@@ -38,7 +38,7 @@ class CPUBottleneck(ProfilerRule):
     patience: int = field(default=1000, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         return _bottleneck(
             measurements,
             measurements.cpu_share,
@@ -75,7 +75,7 @@ class IOBottleneck(ProfilerRule):
     patience: int = field(default=1000, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         return _bottleneck(
             measurements,
             measurements.io_wait_share,

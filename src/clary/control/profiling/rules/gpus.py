@@ -45,7 +45,7 @@ class LowGPUUtilization(ProfilerRule):
     patience: int = field(default=1000, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
 
         def speaks_against(_: Scope, points: Sequence[Point]) -> str:
             p5, p95 = quantiles(points, (_P5, _P95))
@@ -81,7 +81,7 @@ class BatchSize(ProfilerRule):
     patience: int = field(default=1000, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         shares = {host.name: measurements.cpu_share(host.name) for host in measurements.hosts}
         memory = {gpu: measurements.of(gpu, "memory_percent") for gpu in measurements.scopes("gpu", "memory_percent")}
 
@@ -127,7 +127,7 @@ class GPUMemoryIncrease(ProfilerRule):
     patience: int = field(default=1000, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         gpus = measurements.scopes("gpu", "memory_percent")
         if not gpus:
             return not_judged(NO_GPU)
@@ -185,7 +185,7 @@ class LoadBalancing(ProfilerRule):
     patience: int = field(default=1000, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         gpus = measurements.scopes("gpu", "utilisation_percent")
         if not gpus:
             return not_judged(NO_GPU)

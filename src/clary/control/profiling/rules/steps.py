@@ -1,4 +1,4 @@
-"""What the steps of a training say: outliers, the wait for the first, the wait for data.
+"""Rules on the steps of a training: outliers, the wait for the first, the wait for data.
 
 Where: their durations are series of ranks (`rank-N/step_s`, `rank-N/step_max_s`, `rank-N/data_wait_s`), their number is
 `rank-N/steps`; a program whose steps nobody sees is not judged.
@@ -47,7 +47,7 @@ class StepOutlier(ProfilerRule):
     n_outliers: int = field(default=10, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         ranks = measurements.scopes("rank", "step_s")
         evidence, figures, rows, all_outliers = [], {}, 0, 0
         for rank in ranks:
@@ -98,7 +98,7 @@ class MaxInitializationTime(ProfilerRule):
     threshold: float = field(default=20, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         numbers = [measurements.of(rank, "steps") for rank in measurements.scopes("rank", "steps")]
         durations = [measurements.of(rank, "step_s") for rank in measurements.scopes("rank", "step_s")]
         num_datapoints = sum(map(len, numbers)) + sum(map(len, durations))
@@ -151,7 +151,7 @@ class Dataloader(ProfilerRule):
     max_threshold: float = field(default=200, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         evidence, figures, rows = [], {}, 0
         sees_waits = False
         for host in measurements.hosts:

@@ -24,7 +24,7 @@ class OverallSystemUsage(ProfilerRule):
     """
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return what the rule says of the measurements so far."""
+        """Return the verdict on the measurements so far."""
         figures: dict[str, dict[str, float]] = {}
         evidence, rows = [], 0
         for host in measurements.hosts:
@@ -47,7 +47,7 @@ class OverallSystemUsage(ProfilerRule):
 
 
 def usages_of(measurements: Measurements, host: str) -> list[tuple[str, str, Sequence[Point]]]:
-    """Return name, unit and points of what a host as a whole uses; what was not measured has no points."""
+    """Return name, unit and points of a host's total uses; unmeasured ones have no points."""
     rows: list[tuple[str, str, Sequence[Point]]] = [
         ("processors", "%", measurements.cpu_share(host)),
         ("memory", "%", measurements.points(host, "host/memory_percent")),

@@ -1,4 +1,4 @@
-"""What a model and its optimizer know, gathered from ranks, spread over ranks, kept in files.
+"""The state of a model and its optimizer: gathered from ranks, spread over ranks, kept in files.
 
 model_state   a model's state: this rank's part, or all of it
 files         one object in one file: named by the rank that wrote it

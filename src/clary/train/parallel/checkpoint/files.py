@@ -74,7 +74,7 @@ def load(
     v3: bool = False,
     **pickle_load_args: Any,
 ) -> Any:
-    """Return what `save` wrote. Files are pickles: load those that you trust.
+    """Load a file of `save`. Files are pickles: load only trusted ones.
 
     Raises: TypeError if `f` is no text; FileNotFoundError.
     """

@@ -35,12 +35,12 @@ def move(beside: Path, folder: Path) -> bool:
 
 
 def _remains(folder: Path) -> Iterator[Path]:
-    """Go through what lies beside a folder that saves have begun and not put in its place."""
+    """Yield the unfinished folders of saves beside a folder."""
     return folder.parent.glob(f".{glob.escape(folder.name)}.*")
 
 
 def put_in_place(folder: Path) -> None:
-    """Finish what a save that was killed between its last two steps had begun."""
+    """Finish a save that was killed between its last two steps."""
     whole = [one for one in _remains(folder) if (one / LAYOUT).exists()]
     if not folder.exists() and whole:
         newest = max(whole, key=lambda one: (one / LAYOUT).stat().st_mtime_ns)

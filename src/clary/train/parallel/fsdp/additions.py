@@ -1,4 +1,4 @@
-"""What `tsm.init` adds to torch's FSDP: arguments of its constructor and of a config, groups, whole states.
+"""Additions of `tsm.init` to torch's FSDP: arguments of its constructor and of a config, groups, whole states.
 
 [Note: patches] Scripts have imported the classes before they call `init`, so the classes themselves change, and their
 subclasses with them; `remove` puts everything back. The one private name that is used is

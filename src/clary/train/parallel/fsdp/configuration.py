@@ -74,7 +74,7 @@ class FsdpConfiguration:
 def read_fsdp_configuration(
     job: Mapping[str, Any], script: Mapping[str, Any] | None = None, assigned: Mapping[str, Any] | None = None
 ) -> FsdpConfiguration:
-    """Read the keys of a job, of its script, and what the script assigned; the first that names a key counts.
+    """Read the keys of a job, of its script, and of the script's assignments; the first that names a key counts.
 
     Raises: ValueError for a key that is not known, a value that is not of its kind, or keys that exclude each other; it
         says the rule.
@@ -99,7 +99,7 @@ def read_fsdp_configuration(
 
 
 def read_script(config: Any) -> dict[str, Any]:
-    """Return the keys that a script gave to `init`: none, a dict, or the path of a JSON file.
+    """Return the keys that a script gave to `init`: from None, a dict, or the path of a JSON file.
 
     Raises: TypeError for anything else; ValueError if the file holds no JSON object; OSError.
     """

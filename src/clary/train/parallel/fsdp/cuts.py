@@ -21,7 +21,7 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.
 
 @dataclass(frozen=True)
 class Cut:
-    """A parameter is one of equal slices along `dim` of what is meant.
+    """A cut parameter: one of equal slices along `dim` of the whole.
 
     Args:
         axis: whose ranks hold the slices: of a tensor group, or of a group of experts.
@@ -78,7 +78,7 @@ class Cut:
 
 
 def mark(module: nn.Module, name: str, cut: Cut) -> None:
-    """Say that the module's own parameter `name` is a slice; what is said of it before is replaced."""
+    """Mark the module's own parameter `name` as a slice; replaces an earlier mark."""
     vars(module).setdefault(_MARKS, {})[name] = cut
 
 
@@ -94,7 +94,7 @@ def cuts_by_name(model: nn.Module) -> dict[str, Cut]:
 
 
 def marks_by_name(model: nn.Module) -> dict[str, Cut]:
-    """Return what lies apart in a model likewise: slices, and parameters that are whole on one rank of an axis."""
+    """Return the cuts of a model by name: slices, and parameters that are whole on one rank of an axis."""
     found = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, cut in vars(module).get(_MARKS, {}).items():

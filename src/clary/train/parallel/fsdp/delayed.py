@@ -35,7 +35,7 @@ _ROPES = ("rope_init_fn", "compute_default_rope_parameters")
 
 
 class DelayedParamIniter:
-    """Initialises what has no memory.
+    """Initialises parameters without memory.
 
     Args:
         model: with parameters on the meta device; after `transform`, before FSDP wraps it.
@@ -64,15 +64,15 @@ class DelayedParamIniter:
         self._wanting: set[str] = set()  # buffers that got memory and no values
 
     def count_num_params(self) -> int:
-        """Return the number of elements of all parameters, those that are shared once."""
+        """Return the number of elements of all parameters; shared ones count once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def get_param_init_fn(self) -> Callable[[nn.Module], None]:
-        """Return what FSDP takes as `param_init_fn`; it initialises one module, without its children."""
+        """Return the function for FSDP's `param_init_fn`; it initialises one module, without its children."""
         return self._initialise_module
 
     def get_post_param_init_fn(self) -> Callable[[nn.Module], None]:
-        """Return what FSDP takes as `post_param_init_fn`; it looks over one unit that has its values.
+        """Return the function for FSDP's `post_param_init_fn`; it checks one unit that has its values.
 
         Its errors: RuntimeError naming a parameter or buffer without values.
         """
@@ -125,7 +125,7 @@ class DelayedParamIniter:
     def _give_memory(
         self, module: nn.Module, name: str, parameter: nn.Parameter, device: torch.device
     ) -> tuple[nn.Parameter, Cut] | None:
-        """Give a parameter memory without values, whole; returns what it was if it is to be a slice."""
+        """Give a parameter memory without values, whole; returns the old one and its cut if it is to be a slice."""
         cut = cut_of(module, name)
         if cut is not None and not cut.parts:
             cut = None
@@ -197,7 +197,7 @@ def _device() -> torch.device:
 
 
 def _unset(dtype: torch.dtype) -> float | int | bool:
-    """Return what memory holds until it is given values."""
+    """Return the mark that fills memory until it is given values."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return False if dtype is torch.bool else int(torch.iinfo(dtype).max)

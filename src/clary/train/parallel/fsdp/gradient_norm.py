@@ -96,7 +96,7 @@ def _units(model: nn.Module) -> Iterator[tuple[Any, Any]]:
 
 
 def _keys(model: nn.Module) -> list[tuple[Any, Axis | None]]:
-    """Return what sums there are, alike on every rank: also those to which this rank adds nothing."""
+    """Return the keys of all sums, alike on every rank, including sums to which this rank adds nothing."""
     keys: dict[tuple[Any, Axis | None], None] = {}
     for handle, group in _units(model):
         for name, module, _ in handle.flat_param._param_infos:

@@ -1,4 +1,4 @@
-"""`offload_wrapper` of torch, served by our engine: what layers keep goes to host memory and comes back ahead of time.
+"""`offload_wrapper` of torch, served by our engine: kept tensors go to host memory and come back ahead of time.
 
 Where: `session.init` puts it in with `sm_activation_offloading`. Scripts wrap layers in `checkpoint_wrapper` and the
 model in `offload_wrapper`. Every checkpointed layer is a region of its own, of which no more than
@@ -49,7 +49,7 @@ def install(*, horizon: int, folder: Path | None = None) -> Offloader:
 
 
 def remove() -> None:
-    """Make the wrappers torch's own again; what is offloaded now is gone."""
+    """Make the wrappers torch's own again; tensors that are offloaded now are lost."""
     while _installed:
         owner, forward = _installed.pop()
         owner.forward = forward

@@ -1,4 +1,4 @@
-"""Which rank holds which shard, and who holds the same one. Pure.
+"""The shard of each rank, and the ranks that hold the same shard. Pure.
 
 Ranks are numbered with tensor parallelism innermost, context parallelism next, so that data rank and shard follow by
 division:
@@ -38,7 +38,7 @@ class Ranker:
         return max(self.num_shards * self.tensor_degree, self.expert_degree)
 
     def get_rep_rank(self, rank: int) -> int:
-        """Return the index of a rank among those that hold the same shard."""
+        """Return the index of a rank among the ranks that hold the same shard."""
         return rank // self._num_different
 
     def get_rep_groups(self) -> list[list[int]]:

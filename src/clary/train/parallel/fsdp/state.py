@@ -1,4 +1,4 @@
-"""`tsm.state`: what a process knows of its program, and the groups that it is in.
+"""`tsm.state`: a process's facts about its program, and the groups that it is in.
 
 Where: `session.init` fills it; everything else of the package reads it.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
@@ -27,7 +27,7 @@ _OWN_RANDOMNESS = "model-parallel-rng"  # the state that draws differently on ea
 
 
 class State:
-    """What scripts read, and may assign before `init`: an assigned key counts where neither job nor `init` names it.
+    """State that scripts read, and may assign before `init`: an assigned key counts where job and `init` lack it.
 
     Keys that are neither assigned nor configured have their defaults. Groups are None where a program has no use for
     them: `rep_rank_process_group` and `shard_process_group` with hybrid_shard_degree 0 and no tensor parallelism,
@@ -83,7 +83,7 @@ class State:
 
     @property
     def ranker(self) -> Ranker:
-        """Who holds the same shard."""
+        """The ranks that hold the same shard."""
         return Ranker(
             self.world_size,
             self.hybrid_shard_degree,
@@ -123,7 +123,7 @@ class State:
         return self.rank % self.expert_parallel_degree
 
     def get_rng_state_tracker(self) -> RandomStates:
-        """Return what holds the random states of regions that draw differently on each rank.
+        """Return the tracker of random states of regions that draw differently on each rank.
 
         One is there from the start, and `fork` takes it: its seed is `random_seed` plus the rank on the axis that cuts
         layers, of tensor slices or of experts.
@@ -135,7 +135,7 @@ class State:
         return self._random_states
 
     def reset(self) -> None:
-        """Forget everything, also what was assigned; FSDP is torch's own again. Groups stay with torch.distributed."""
+        """Reset everything, including assigned keys; FSDP is torch's own again. Groups stay with torch.distributed."""
         for remove in self.removals:
             remove()
         vars(self).clear()

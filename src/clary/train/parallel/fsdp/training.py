@@ -1,4 +1,4 @@
-"""What scripts call between FSDP and their loop: `transform` before it, `clip_grad_norm_` in every step."""
+"""Functions that scripts call around FSDP: `transform` before it, `clip_grad_norm_` in every step."""
 
 from __future__ import annotations
 

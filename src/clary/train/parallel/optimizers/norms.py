@@ -27,7 +27,7 @@ class Norms:
     def of_parameters(
         self, parameters: Sequence[torch.Tensor], found: torch.Tensor, *, are_largest: bool = False
     ) -> torch.Tensor:
-        """Return what whole parameters have, of what was found in what lies here of each.
+        """Return the values of whole parameters, from the values found in this rank's slices.
 
         Args:
             found: squares of norms, one a parameter; largest elements if `are_largest`.
@@ -43,5 +43,5 @@ def squares_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.T
 
 
 def widened(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors of at least 32 bits; those that have them are the given ones, not copies."""
+    """Return tensors of at least 32 bits; wide enough ones are returned themselves, not copied."""
     return [tensor.float() if tensor.dtype.itemsize < _FEW_BYTES else tensor for tensor in tensors]

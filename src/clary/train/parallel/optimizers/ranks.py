@@ -32,7 +32,7 @@ class NormsOverRanks(Norms):
         self._num_tensor_ranks = runtime.groups.size(Along.TP)
 
     def of_model(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
-        """See `Norms`; what every tensor rank has counts once."""
+        """See `Norms`; parameters held by every tensor rank count once."""
         shares = [1.0 if self._is_slice(one) else 1.0 / self._num_tensor_ranks for one in parameters]
         weights = torch.tensor(shares, dtype=torch.float64, device=squares.device)
         total = (squares.double() * weights).sum().to(self._runtime.device)

@@ -1,4 +1,4 @@
-"""What the optimizers here share: closures, gradients that are dropped, state in at least 32 bits.
+"""Base of the optimizers here: closures, dropped gradients, state in at least 32 bits.
 
 Where: base of `FusedLAMB` and `FusedNovoGrad`.
 """
@@ -46,7 +46,7 @@ class NormedOptimizer(torch.optim.Optimizer):
         """Update the parameters that have gradients, given by group."""
 
     def _state_of(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-        """Return what is kept of a parameter, in at least 32 bits; zeros at first."""
+        """Return a state tensor of a parameter, in at least 32 bits; zeros at first."""
         state = self.state[parameter]
         if name not in state:
             (wide,) = widened([parameter])

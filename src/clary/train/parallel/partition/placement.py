@@ -41,7 +41,7 @@ class Placed:
 
 
 def describe(root: torch.nn.Module) -> list[Placed]:
-    """Return what `owners_of` wants to know of a module tree, parents before children."""
+    """Return the facts of a module tree for `owners_of`, parents before children."""
     found = []
     wholes = indivisible_modules(root)
     for name, module in root.named_modules():
@@ -94,7 +94,7 @@ def install(root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: H
 
 
 def finder(root: torch.nn.Module) -> Callable[[str], Callable[..., Any]]:
-    """Return what looks names up for `Host`: modules, and runs of children of a Sequential."""
+    """Return the function that looks names up for `Host`: modules, and runs of children of a Sequential."""
     modules = dict(root.named_modules())
 
     def find(name: str) -> Callable[..., Any]:
@@ -118,7 +118,7 @@ def finder(root: torch.nn.Module) -> Callable[[str], Callable[..., Any]]:
 def checkpointing_placement(
     root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: Host, *, is_manual: bool
 ) -> Placement:
-    """Return what activation checkpointing must know: what lies on one rank is recomputed there."""
+    """Return the placement for activation checkpointing: modules of one rank are recomputed there."""
     names = {module: name for name, module in root.named_modules()}
 
     def run_there(sequence: torch.nn.Module, segment: Segment, value: Any, **how: Any) -> Any:

@@ -23,7 +23,7 @@ SLACK = 0.03  # by which the dearest part may be above the least possible, for t
 
 @dataclass(frozen=True)
 class ModuleCost:
-    """What one module costs by itself, without its children.
+    """The cost of one module by itself, without its children.
 
     Args:
         name: its path from the root, with dots.
@@ -149,7 +149,7 @@ def _least_bottleneck(weights: Sequence[float], num_parts: int) -> float:
 
 
 def _highest_cuts(weights: Sequence[float], names: Sequence[str], num_parts: int, limit: float) -> list[int]:
-    """Return where parts begin, none heavier than `limit`, with the cuts as high in the tree as can be.
+    """Return the begins of parts, each at most `limit` heavy, with the cuts as high in the tree as can be.
 
     All parts are used where there are units enough, since an idle rank helps nobody.
     """

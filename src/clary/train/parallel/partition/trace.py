@@ -1,4 +1,4 @@
-"""What a model's modules cost, measured in one forward pass.
+"""The costs of a model's modules, measured in one forward pass.
 
 Where: the first step runs its function once on the first microbatch for it; `plan` decides by what is found.
 
@@ -25,7 +25,7 @@ _OPERATIONS_A_BYTE = 4.0  # what a processor could have computed while it moved 
 
 @dataclass
 class _Sum:
-    """What one module has cost so far, without its children."""
+    """The cost of one module so far, without its children."""
 
     work: float = 0.0
     output_bytes: int = 0
@@ -39,7 +39,7 @@ class _Trace:
 
 
 def trace_costs(root: torch.nn.Module, run: Callable[[], object], *, measures_times: bool = False) -> list[ModuleCost]:
-    """Run a model once and return what its modules cost, in the order in which they were called first.
+    """Run a model once and return its modules' costs, in the order in which they were called first.
 
     Modules that were not called come last. Buffers (running statistics) and random numbers are as before afterwards;
     gradients are not computed.
@@ -114,7 +114,7 @@ def indivisible_modules(root: torch.nn.Module) -> frozenset[str]:
 
 
 def _sum_of(name: str, sums: dict[str, _Sum], *, is_whole: bool) -> _Sum:
-    """Return what a module has cost, with all below it where it is one whole."""
+    """Return the cost of a module, with its children's where it is one whole."""
     if not is_whole:
         return sums.get(name, _Sum())
     parts = [one for other, one in sums.items() if other == name or other.startswith(f"{name}.")]

@@ -241,7 +241,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def _probe() -> int:
-    """Make a network with one host and say what came of it."""
+    """Make a network with one host on trial and print the result."""
     started = time.monotonic()
     spec = NetworkSpec("", 24, (HostSpec("probe", "10.77.0.1", 1000.0, 0.0, 0.0),), ())
     answer: dict[str, Any] = {"error": None, "has_user_namespace": False, "why_no_users": ""}

@@ -63,7 +63,7 @@ def cut_off_hosts(missed: Sequence[int], limit: int) -> list[int]:
 
 
 class LinkWatch:
-    """Sends frames around the hosts of one job and writes down who is cut off.
+    """Sends frames around the hosts of one job and writes down the hosts that are cut off.
 
     Args:
         names: of the hosts.
@@ -104,7 +104,7 @@ class LinkWatch:
             await asyncio.sleep(FRAME_INTERVAL_S)
 
     def make_round(self) -> None:
-        """Take what has arrived, write down what follows from it, and send the next frames."""
+        """Read the frames that have arrived, write down cut-off hosts, and send the next frames."""
         for index, link in enumerate(self._links):
             sender = index - 1 if index else len(self._links) - 1
             sent_s = _drain(link, self._addresses[sender])
@@ -130,7 +130,7 @@ class LinkWatch:
 
 
 def write_cut_off(path: str, hosts: Mapping[str, float]) -> None:
-    """Replace what is written down: host that is cut off -> monotonic time when its link was last well."""
+    """Replace the file: cut-off host -> monotonic time when its link was last well."""
     partial = f"{path}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         json.dump({_WELL_S: dict(hosts)}, file)

@@ -81,7 +81,7 @@ class Netlink:
         self._request(RTM_NEWLINK, 0, _interface(self.index(name), IFF_UP if up else 0, IFF_UP))
 
     def set_master(self, name: str, *, bridge: str | None) -> None:
-        """Make an interface a port of `bridge`, or of none."""
+        """Make an interface a port of `bridge`; take it off its bridge for None."""
         master = _u32(IFLA_MASTER, self.index(bridge) if bridge else 0)
         self._request(RTM_NEWLINK, 0, _interface(self.index(name)) + master)
 
@@ -116,7 +116,7 @@ class Netlink:
         self._request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def set_rate(self, name: str, *, rate_bytes_s: int, burst_bytes: int, queue_bytes: int) -> None:
-        """Limit what an interface sends by a token bucket (tc qdisc tbf), in place of its queueing discipline."""
+        """Limit an interface's sending rate by a token bucket (tc qdisc tbf), in place of its queueing discipline."""
         # tc_tbf_qopt: ratespec(cell_log, linklayer, overhead, cell_align, mpu, rate), peak ratespec, limit, buffer,
         # mtu. With an Ethernet link layer the kernel needs no rate table; TCA_TBF_BURST wins over `buffer`.
         rate = struct.pack("BBHhHI", 0, TC_LINKLAYER_ETHERNET, 0, 0, 0, min(rate_bytes_s, MAX_U32))

@@ -30,11 +30,11 @@ QUEUE_S = 0.05  # what a sender may have waiting at its token bucket
 
 
 class FabricError(Exception):
-    """A network that could not be made: which step, and what the kernel said."""
+    """A network that could not be made; the text names the step and the kernel's error."""
 
 
 class Network(NamedTuple):
-    """What was made."""
+    """The network that was made."""
 
     host_descriptors: dict[str, int]
     switch_descriptor: int
@@ -96,7 +96,7 @@ def port_name(index: int) -> str:
 
 
 def burst_bytes(rate_bytes_s: int) -> int:
-    """Return what passes a limited link at once before its rate holds."""
+    """Return the bytes that pass a limited link at once before its rate holds."""
     low = MIN_GIGABIT_BURST_BYTES if rate_bytes_s >= GIGABIT_BYTES_S else MIN_BURST_BYTES
     return min(max(int(rate_bytes_s * BURST_S), low), MAX_BURST_BYTES)
 
@@ -209,7 +209,7 @@ def _connect_taps(spec: NetworkSpec, _switch: int, hosts: dict[str, int]) -> lis
 
 
 def _configure_host(spec: NetworkSpec, host: HostSpec) -> None:
-    """Give eth0 and lo of the host, whose namespace this thread is in, what they need."""
+    """Set up eth0 and lo of the host whose namespace this thread is in."""
     # SageMaker hosts speak IPv4 among themselves; without this eth0 would get a link-local IPv6 address, which
     # libraries that take an interface's first address could pick.
     for name in ("default", "eth0"):
@@ -256,7 +256,7 @@ def _listen(spec: NetworkSpec, hosts: dict[str, int]) -> list[tuple[socket.socke
 
 
 def _add_relayed_addresses(spec: NetworkSpec) -> None:
-    """Give the host, whose namespace this thread is in, the addresses of what it reaches through relays.
+    """Give the host, whose namespace this thread is in, the addresses that it reaches through relays.
 
     By a route of kind `local` and not as addresses of lo: programs that ask for a host's addresses do not see them.
     """
@@ -267,7 +267,7 @@ def _add_relayed_addresses(spec: NetworkSpec) -> None:
 
 
 def _open_links(spec: NetworkSpec, hosts: dict[str, int]) -> list[socket.socket]:
-    """Return sockets for the link watch; none for one host, for links that lose much, or where they are forbidden."""
+    """Return sockets for the link watch; empty for one host, for lossy links, or where they are forbidden."""
     # saves 14 ms of the start of networks that watch no links
     from clary.control.engines.local.network.link_watch import MAX_LOSS_PERCENT, open_link
 

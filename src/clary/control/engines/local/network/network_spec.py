@@ -1,4 +1,4 @@
-"""What a job's network is to be, and the files through which the engine and the anchor speak about it.
+"""The specification of a job's network, and the files between the engine and the anchor.
 
 Where: `anchors` writes the spec into the attempt's folder, the anchor (`fabric`) reads it and answers with the ready
 file. Standard library only.
@@ -55,12 +55,12 @@ class NetworkSpec(NamedTuple):
 
     @property
     def is_switched_by_us(self) -> bool:
-        """Whether links ask for what a bridge cannot do."""
+        """Whether links need delay or loss, which a bridge cannot make."""
         return any(host.delay_ms or host.loss_percent for host in self.hosts)
 
 
 def read_spec(path: str) -> NetworkSpec:
-    """Read what `write_spec` wrote; raises OSError and ValueError."""
+    """Read a file of `write_spec`; raises OSError and ValueError."""
     data = read_document(path)
     return NetworkSpec(
         folder=data["folder"],
@@ -71,7 +71,7 @@ def read_spec(path: str) -> NetworkSpec:
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """Read a JSON object; raises OSError, and ValueError for what is none."""
+    """Read a JSON object; raises OSError, and ValueError for other content."""
     with open(path, encoding="utf-8") as file:
         data = json.load(file)
     if not isinstance(data, dict):

@@ -90,7 +90,7 @@ class _Call:
         return not self._thread.is_alive()
 
     def result(self) -> Any:
-        """Return what the thread's `write` returned, or raise what it raised; waits for it.
+        """Wait for the thread's `write`; return its result, or raise its error.
 
         Raises: TimeoutError if it does not end within the limit.
         """

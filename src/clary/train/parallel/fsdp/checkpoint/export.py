@@ -80,7 +80,7 @@ def load_model_checkpoint(
     scheduler: Any = None,
     extra_imports: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Load what `save_model_checkpoint` has saved, in place. Every rank calls it, with arguments likewise.
+    """Load a checkpoint of `save_model_checkpoint`, in place. Every rank calls it, with equal arguments.
 
     Args:
         extra_imports: the script's own values that are wanted; each is there with the value that was saved.

@@ -15,7 +15,7 @@ _METADATA = ".metadata"  # the file that makes a folder a distributed checkpoint
 
 
 def SORT_BY_LAST_INT(name: str) -> int:
-    """Return the last number in a folder's name; -1 where there is none."""
+    """Return the last number in a folder's name, or -1."""
     found = re.findall(r"\d+", name)
     return int(found[-1]) if found else -1
 

@@ -1,4 +1,4 @@
-"""States of which each rank saves what it has in memory: no rank asks another for anything.
+"""Local states: each rank saves its own memory, and no rank asks another for anything.
 
 Where: scripts enter `sm_state_dict_type` around `state_dict` and `load_state_dict` of model and optimizer. Keys say
 which shard of how many they are of, so ranks that hold the same shard save it once, and a program with another number
@@ -212,7 +212,7 @@ def _is_whole(handle: Any) -> bool:
 
 
 def _words_by_parameter(model: nn.Module) -> dict[int, str]:
-    """Return what the keys of this rank's parameters end with, by their ids: which shard of which slice each is."""
+    """Return the suffix of each parameter's key by the parameter's id: its shard and its slice."""
     words = {}
     for module in model.modules():  # of parameters outside of FSDP it stays so
         for name, parameter in module._parameters.items():

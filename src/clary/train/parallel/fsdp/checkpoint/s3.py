@@ -45,7 +45,7 @@ def format_s3_path(bucket: str, key: str) -> str:
 
 
 def get_s3_region_from_uri(path: str, client: Any = None) -> str:
-    """Return the region of a path's bucket: that which an address names, or what S3 says of the bucket.
+    """Return the region of a path's bucket: the one in an address, or S3's answer about the bucket.
 
     Raises: ImportError without boto3; botocore's errors.
     """
@@ -57,7 +57,7 @@ def get_s3_region_from_uri(path: str, client: Any = None) -> str:
 
 
 class S3FileSystem:
-    """What torch's writers and readers ask of a file system; paths are text. Any thread may call.
+    """A file system in S3 for torch's writers and readers; paths are text. Any thread may call.
 
     Args:
         region: of the buckets; None is what boto3 finds in environment and configuration.

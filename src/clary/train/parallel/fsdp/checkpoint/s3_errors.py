@@ -1,4 +1,4 @@
-"""What S3 answers instead of what was asked for: which of it passes, and trying again.
+"""Errors of S3: the ones that pass, and retries.
 
 Errors are told by what they carry and by their names: this is read where there is no botocore.
 """
@@ -68,5 +68,5 @@ def _response(error: Exception) -> dict[str, Any]:
 
 
 def _code(error: Exception) -> str:
-    """Return S3's name of an error, empty if it is none of S3's."""
+    """Return S3's name of an error, or an empty string if it is not S3's."""
     return str(_response(error).get("Error", {}).get("Code", ""))

@@ -41,7 +41,7 @@ class Saving:
     path: str
 
     def stage(self, copy: Callable[[Any, Any], Any]) -> None:
-        """Have every rank put aside what it is to write, so that training may change it.
+        """Copy each rank's data to write, so that training may change it.
 
         Args:
             copy: of the plan and its planner; returns a planner for copies.
@@ -59,7 +59,7 @@ class Saving:
             raise
 
     def write(self) -> Any:
-        """Write what is this rank's; returns what `finish` wants to know.
+        """Write this rank's data; returns the results to pass to `finish`.
 
         Raises: OSError naming what is missing: torch's writer with several threads forgets that one of them failed.
         """
@@ -123,7 +123,7 @@ def plan_saving(
     s3client_config: Any,
     num_threads: int = 1,
 ) -> Saving:
-    """Agree with the other ranks on who writes what.
+    """Agree with the other ranks on the data that each writes.
 
     Raises: ValueError if neither a path nor a writer is given, a save to this path is under way, or ranks that hold
         different slices were to save together; CheckpointError naming the ranks that failed.

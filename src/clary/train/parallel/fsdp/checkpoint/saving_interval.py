@@ -1,4 +1,4 @@
-"""How many steps lie between saves that are written while training goes on, from what both were seen to take.
+"""The number of steps between saves written during training, from measured times of steps and saves.
 
 Where: callbacks that save local states measure some steps with a save, then some without, and ask here once. A save is
 to be written before the next one begins, on every rank: the longest write of any rank goes into its shortest step.
@@ -21,7 +21,7 @@ from clary.train.parallel.tensor.collectives import TensorGroup
 
 @dataclass
 class Interval:
-    """What came of it, alike on all ranks; callbacks store it as a dict and make it anew of that.
+    """The result, alike on all ranks; callbacks store it as a dict and make it anew from that.
 
     Args:
         interval: steps from one save to the next; -1 before it is known.

@@ -1,4 +1,4 @@
-"""Folders of slices say which slice they hold, so that none is overwritten by another, or loaded in place of another.
+"""Folders of slices name their slice, so that no slice is overwritten by, or loaded in place of, another.
 
 Where: `additions` puts this into torch's writer and reader of folders, and ours are made from these. The file
 `slice.json` lies beside the data, written by the rank that plans before any data is.
@@ -45,7 +45,7 @@ def own_slice() -> Slice:
 
 
 def folder_additions() -> list[tuple[type, str, Any]]:
-    """Return what takes the place of methods of torch's writer and reader: owner, name, method."""
+    """Return the replacements of methods of torch's writer and reader: owner, name, method."""
     return [
         (FileSystemWriter, "prepare_global_plan", _claiming(FileSystemWriter.prepare_global_plan)),
         (FileSystemReader, "read_metadata", _finding(FileSystemReader.read_metadata)),

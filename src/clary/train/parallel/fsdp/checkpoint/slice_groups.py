@@ -1,4 +1,4 @@
-"""Which ranks save and load a sharded state of a model that is cut: those that hold shards of one slice.
+"""The ranks that save and load a sharded state of a cut model together: holders of shards of one slice.
 
 Where: `additions` puts this around what saving and loading of torch.distributed.checkpoint begin with; `saving` asks
 here itself. Scripts give the group over which FSDP shards the model, and the least of its ranks as the one that plans.

@@ -1,4 +1,4 @@
-"""What a folder of a checkpoint holds a slice of, and how what lies in slices is found from those of other degrees.
+"""The slice that a checkpoint's folder holds, and the search of data in slices of other degrees.
 
 Where: `slice_folders` writes and reads. Nothing here opens a file.
 
@@ -39,7 +39,7 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """What scripts call its folder."""
+        """The name of its folder for scripts."""
         return f"{self.axis}{self.of}-{self.number}"
 
     def runs(self, name: str, length: int) -> list[tuple[int, int, int]]:
@@ -55,7 +55,7 @@ class Slice:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """Return what is written into the slice's folder."""
+        """Return the JSON written into the slice's folder."""
         cuts = {name: [cut.dim, *cut.parts] for name, cut in self.cuts.items()}
         return {"axis": self.axis, "number": self.number, "of": self.of, "cuts": cuts}
 
@@ -79,7 +79,7 @@ Places = dict[tuple[str, torch.Size | None], Place]
 
 
 def parameter_of(path: Sequence[Any], cuts: Mapping[str, Cut]) -> str | None:
-    """Return the parameter that a key of a checkpoint is of, from its path; None if it is of none that is cut."""
+    """Return the cut parameter to which a checkpoint's key belongs, from its path, or None."""
     names = (clean_name(one) for one in path if isinstance(one, str))
     return next((name for name in names if name in cuts), None)
 
@@ -149,7 +149,7 @@ def _wanted(
 def _common(
     held: list[tuple[int, int, int]], wanted: list[tuple[int, int, int]], first: int, length: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Give what a chunk of a slice has of another one: begin in the chunk, begin in the other slice, length."""
+    """Yield the overlaps of a chunk with another slice: begin in the chunk, begin in the other slice, length."""
     for held_whole, held_length, held_own in held:
         low, high = max(first, held_own), min(first + length, held_own + held_length)
         to_whole = held_whole - held_own

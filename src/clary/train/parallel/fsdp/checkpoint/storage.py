@@ -16,7 +16,7 @@ Hook = Callable[[], None]
 
 
 class DistributedFileSystemWriter(FileSystemWriter):
-    """Writes one rank's part; takes away what made the folder a checkpoint before anything in it is overwritten.
+    """Writes one rank's part; removes the folder's metadata before anything in it is overwritten.
 
     Args:
         path: a folder, or s3://bucket/prefix.
@@ -67,7 +67,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
 
 
 class DistributedFileSystemReader(FileSystemReader):
-    """Reads what the writer wrote.
+    """Reads checkpoints of the writer.
 
     Args:
         path: a folder, or s3://bucket/prefix.
@@ -81,7 +81,7 @@ class DistributedFileSystemReader(FileSystemReader):
         self.path = self.fs.init_path(path)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        """Read what makes the folder a checkpoint.
+        """Read the folder's metadata.
 
         Raises: FileNotFoundError if it is none.
         """
@@ -100,7 +100,7 @@ class DistributedFileSystemReader(FileSystemReader):
 
 
 def path_to_file_system(path: Any, s3_region: str | None = None, s3client_config: Any = None) -> Any:
-    """Return what opens files at a path, a folder's or S3's."""
+    """Return the file system of a path, a folder's or S3's."""
     return S3FileSystem(s3_region, s3client_config) if is_s3_uri(path) else FileSystem()
 
 

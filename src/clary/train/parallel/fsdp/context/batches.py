@@ -1,4 +1,4 @@
-"""Cuts batches into the parts of a context group, and says what each part's last tokens are followed by.
+"""Cuts batches into the parts of a context group, with the label that follows each part's last tokens.
 
 [Note: labels] A model that predicts the next token shifts labels by one; the label behind a chunk is the first one of
 the next chunk, which another rank may hold. Ranks tell each other the first labels of their chunks; behind the last

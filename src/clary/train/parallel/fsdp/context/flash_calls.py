@@ -25,7 +25,7 @@ _running = threading.local()
 
 
 class Attending(Protocol):
-    """What takes queries, keys and values [B, H, S, D] in the place of flash-attn, and returns [B, H, S, D]."""
+    """Attention in the place of flash-attn: takes queries, keys and values [B, H, S, D], returns [B, H, S, D]."""
 
     def attend(
         self,
@@ -51,7 +51,7 @@ def replace_function(own: type[nn.Module]) -> None:
 
 
 def overriding(own: type[nn.Module]) -> dict[str, Callable[..., torch.Tensor]]:
-    """Return what the class of a module that is spread overrides: the method, if there is one."""
+    """Return the overriding method for the class of a spread module, by name; empty if the class has no such method."""
     method = getattr(own, NAME, None)
     if method is None:
         return {}

@@ -20,7 +20,7 @@ import torch
 
 @dataclass(frozen=True)
 class Visible:
-    """What a rank computes with the keys of one rank: its queries from `first_query` on, with the first `num_keys`.
+    """The part of attention with one rank's keys: own queries from `first_query` on, the first `num_keys` keys.
 
     Args:
         is_causal: whether a query sees the keys up to its own place; else all of them.
@@ -37,7 +37,7 @@ def chunks_of(rank: int, size: int) -> tuple[int, int]:
 
 
 def visible(rank: int, source: int, length: int) -> Visible:
-    """Return what queries of `rank` see of the keys of rank `source`.
+    """Return the part of rank `source`'s keys that queries of `rank` see.
 
     Args:
         length: of a rank's part, S.

@@ -92,7 +92,7 @@ def _turns(group: TensorGroup) -> list[tuple[int, bool]]:
 def _with_keys(
     query: torch.Tensor, held: torch.Tensor, source: int, settings: _Settings, before: Block | None
 ) -> Block:
-    """Return output and sums over the keys before and those that are held."""
+    """Return output and sums over the earlier keys and the held ones."""
     seen = visible(settings.group.rank, source, query.shape[2])
     first = seen.first_query
     key, value = _repeated(held[:, :, :, : seen.num_keys], query)

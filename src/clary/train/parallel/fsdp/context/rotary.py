@@ -29,7 +29,7 @@ def lengthen(model: nn.Module, size: int) -> None:
 
 
 class _Hooks:
-    """What is done around one embedding; it is called by one thread at a time."""
+    """Hooks around one embedding; called by one thread at a time."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -51,7 +51,7 @@ class _Hooks:
         return (args[0], positions, *args[2:]), kwargs
 
     def after(self, _: nn.Module, __: Any, output: Any) -> Any:
-        """Take off what was computed for the position more."""
+        """Remove the values of the additional position."""
         if not self._is_longer:
             return None
         return tuple(one[..., :-1, :] for one in output)

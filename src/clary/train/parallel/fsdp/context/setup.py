@@ -1,4 +1,4 @@
-"""What scripts call for context parallelism besides `transform`."""
+"""Functions that scripts call for context parallelism besides `transform`."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _attentions(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Hooks:
-    """What is done around a model's forward pass; it is called by one thread."""
+    """Hooks around a model's forward pass; called by one thread."""
 
     def __init__(self, model: nn.Module, group: TensorGroup, signature: inspect.Signature) -> None:
         self._group, self._signature = group, signature

@@ -1,4 +1,4 @@
-"""What scripts say of a mixture of experts: `MoEConfig`. No torch here."""
+"""The scripts' configuration of a mixture of experts: `MoEConfig`. No torch here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in the place of a model's mixture of experts.
+"""Layers that run in the place of a model's mixture of experts.
 
 Where: `spreading` makes a module of the model one of these classes: the class becomes a subclass of ours and of its
 own, so wrapping policies by either name match, and names of parameters stay.
@@ -49,7 +49,7 @@ class Spread:
 
     @property
     def seed(self) -> int:
-        """What random choices that differ between the ranks of the group are drawn from."""
+        """The seed of random choices that differ between the ranks of the group."""
         return self.config.random_seed + self.group.rank
 
 
@@ -143,7 +143,7 @@ class ListedExperts(OwnExperts):
 
 @contextmanager
 def drawing_apart(module: nn.Module) -> Iterator[None]:
-    """Have what is drawn in here for a module of experts, or a part of one, differ between the ranks of its group.
+    """Make random values drawn for a module of experts, or a part of one, differ between the ranks of its group.
 
     Where: whoever initialises parameters that were on the meta device, and are not drawn whole and cut then, enters it,
     for whatever module. Modules that are no experts draw as if it was not there; after it all draw on as before.

@@ -1,4 +1,4 @@
-"""Which experts each token goes to, and with what weight.
+"""The experts of each token, and their weights.
 
 Shapes: T tokens of this rank, E experts of the layer, K experts a token goes to.
 
@@ -80,7 +80,7 @@ def z_loss(logits: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def sinkhorn_scores(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits, [T, E], less what makes all experts wanted alike.
+    """Return logits [T, E], shifted so that all experts are in equal demand.
 
     exp(logits) is scaled by rows and columns, in turn, until each row sums up to 1 and each column to T / E; a token's
     order of experts is that of its row. The scale of a row does not change it and is left out.

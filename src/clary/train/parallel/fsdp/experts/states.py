@@ -41,7 +41,7 @@ def add_experts_of_others(model: nn.Module, own: Entries) -> Entries:
 
 
 def drop_experts_of_others(model: nn.Module, whole: Mapping[str, Any]) -> Entries:
-    """Return what of a whole state this rank can load: not the experts that lie on other ranks."""
+    """Return the part of a whole state that this rank can load: without the experts of other ranks."""
     state = dict(whole)
     for prefix, spread in _listed(model):
         for number in set(range(spread.num_experts)) - set(spread.own):
@@ -51,7 +51,7 @@ def drop_experts_of_others(model: nn.Module, whole: Mapping[str, Any]) -> Entrie
 
 
 def _listed(model: nn.Module) -> Iterator[tuple[str, Spread]]:
-    """Give what names of listed experts begin with, in the order of the model's parts."""
+    """Yield the prefix of listed experts' names and their spread, in the order of the model's parts."""
     for name, module in model.named_modules():
         if isinstance(module, ListedExperts):
             prefix = clean_name(f"{name}.").removeprefix(".")
@@ -59,7 +59,7 @@ def _listed(model: nn.Module) -> Iterator[tuple[str, Spread]]:
 
 
 def _of_all(value: Any, group: TensorGroup) -> list[Any]:
-    """Return what each rank of the group has in the place of `value`; all but tensors are taken to be alike."""
+    """Return the value of each rank of the group in place of `value`; values other than tensors count as alike."""
     if isinstance(value, Mapping):
         parts = {key: _of_all(one, group) for key, one in value.items()}
         return [{key: part[rank] for key, part in parts.items()} for rank in range(group.size)]

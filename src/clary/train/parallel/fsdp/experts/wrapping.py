@@ -1,4 +1,4 @@
-"""Makes FSDP cut experts over the ranks that hold the same ones, whatever wrapping policy a script has.
+"""Makes FSDP cut experts over the ranks that hold the same ones, under any wrapping policy of a script.
 
 Where: the constructor that `additions` puts into FSDP calls `expert_wrapping` with its arguments, before anything else
 of `tsm` changes them.
