@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from clary.base.errors import ClaryError, Fault
 from clary.contract.ml_tree import MlTree
 from clary.contract.settings.hyperparameters import CUDA_ON_CPU_VARIABLE
 
+MASTER_PORT_VARIABLE = "CLARY_RUN_MASTER_PORT"  # `compat.clary_autoload` has ranks of mpirun meet there
 SIGNAL_EXIT = 128  # what shells add to the number of a signal
 
 
@@ -44,10 +46,17 @@ def run(options: argparse.Namespace) -> int:
         tree = MlTree(Path(folder))
         write_train_library(tree)
         paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(library_folder(tree))]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), MASTER_PORT_VARIABLE: str(_free_port())}
         if options.cuda_on_cpu:
             environment[CUDA_ON_CPU_VARIABLE] = "1"
         return _run(program, environment)
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
 
 
 def _run(program: list[str], environment: dict[str, str]) -> int:

@@ -25,6 +25,14 @@ _HOOK_CONFIGURATION = "SMDEBUG_CONFIG_FILE_PATH"  # set by the agent where a job
 _WISHES = ("CLARY_STEPS_FOLDER", "CLARY_PROFILES_FOLDER", _HOOK_CONFIGURATION)  # set by the agent: what a job wants
 _TOLD = "CLARY_TOLD_TOO_OLD"
 _FIRST_VERSION = (3, 10)  # of Python, for clary.train
+_MASTER_PORT = "CLARY_RUN_MASTER_PORT"  # set by `clary run`; jobs have the variables of ranks from their launcher
+_OF_MPIRUN = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "SMDATAPARALLEL_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+}
 
 
 class SagemakerFinder:
@@ -47,6 +55,7 @@ def register() -> None:
     """Make `torch.sagemaker` importable, and register the backend `smddp`, each unless AWS's own library is there."""
     if not any(isinstance(finder, type) and finder.__name__ == SagemakerFinder.__name__ for finder in sys.meta_path):
         sys.meta_path.append(SagemakerFinder)
+    _take_ranks_of_mpirun()
     if sys.version_info < _FIRST_VERSION:
         _say_too_old()
         return
@@ -55,6 +64,16 @@ def register() -> None:
     _register_smddp()
     if os.environ.get(_HOOK_CONFIGURATION):
         _install_hook()
+
+
+def _take_ranks_of_mpirun() -> None:
+    """Set what a job's launcher sets for a rank, where `clary run` runs mpirun, which sets names of its own alone."""
+    port = os.environ.get(_MASTER_PORT)
+    if not port or "RANK" in os.environ or not all(name in os.environ for name in _OF_MPIRUN.values()):
+        return
+    told = {name: os.environ[source] for name, source in _OF_MPIRUN.items()}
+    for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        os.environ.setdefault(name, value)
 
 
 def _say_too_old() -> None:

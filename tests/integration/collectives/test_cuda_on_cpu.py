@@ -74,6 +74,24 @@ def test_a_script_for_one_gpu_a_process_runs_unchanged(script: str, tmp_path: Pa
         assert "rank 1 of 2" in done.stdout
 
 
+@pytest.mark.needs("mpirun")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "import smdistributed.dataparallel.torch.distributed as d; d.init_process_group(); r, s = d.get_rank(), "
+        "d.get_world_size()",
+        "import smdistributed.modelparallel.torch as smp; smp.init(); r, s = smp.rank(), smp.size()",
+    ],
+    ids=["smddp", "smp"],
+)
+def test_ranks_of_mpirun_find_each_other(words: str) -> None:
+    program = f"{words}; print(f'rank {{r}} of {{s}}', flush=True)"
+    mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", 2)
+    done = run("--cuda-on-cpu", *mpirun, TRAIN_PYTHON, "-c", program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "rank 0 of 2", "rank 1 of 2"]
+
+
 def test_without_the_option_the_same_script_demands_a_gpu(tmp_path: Path) -> None:
     done = run(*torchrun("ddp_amp.py", 1), SM_MODEL_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
     assert done.returncode != 0

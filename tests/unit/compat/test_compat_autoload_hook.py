@@ -1,4 +1,4 @@
-"""The hook of a job's DebugHookConfig: installed when torch is imported, and never what a program fails by."""
+"""What `import torch` arranges: a job's DebugHookConfig, which no program fails by, and ranks of mpirun."""
 
 import os
 import subprocess
@@ -16,15 +16,24 @@ clary_autoload.register()
 print("debugger" if "clary.train.debugger" in sys.modules else "nothing")
 """
 
+MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SAYS_RANKS = f"import os, clary_autoload; clary_autoload.register(); print([os.environ.get(name) for name in {RANKS}])"
+
 
 @pytest.fixture
 def register(tmp_path):
     tree = MlTree(tmp_path / "ml")
     write_train_library(tree)
 
-    def run(**variables):
+    def run(program=PROGRAM, **variables):
         return subprocess.run(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", program],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(library_folder(tree)), **variables},
             capture_output=True,
             text=True,
@@ -55,3 +64,24 @@ def test_a_configuration_that_is_wrong_is_said_and_the_program_goes_on(register,
     file.write_text(text)
     done = register(SMDEBUG_CONFIG_FILE_PATH=str(file))
     assert "nothing will be saved, training goes on" in done.stderr
+
+
+def test_ranks_of_mpirun_are_told_as_in_jobs(register):
+    done = register(SAYS_RANKS, CLARY_RUN_MASTER_PORT="4711", **MPI)
+    assert done.stdout == "['1', '2', '1', '2', '127.0.0.1', '4711']\n"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        MPI,  # a job whose user runs mpirun
+        {"CLARY_RUN_MASTER_PORT": "4711"},
+    ],
+)
+def test_nothing_is_told_to_other_programs(register, variables):
+    assert register(SAYS_RANKS, **variables).stdout == "[None, None, None, None, None, None]\n"
+
+
+def test_a_launcher_s_own_ranks_stay(register):
+    done = register(SAYS_RANKS, CLARY_RUN_MASTER_PORT="4711", RANK="0", WORLD_SIZE="1", **MPI)
+    assert done.stdout == "['0', '1', None, None, None, None]\n"
