@@ -1,7 +1,7 @@
 """The entry point that torch calls at the end of `import torch`, from the folder that jobs get.
 
 Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in
-AWS's images. A job's DebugHookConfig is followed, and from here on the times of training steps are recorded
+AWS's images, and `import torch._six`, as in those with torch 1. A job's DebugHookConfig is followed, and from here on the times of training steps are recorded
 (`train.steps`). A failure here would fail `import torch` for jobs that never use it, so whatever is in the way leaves
 torch as it was; scripts that import `smdistributed.dataparallel.torch.torch_smddp` themselves are told what is wrong.
 It runs in the user's environment, in Pythons that Clary's train side does not support too.
@@ -16,7 +16,10 @@ from importlib.machinery import ModuleSpec
 
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
 _OWN_NAMES = os.path.join(_FOLDER, "smdistributed", "dataparallel")
-_SAGEMAKER = os.path.join(_FOLDER, "torch_sagemaker")
+_PLACES_IN_TORCH = {
+    "torch.sagemaker": os.path.join(_FOLDER, "torch_sagemaker", "__init__.py"),
+    "torch._six": os.path.join(_FOLDER, "torch_six.py"),
+}
 _PROFILING = os.path.join("train", "profiling", "recorder.py")
 _STEPS = os.path.join("train", "steps", "torch_hooks.py")
 _ADAPTER = os.path.join("train", "collective", "adapters", "torch", "registration.py")
@@ -36,19 +39,17 @@ _OF_MPIRUN = {
 
 
 class SagemakerFinder:
-    """Finds `torch.sagemaker` in a folder of ours, so that torch's own files stay as they are.
+    """Finds `torch.sagemaker` and `torch._six` in a folder of ours, so that torch's own files stay as they are.
 
-    It stands last in `sys.meta_path`: where AWS's library has put a folder into torch, Python has found that before.
-    Submodules follow from where the package lies.
+    It stands last in `sys.meta_path`: where torch has them, or AWS's library has put a folder there, Python has found
+    that before. Submodules follow from where the package lies.
     """
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        """Return where the package is; None for any other name."""
-        if name != "torch.sagemaker":
-            return None
-        file = os.path.join(_SAGEMAKER, "__init__.py")
-        return importlib.util.spec_from_file_location(name, file, submodule_search_locations=[_SAGEMAKER])
+        """Return where the module is; None for any other name."""
+        file = _PLACES_IN_TORCH.get(name)
+        return None if file is None else importlib.util.spec_from_file_location(name, file)
 
 
 def register() -> None:

@@ -1,0 +1,25 @@
+"""Stands for `torch._six`, which left torch with 2.0: names by which scripts for torch 1 read Python's own.
+
+Where: `clary_autoload` finds it when a program imports `torch._six` and torch has none.
+"""
+
+import collections.abc
+import math
+import os
+import sys
+
+_TOLD = "CLARY_TOLD_TORCH_SIX"  # of a program's processes, one tells
+
+inf, nan = math.inf, math.nan
+string_classes = (str, bytes)
+int_classes = int
+container_abcs = collections.abc
+
+if not os.environ.get(_TOLD) and os.environ.get("RANK", "0") == "0":
+    os.environ[_TOLD] = "1"
+    print(
+        "clary: torch._six left torch with 2.0; this program gets inf, nan, string_classes, int_classes and "
+        "container_abcs as torch 1 had them. In an image with torch 2 its import fails",
+        file=sys.stderr,
+        flush=True,
+    )
