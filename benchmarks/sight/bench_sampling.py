@@ -84,11 +84,11 @@ def _measure(first_pid: int, num_ranks: int, *, has_cgroup: bool, num_samples: i
         values: dict[str, float] = {}
         for source in sources:
             values |= source.read(now_s)
-        store.append(int(now_s * 1000), values)
+        store.add(int(now_s * 1000), values)
         names.update(values)
-        if (store.next_row - store.first_row) == ROWS_A_BATCH and (batch := store.batch()) is not None:
+        if (store.end - store.first) == ROWS_A_BATCH and (batch := store.batch()) is not None:
             json.dumps(to_plain(batch))  # as it is sent
-            store.let_go(store.next_row)
+            store.acknowledge(store.end)
 
     def naive() -> None:
         read_counters(first_pid)

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
 from clary.agent.autopsy.host_dump import LIMIT_S, dump_host
-from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
+from clary.agent.sender import send_until_taken
+from clary.agent.service_client import AttemptOver, ServiceRefused
 from clary.contract.launch_plan import HostPlan
 from clary.contract.stack_dumps import HostDump
 
@@ -125,21 +127,16 @@ class StackDumps:
         )
 
     def _deliver(self, dump: HostDump) -> None:
-        end_s, back_off = time.monotonic() + _SEND_S, BackOff()
-        while not self._ending.is_set() and time.monotonic() < end_s:
+        while True:
+            message = partial(self._send, dump)
             try:
-                with self._sending:
-                    self._send(dump)
+                send_until_taken(message, limit_s=_SEND_S, ending=self._ending, lock=self._sending)
                 return
             except (AttemptOver, ServiceRefused) as error:
-                if error.details.get("status") == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and dump.processes:
-                    dump = shortened(dump)
-                    continue
-                logger.warning("nobody takes the dump: %s", error)
-                return
-            except ServiceUnreachable as error:
-                logger.info("the dump is not delivered yet: %s", error)
-                self._ending.wait(back_off.next_s())
+                if error.details.get("status") != HTTPStatus.REQUEST_ENTITY_TOO_LARGE or not dump.processes:
+                    logger.warning("nobody takes the dump: %s", error)
+                    return
+                dump = shortened(dump)
             except Exception:  # boundary: as above
                 logger.exception("the dump could not be sent")
                 return

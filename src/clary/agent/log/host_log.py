@@ -120,7 +120,7 @@ class HostLog:
     def close(self, timeout_s: float) -> bool:
         """End the shipper and remove the spool; return whether the thread ended in time."""
         has_flushed = self._buffer.close(timeout_s)
-        has_stopped = self._shipper.stop(timeout_s)
+        has_stopped = self._shipper.close(timeout_s)
         self._spool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         return has_flushed and has_stopped

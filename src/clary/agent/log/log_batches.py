@@ -32,13 +32,17 @@ class ReadyBatch:
 class LogBatches:
     """Makes batches from a spool.
 
-    Threads: `take` and `close` belong to one thread. A second one, which lives only in floods, works while that one
-    sends; the two never read at once.
+    Threads: `take`, `acknowledge` and `close` belong to one thread. A second one, which lives only in floods, works
+    while that one sends; the two never read at once.
 
     Args:
         spool: where lines come from.
         metrics: finds metric values in lines on their way; closed with this.
         encode: puts a batch into the form in which it is sent.
+
+    Attributes:
+        first: number of the first line that the service does not have; it goes back where the service has fewer lines
+            than it said.
     """
 
     def __init__(self, spool: LogSpool, metrics: MetricFinder, *, encode: Callable[[LogBatch], bytes]) -> None:
@@ -48,13 +52,24 @@ class LogBatches:
         self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-batches")  # starts no thread yet
         self._ahead: Future[ReadyBatch] | None = None
         self._ahead_sequence = 0  # first line of the batch that is made ahead
+        self._taken: ReadyBatch | None = None  # to be returned again until it is acknowledged
+        self.first = 0
 
-    def take(self, first_sequence: int) -> ReadyBatch:
-        """Return a batch that begins with this line, which the spool holds, and go on with the next in a flood.
+    def acknowledge(self, end: int) -> None:
+        """Take note that the service has lines below a number, and wants those from there on."""
+        self.first, self._taken = end, None
+        self._spool.let_go(end)
+
+    def take(self) -> ReadyBatch | None:
+        """Return a batch from `first` on, the same until it is acknowledged, and go on with the next in a flood.
 
         Raises: AgentError if the spool does not give back what it holds.
         """
-        ready = self._take_ahead(first_sequence) or self._make(first_sequence)
+        if self._taken is not None:
+            return self._taken
+        if self._spool.end_sequence <= self.first:
+            return None
+        self._taken = ready = self._take_ahead(self.first) or self._make(self.first)
         if len(ready.body) >= FLOOD_BYTES and self._spool.end_sequence > ready.end_sequence:
             self._ahead_sequence = ready.end_sequence
             self._ahead = self._maker.submit(self._make, ready.end_sequence)

@@ -55,6 +55,7 @@ class HostMetrics:
         self._clock = clock
         gpus = self._host.resources.gpu_indices
         self._xids = XidLog(gpus, clock=clock) if gpus else None
+        self._store = RowStore()
         self._sampling: Sampling | None = None
         self._shipper: SampleShipper | None = None
         self._hurried_at_s = 0.0
@@ -66,15 +67,14 @@ class HostMetrics:
         if interval_s <= 0:
             return
         try:
-            store = RowStore()
             folder = Path(self._plan.work_folder) / self._host.name
             # What stands by has its /opt/ml elsewhere on the same disk.
             sources: list[Source] = [AgentSource(), MachineSource(), DiskSource((folder / "ml", folder))]
             if self._xids is not None and shutil.which("nvidia-smi") is not None:
                 gpus = self._host.resources.gpu_indices
                 sources.append(GpuSource(gpus, interval_s=interval_s, xids=self._xids))
-            sampling = Sampling(sources, store=store, clock=self._clock, interval_s=interval_s, marks=self._marks)
-            shipper = SampleShipper(self._service, store=store, on_unwanted=sampling.end)
+            sampling = Sampling(sources, store=self._store, clock=self._clock, interval_s=interval_s, marks=self._marks)
+            shipper = SampleShipper(self._service, store=self._store, on_unwanted=sampling.end)
             sampling.start()
             self._sampling = sampling
             shipper.start()
@@ -126,19 +126,20 @@ class HostMetrics:
         """Have the rows so far sent now; `settle` waits for that."""
         if self._shipper is not None:
             self._hurried_at_s = time.monotonic()
-            self._end_row = self._shipper.hurry()
+            self._end_row = self._store.end
+            self._shipper.flush()
 
     def settle(self, limit_s: float) -> None:
         """Wait until they are sent, `limit_s` from `hurry` at most."""
         if self._shipper is not None:
-            self._shipper.wait(self._end_row, self._hurried_at_s + limit_s - time.monotonic())
+            self._shipper.wait_sent(self._end_row, self._hurried_at_s + limit_s - time.monotonic())
 
     def end(self) -> None:
         """Measure and send no more; returns at once, harmless when repeated."""
         if self._sampling is not None:
             self._sampling.end()
         if self._shipper is not None:
-            self._shipper.end()
+            self._shipper.abort()
 
     def join(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for the threads to end; return whether they did. The last call."""

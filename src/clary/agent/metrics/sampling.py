@@ -112,7 +112,7 @@ class Sampling:
         while not self._ending.is_set():
             used_s = time.thread_time()
             self._carry_out_changes()
-            self._store.append(self._time_ms(), self._row())
+            self._store.add(self._time_ms(), self._row())
             used_s = time.thread_time() - used_s
             next_s = next_beat_s(next_s, now_s=time.monotonic(), interval_s=max(self._interval_s, used_s / MAX_LOAD))
             if self._woken.wait(max(0.0, next_s - time.monotonic())):

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
+from clary.agent.sender import send_until_taken
+from clary.agent.service_client import AttemptOver, ServiceRefused
 from clary.agent.small_files import names_in, open_regular, read_start, remove, write_whole
 from clary.base.errors import ContractError
 from clary.base.plain import from_plain, to_plain
@@ -245,7 +247,8 @@ class ProfileWindows:
             while not self._ending.is_set():
                 piece = file.read(PIECE_BYTES)
                 is_last = offset + len(piece) >= size or not piece
-                self._send(_Piece(self._receiver, piece, request.number, profile.rank, offset, is_last))
+                number, rank, send = request.number, profile.rank, self._receiver.send_trace
+                self._send(partial(send, piece, number=number, rank=rank, offset=offset, is_last=is_last))
                 offset += len(piece)
                 if is_last:
                     break
@@ -257,36 +260,13 @@ class ProfileWindows:
         profile = HostProfile(
             number=request.number, host=self._host, is_final=is_final, ranks=tuple(found.values()), error=error
         )
-        self._send(lambda: self._receiver.send_profile(profile))
+        self._send(partial(self._receiver.send_profile, profile))
 
-    def _send(self, send: Callable[[], None]) -> None:
+    def _send(self, message: Callable[[], None]) -> None:
         """Send, again while the service is away. Raises: AttemptOver, ServiceRefused."""
-        end_s, back_off = time.monotonic() + _SEND_S, BackOff()
-        while not self._ending.is_set():
-            try:
-                with self._sending:
-                    send()
-                return
-            except ServiceUnreachable as error:
-                if time.monotonic() > end_s:
-                    logger.warning("a profile is not delivered: %s", error)
-                    return
-                self._ending.wait(back_off.next_s())
-
-
-class _Piece:
-    """One part of a trace, to be sent as often as it takes."""
-
-    def __init__(
-        self, receiver: ProfileReceiver, piece: bytes, number: int, rank: int, offset: int, is_last: bool
-    ) -> None:
-        self._receiver, self._piece = receiver, piece
-        self._number, self._rank, self._offset, self._is_last = number, rank, offset, is_last
-
-    def __call__(self) -> None:
-        self._receiver.send_trace(
-            self._piece, number=self._number, rank=self._rank, offset=self._offset, is_last=self._is_last
-        )
+        is_taken = send_until_taken(message, limit_s=_SEND_S, ending=self._ending, lock=self._sending)
+        if not is_taken and not self._ending.is_set():
+            logger.warning("a profile is not delivered within %g s", _SEND_S)
 
 
 _WHY_NOT = (

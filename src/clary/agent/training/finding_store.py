@@ -1,4 +1,4 @@
-"""Findings that the service has not taken yet: numbered, bounded, the oldest given up first.
+"""Findings that the service has not acknowledged yet; `outbox` says how they are numbered and bounded.
 
 Where: `training_watch` appends and takes batches, both in its one thread.
 Pictures - histograms and images - have a room of their own, so that they push no number out. One that finds no room
@@ -7,9 +7,9 @@ waits until there is some, or until a newer one of its tag takes its place, so t
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
+from clary.agent.outbox import Outbox
 from clary.contract.training_values import (
     MAX_DATA_CHARACTERS,
     MAX_FINDINGS,
@@ -51,8 +51,13 @@ class _Allowance:
         return True
 
 
-class FindingStore:
-    """The findings of one host of one attempt; used by one thread."""
+class FindingStore(Outbox[Finding]):
+    """The findings of one host of one attempt; used by one thread.
+
+    Attributes:
+        num_dropped: of those given up, too, that came too fast, or stood in the way of newer ones, and had no number.
+        num_unnamed: left out: there were too many names.
+    """
 
     def __init__(
         self,
@@ -63,38 +68,24 @@ class FindingStore:
         picture_burst_bytes: float = PICTURE_BURST_BYTES,
         picture_bytes_per_s: float = PICTURE_BYTES_PER_S,
     ) -> None:
-        self._max_bytes = max_bytes
+        super().__init__(size_of=_size_of, max_bytes=max_bytes)
         self._burst = burst
         self._per_s = per_s
         self._picture_burst_bytes = picture_burst_bytes
         self._picture_bytes_per_s = picture_bytes_per_s
-        self._findings: deque[Finding] = deque()
-        self._size_bytes = 0
-        self._first = 0
         self._allowances: dict[str, _Allowance] = {}
         self._pictures: _Allowance | None = None  # from the first picture on
         self._tags: dict[FindingKind, set[str]] = {kind: set() for kind in _MAX_TAGS}
         self._waiting: dict[tuple[FindingKind, str], Finding] = {}  # the newest of its tag
         self._waiting_bytes = 0
-        self.num_dropped = 0  # given up: they came too fast, or stood in the way of newer ones
-        self.num_unnamed = 0  # left out: there were too many names
+        self.num_unnamed = 0
 
-    @property
-    def first(self) -> int:
-        """Number of the oldest finding that is kept."""
-        return self._first
-
-    @property
-    def end(self) -> int:
-        """Number of the finding that comes next."""
-        return self._first + len(self._findings)
-
-    def append(self, finding: Finding, *, now_s: float) -> None:
+    def offer(self, finding: Finding, *, now_s: float) -> None:
         """Take a finding, unless there are too many of its name; a picture may have to wait."""
         if finding.kind is not FindingKind.SCALAR:
             self._append_picture(finding, now_s)
         elif self._may_come(finding.name, now_s):
-            self._put(finding)
+            self.append(finding)
 
     def admit_waiting(self, *, now_s: float, is_last: bool) -> None:
         """Take the pictures that waited and have room now; if nothing comes any more, all that push nothing out."""
@@ -103,28 +94,14 @@ class FindingStore:
             if has_place or self._has_room(finding, now_s):
                 del self._waiting[tag]
                 self._waiting_bytes -= _size_of(finding)
-                self._put(finding)
+                self.append(finding)
 
     def batch(self, progress: TrainingProgress | None) -> TrainingBatch:
         """Return the oldest findings, as many as one batch may hold."""
-        chosen: list[Finding] = []
-        num_characters = 0
-        for finding in self._findings:
-            num_characters += len(finding.data)
-            if len(chosen) == MAX_FINDINGS or (chosen and num_characters > MAX_DATA_CHARACTERS):
-                break
-            chosen.append(finding)
-        return TrainingBatch(first=self._first, findings=tuple(chosen), progress=progress, num_dropped=self.num_dropped)
-
-    def let_go(self, end: int) -> None:
-        """Forget findings below a number, which the service has."""
-        while self._findings and self._first < end:
-            self._forget()
-
-    def give_up(self, end: int) -> None:
-        """Forget findings below a number, which the service will not have."""
-        self.num_dropped += max(0, min(end, self.end) - self._first)
-        self.let_go(end)
+        found = self.oldest(
+            max_items=MAX_FINDINGS, weight_of=lambda finding: len(finding.data), max_weight=MAX_DATA_CHARACTERS
+        )
+        return TrainingBatch(first=found.first, findings=found.items, progress=progress, num_dropped=found.num_dropped)
 
     def _may_come(self, name: str, now_s: float) -> bool:
         allowance = self._allowances.get(name)
@@ -132,7 +109,8 @@ class FindingStore:
             if len(self._allowances) >= MAX_NAMES:
                 self.num_unnamed += 1
                 return False
-            allowance = self._allowances[name] = _Allowance(self._burst, self._per_s, self._burst, now_s)
+            allowance = _Allowance(self._burst, self._per_s, self._burst, now_s)
+            self._allowances[name] = allowance
         if not allowance.take(1, now_s):
             self.num_dropped += 1
             return False
@@ -149,7 +127,7 @@ class FindingStore:
             self._waiting_bytes -= _size_of(older)
             self.num_dropped += 1
         if self._has_room(finding, now_s):
-            self._put(finding)
+            self.append(finding)
         elif self._waiting_bytes + _size_of(finding) <= MAX_WAITING_BYTES:
             self._waiting[tag] = finding
             self._waiting_bytes += _size_of(finding)
@@ -163,17 +141,6 @@ class FindingStore:
             self._pictures = _Allowance(most, per_s, most, now_s)
         size_bytes = _size_of(finding)
         return self._size_bytes + size_bytes <= self._max_bytes // 2 and self._pictures.take(size_bytes, now_s)
-
-    def _put(self, finding: Finding) -> None:
-        self._findings.append(finding)
-        self._size_bytes += _size_of(finding)
-        while self._size_bytes > self._max_bytes:
-            self._forget()
-            self.num_dropped += 1
-
-    def _forget(self) -> None:
-        self._size_bytes -= _size_of(self._findings.popleft())
-        self._first += 1
 
 
 def _size_of(finding: Finding) -> int:

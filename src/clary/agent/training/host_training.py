@@ -7,7 +7,6 @@ for its last values before a phase that can make the job terminal. Nothing in he
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,7 +22,6 @@ from clary.contract.ml_tree import OPT_ML
 from clary.contract.training_values import STATUS_TOKEN_FILE, status_token
 
 LAST_VALUES_S = 10.0  # longest time that the end of a program waits for its last values, while the service answers
-_VAIN_LOOK_S = 0.2
 _JOIN_S = 5.0
 _CONFIGURATION = "tensorboardoutputconfig"
 _DEFAULT_FOLDER = "output/tensorboard"
@@ -96,19 +94,17 @@ class HostTraining:
     def end_program(self) -> None:
         """Look once more and send what there is; `settle` waits for that."""
         if self._watch is not None:
-            self._watch.finish()
+            self._watch.stop()
 
     def settle(self, is_vain: Callable[[], bool]) -> None:
         """Wait until the last values are sent, for a moment at most; less once there is no use in it."""
-        deadline_s = time.monotonic() + LAST_VALUES_S
-        while self._watch is not None and (left_s := deadline_s - time.monotonic()) > 0 and not is_vain():
-            if self._watch.wait(min(left_s, _VAIN_LOOK_S)):
-                return
+        if self._watch is not None:
+            self._watch.join(LAST_VALUES_S, is_vain=is_vain)
 
     def end(self) -> None:
         """Read and send no more; returns at once, harmless when repeated."""
         if self._watch is not None:
-            self._watch.end()
+            self._watch.abort()
 
     def join(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for the thread to end; return whether it did."""

@@ -1,19 +1,17 @@
-"""The thread that reads what a program writes about its training, and carries it to the service.
+"""The thread that reads a program's files about its training, and carries values to the service.
 
-Where: `training.host_training` starts it with the program. A batch is sent until the service has it; a service
-that is away costs findings only when the store is full. Nothing that happens here reaches the host's life.
+Where: `training.host_training` starts it with the program. Nothing that happens here reaches the host's life.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Protocol
 
-from clary.agent.service_client import AttemptOver, ServiceRefused, ServiceUnreachable
+from clary.agent.sender import NotWanted, Parcel, Sender
+from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused
 from clary.agent.training.file_reading import FileReading
 from clary.agent.training.finding_store import FindingStore
 from clary.agent.training.progress_watch import ProgressWatch
@@ -24,7 +22,7 @@ LOOK_S = 1.0  # from one look at the files to the next
 SEND_S = 2.0  # from one batch to the next while a program writes
 STATE_S = 10.0  # from one look for a state file to the next
 MAX_LOAD = 0.01  # of one processor; looks that cost more are taken less often
-AWAY_S = 2.0  # from one try to the next while the service is away
+_MAX_PAUSE_S = 5.0  # between tries while the service is away
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +34,8 @@ class TrainingReceiver(Protocol):
         """Store a batch; raises ServiceUnreachable, ServiceRefused or AttemptOver."""
 
 
-class TrainingWatch:
-    """Reads and sends until `end`.
+class TrainingWatch(Sender):
+    """Reads and sends; after `stop` until all that the program has written is sent.
 
     Args:
         service: where findings go.
@@ -57,98 +55,55 @@ class TrainingWatch:
         on_note: Callable[[str], None],
         store: FindingStore | None = None,
     ) -> None:
+        self._store = store or FindingStore()
+        super().__init__(
+            "training-watch",
+            failure="values of the training are not read any more",
+            what="values of the training",
+            source=self._store,
+            give_up=self._store.give_up,
+            back_off=BackOff(first_s=0.2, cap_s=_MAX_PAUSE_S),
+        )
         self._service = service
         self._reading = reading
         self._progress = progress
         self._clock = clock
         self._on_note = on_note
-        self._store = store or FindingStore()
         self._sent_progress: TrainingProgress | None = None
-        self._next_state_s = 0.0
-        self._changed = threading.Condition()
-        self._is_last = False  # the program has ended: one more look, and all of it is sent
-        self._is_hurried = False
-        self._is_ending = False
-        self._has_ended = False
+        self._next_look_s = self._next_send_s = self._next_state_s = 0.0
+        self._has_seen_all = False  # that the program, which has ended, has written
         self._has_told = False  # that something is left out
-        self._thread = threading.Thread(target=self._run, name="training-watch", daemon=True)
 
-    def start(self) -> None:
-        """Begin to read."""
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Look once more, now that the program is gone, send what there is and end; returns at once."""
-        with self._changed:
-            self._is_last = self._is_hurried = True
-            self._changed.notify_all()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until `finish` has come to its end; return whether it has."""
-        if self._thread.ident is None:
-            return True
-        with self._changed:
-            return self._changed.wait_for(lambda: self._has_ended, max(0.0, timeout_s))
-
-    def end(self) -> None:
-        """Read and send no more; returns at once."""
-        with self._changed:
-            self._is_ending = True
-            self._changed.notify_all()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return whether it did. A call that hangs has to be broken off first."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
+    def _round(self) -> float | None:
+        is_last = self.is_stopping
+        if (is_last and not self._has_seen_all) or time.monotonic() >= self._next_look_s:
+            used_s = time.thread_time()
+            self._look(is_last=is_last)
+            used_s = time.thread_time() - used_s
+            self._next_look_s = time.monotonic() + used_s / MAX_LOAD
+            self._has_seen_all = is_last and not self._reading.is_behind
+        if not is_last and time.monotonic() < self._next_send_s:
+            return LOOK_S
         try:
-            self._watch()
-        except Exception:  # boundary: what is told about a training must not end it
-            logger.exception("values of the training are not read any more")
-        finally:
-            with self._changed:
-                self._has_ended = True
-                self._changed.notify_all()
+            again_s = self._send_all()
+        except (AttemptOver, NotWanted) as error:
+            logger.info("values of the training are not wanted: %s", error)
+            return None
+        self._next_send_s = time.monotonic() + (again_s or SEND_S)
+        if again_s:
+            return min(again_s, LOOK_S)
+        if self._has_seen_all:
+            self._store.admit_waiting(now_s=time.monotonic(), is_last=True)  # there is room for all now
+            if self._parcel() is None:
+                return None
+        return 0.0 if is_last else LOOK_S
 
-    def _watch(self) -> None:
-        next_look_s = next_send_s = time.monotonic()
-        has_seen_all = False  # that the program, which has ended, has written
-        while not self._is_ending:
-            is_last, pause_s = self._is_last, LOOK_S
-            if (is_last and not has_seen_all) or time.monotonic() >= next_look_s:
-                used_s = time.thread_time()
-                self._look()
-                used_s = time.thread_time() - used_s
-                next_look_s = time.monotonic() + used_s / MAX_LOAD
-                has_seen_all = is_last and not self._reading.is_behind
-            if is_last or time.monotonic() >= next_send_s:
-                try:
-                    self._send()
-                    next_send_s = time.monotonic() + SEND_S
-                    if has_seen_all:
-                        self._store.admit_waiting(now_s=time.monotonic(), is_last=True)  # there is room for all now
-                        self._send()
-                        return
-                    pause_s = 0.0 if is_last else LOOK_S
-                except (AttemptOver, _NotKnownError) as error:
-                    logger.info("values of the training are not wanted: %s", error)
-                    return
-                except ServiceUnreachable as error:
-                    logger.info("values of the training wait: %s", error)
-                    next_send_s = time.monotonic() + AWAY_S
-                    pause_s = AWAY_S / 4
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_ending or self._is_hurried, pause_s)
-                self._is_hurried = False
-
-    def _look(self) -> None:
+    def _look(self, *, is_last: bool) -> None:
         now_s = time.monotonic()
         for finding in self._reading.look():
-            self._store.append(finding, now_s=now_s)
-        self._store.admit_waiting(now_s=now_s, is_last=self._is_last and not self._reading.is_behind)
-        if now_s >= self._next_state_s or self._is_last:
+            self._store.offer(finding, now_s=now_s)
+        self._store.admit_waiting(now_s=now_s, is_last=is_last and not self._reading.is_behind)
+        if now_s >= self._next_state_s or is_last:
             self._next_state_s = now_s + STATE_S
             state = self._reading.state(int(self._clock.now().timestamp() * 1000))
             if state is not None:
@@ -160,29 +115,22 @@ class TrainingWatch:
                 "some are left out; write fewer"
             )
 
-    def _send(self) -> None:
-        """Send what there is. Raises: ServiceUnreachable if it has to be sent again, AttemptOver."""
-        while True:
-            progress = self._new_progress()
-            batch = self._store.batch(progress)
-            if not batch.findings and progress is None:
-                return
+    def _parcel(self) -> Parcel | None:
+        progress = self._new_progress()
+        batch = self._store.batch(progress)
+        if not batch.findings and progress is None:
+            return None
+
+        def send() -> int:
             try:
-                receipt = self._service.send_training(batch)
-            except ServiceRefused as error:
-                if error.details.get("status") == HTTPStatus.NOT_FOUND:
-                    raise _NotKnownError(str(error)) from error
-                # It would be refused again: better to lose these than all that come.
-                logger.warning("%d values of the training are given up: %s", len(batch.findings), error)
-                self._store.give_up(batch.first + len(batch.findings))
-                self._sent_progress = progress or self._sent_progress
-                continue
+                wanted = self._service.send_training(batch).next
+            except ServiceRefused:
+                self._sent_progress = progress or self._sent_progress  # it would be refused again
+                raise
             self._sent_progress = progress or self._sent_progress
-            if batch.findings and receipt.next <= batch.first:
-                raise ServiceUnreachable(
-                    f"values from {batch.first} on were sent, the service wants {receipt.next}", retryable=True
-                )
-            self._store.let_go(receipt.next)
+            return wanted
+
+        return Parcel(batch.first, batch.first + len(batch.findings), send)
 
     def _new_progress(self) -> TrainingProgress | None:
         """Return how far the program is, if the service does not know it yet."""
@@ -190,10 +138,6 @@ class TrainingWatch:
         if current is None or (sent is not None and _is_same(current, sent)):
             return None
         return current
-
-
-class _NotKnownError(Exception):
-    """The service has no such request."""
 
 
 def _is_same(current: TrainingProgress, sent: TrainingProgress) -> bool:

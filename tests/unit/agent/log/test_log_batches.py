@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clary.agent.log import log_batches
-from clary.agent.log.log_batches import LogBatches
+from clary.agent.log.log_batches import LogBatches, ReadyBatch
 from clary.agent.log.log_spool import LogSpool
 from clary.agent.log.metrics import MetricFinder
 from clary.base.errors import AgentError
@@ -56,38 +56,61 @@ def numbers(body: bytes) -> list[int]:
     return [int(line.removeprefix("line ")) for line in lines]
 
 
+def take(batches: LogBatches, first: int) -> ReadyBatch:
+    """Return the batch after the service has said that it wants line `first`."""
+    batches.acknowledge(first)
+    batch = batches.take()
+    assert batch is not None
+    return batch
+
+
+def test_a_batch_is_the_same_until_the_service_has_said_how_far_it_is(batches: LogBatches, encoder: Encoder) -> None:
+    first = take(batches, 0)
+    assert batches.take() is first
+    assert batches.first == 0
+    assert take(batches, 0) is not first
+
+
 def test_in_a_flood_the_next_batch_is_made_in_another_thread(batches: LogBatches, encoder: Encoder) -> None:
-    first = batches.take(0)
-    second = batches.take(first.end_sequence)
+    first = take(batches, 0)
+    second = take(batches, first.end_sequence)
     assert (numbers(first.body), numbers(second.body)) == ([0, 1, 2], [3, 4, 5])
     assert encoder.threads[0] == threading.current_thread().name
     assert encoder.threads[1].startswith("log-batches")
 
 
 def test_a_batch_that_the_service_does_not_want_next_is_made_anew(batches: LogBatches) -> None:
-    batches.take(0)
-    assert numbers(batches.take(1).body) == [1, 2, 3]
-    assert numbers(batches.take(4).body) == [4, 5, 6]
+    take(batches, 0)
+    assert numbers(take(batches, 1).body) == [1, 2, 3]
+    assert numbers(take(batches, 4).body) == [4, 5, 6]
 
 
 def test_the_last_batch_is_followed_by_none(batches: LogBatches, encoder: Encoder) -> None:
-    assert numbers(batches.take(9).body) == [9]
+    assert numbers(take(batches, 9).body) == [9]
     assert len(encoder.threads) == 1
 
 
 def test_an_error_of_a_batch_made_ahead_comes_when_it_is_wanted(batches: LogBatches, encoder: Encoder) -> None:
     encoder.is_failing_ahead = True
-    first = batches.take(0)
+    first = take(batches, 0)
     with pytest.raises(AgentError, match="cannot be encoded"):
-        batches.take(first.end_sequence)
+        take(batches, first.end_sequence)
 
 
 def test_an_error_of_a_batch_that_is_not_wanted_is_nobodys(batches: LogBatches, encoder: Encoder) -> None:
     encoder.is_failing_ahead = True
-    batches.take(0)
-    assert numbers(batches.take(1).body) == [1, 2, 3]
+    take(batches, 0)
+    assert numbers(take(batches, 1).body) == [1, 2, 3]
 
 
-def test_lines_that_the_spool_does_not_give_back_are_an_error(batches: LogBatches) -> None:
+def test_there_is_no_batch_without_lines(batches: LogBatches) -> None:
+    batches.acknowledge(10)
+    assert batches.take() is None
+
+
+def test_lines_that_the_spool_does_not_give_back_are_an_error(
+    batches: LogBatches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogSpool, "read", lambda *_arguments, **_bounds: [])
     with pytest.raises(AgentError, match="gives back none"):
-        batches.take(10)
+        batches.take()

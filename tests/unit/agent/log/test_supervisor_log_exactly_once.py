@@ -113,11 +113,11 @@ def test_each_line_arrives_once_and_in_order_whatever_is_lost_doubled_or_late(tm
         writer.start()
         writer.join()
         is_drained = shipper.drain(PATIENCE_S)
-        assert shipper.stop(PATIENCE_S)
+        assert shipper.close(PATIENCE_S)
         assert (is_drained, problems) == (True, [])
         assert store.stored() == texts
         assert len(store.mishaps) > 3
     finally:
-        shipper.stop(PATIENCE_S)
+        shipper.close(PATIENCE_S)
         spool.close()
         store.close()

@@ -15,13 +15,13 @@ from clary.contract.metric_samples import MAX_COLUMNS, MAX_ROWS, SERIES_NAME
 def filled(num_rows: int, **bounds: float) -> RowStore:
     store = RowStore(**bounds)
     for number in range(num_rows):
-        store.append(1000 + number, {"host/cpu_percent": float(number)})
+        store.add(1000 + number, {"host/cpu_percent": float(number)})
     return store
 
 
 def test_rows_come_out_by_column_with_the_number_of_the_first():
     store = filled(3)
-    store.let_go(1)
+    store.acknowledge(1)
     batch = store.batch()
     assert batch.first_row == 1
     assert batch.at_ms == (1001, 1002)
@@ -36,9 +36,9 @@ def test_there_is_no_batch_without_rows():
 
 def test_a_series_that_comes_later_has_nothing_before():
     store = RowStore()
-    store.append(1, {"host/cpu_percent": 1.0})
-    store.append(2, {"host/cpu_percent": 2.0, "rank-0/cpu_percent": 3.0})
-    store.append(3, {"rank-0/cpu_percent": 4.0})
+    store.add(1, {"host/cpu_percent": 1.0})
+    store.add(2, {"host/cpu_percent": 2.0, "rank-0/cpu_percent": 3.0})
+    store.add(3, {"rank-0/cpu_percent": 4.0})
     batch = store.batch()
     assert dict(zip(batch.names, batch.columns, strict=True)) == {
         "host/cpu_percent": (1.0, 2.0, None),
@@ -48,7 +48,7 @@ def test_a_series_that_comes_later_has_nothing_before():
 
 def test_what_is_no_number_and_what_is_no_name_stays_here():
     store = RowStore()
-    store.append(1, {"host/cpu_percent": math.nan, "host/memory_bytes": math.inf, "Host/CPU": 1.0})
+    store.add(1, {"host/cpu_percent": math.nan, "host/memory_bytes": math.inf, "Host/CPU": 1.0})
     batch = store.batch()
     assert batch.names == ("host/cpu_percent", "host/memory_bytes")
     assert batch.columns == ((None,), (None,))
@@ -58,11 +58,11 @@ def test_one_batch_holds_no_more_than_the_service_takes():
     store = filled(MAX_ROWS + 5)
     assert len(store.batch().at_ms) == MAX_ROWS
     wide = RowStore()
-    wide.append(1, {f"rank-{n}/cpu_percent": 1.0 for n in range(MAX_COLUMNS + 9)})
+    wide.add(1, {f"rank-{n}/cpu_percent": 1.0 for n in range(MAX_COLUMNS + 9)})
     assert len(wide.batch().names) == MAX_COLUMNS
     heavy = RowStore()
     for number in range(1000):
-        heavy.append(number, {f"rank-{n}/cpu_percent": 1.0 for n in range(200)})
+        heavy.add(number, {f"rank-{n}/cpu_percent": 1.0 for n in range(200)})
     assert len(heavy.batch().at_ms) == row_store.MAX_BATCH_VALUES // 200
 
 
@@ -81,31 +81,33 @@ def test_rows_that_are_too_old_go():
 def test_what_the_service_will_not_have_is_counted_as_given_up():
     store = filled(10)
     store.give_up(4)
-    assert (store.first_row, store.num_dropped, store.next_row) == (4, 4, 10)
+    assert (store.first, store.num_dropped, store.end) == (4, 4, 10)
 
 
 def test_a_service_that_has_more_rows_than_there_are_is_followed():
     store = filled(3)
-    store.let_go(50)
-    assert (store.first_row, store.next_row, store.batch()) == (50, 50, None)
-    store.append(2000, {"host/cpu_percent": 1.0})
+    store.acknowledge(50)
+    assert (store.first, store.end, store.batch()) == (50, 50, None)
+    store.add(2000, {"host/cpu_percent": 1.0})
     assert store.batch().first_row == 50
 
 
 def test_a_service_that_has_fewer_rows_than_it_said_gets_what_there_is():
     store = filled(5)
-    store.let_go(3)
-    store.let_go(1)
+    store.acknowledge(3)
+    store.acknowledge(1)
     assert store.batch().first_row == 3
 
 
-@given(st.lists(st.one_of(st.just("append"), st.tuples(st.sampled_from(["let_go", "give_up"]), st.integers(0, 60)))))
+@given(
+    st.lists(st.one_of(st.just("append"), st.tuples(st.sampled_from(["acknowledge", "give_up"]), st.integers(0, 60))))
+)
 def test_numbers_never_come_twice_and_every_row_is_kept_let_go_or_given_up(acts):
     store, num_appended, handed_out = RowStore(max_bytes=5 * 208), 0, {}
     for act in acts:
         if act == "append":
-            number = store.next_row
-            store.append(num_appended, {"host/cpu_percent": float(num_appended)})
+            number = store.end
+            store.add(num_appended, {"host/cpu_percent": float(num_appended)})
             assert number not in handed_out
             handed_out[number] = float(num_appended)
             num_appended += 1
@@ -113,9 +115,9 @@ def test_numbers_never_come_twice_and_every_row_is_kept_let_go_or_given_up(acts)
             getattr(store, act[0])(act[1])
         batch = store.batch()
         if batch is not None:
-            assert batch.first_row == store.first_row
+            assert batch.first_row == store.first
             assert len(batch.at_ms) <= 5
-            assert batch.first_row + len(batch.at_ms) == store.next_row
+            assert batch.first_row + len(batch.at_ms) == store.end
             for place, value in enumerate(batch.columns[0]):
                 assert handed_out[batch.first_row + place] == value
             assert all(SERIES_NAME.fullmatch(name) for name in batch.names)

@@ -76,7 +76,7 @@ def wait_until(holds) -> None:
 def test_every_row_has_the_values_of_every_source_and_the_marks(sampling_of):
     store, one, other = RowStore(), FakeSource(), FakeSource("rank-0/cpu_percent")
     sampling = sampling_of(one, other, store=store, marks=lambda: {"host/phase": 2.0})
-    wait_until(lambda: store.next_row >= 3)
+    wait_until(lambda: store.end >= 3)
     sampling.end()
     assert sampling.join(DEADLINE_S)
     batch = store.batch()
@@ -105,8 +105,8 @@ def test_a_source_comes_and_goes_while_it_is_measured(sampling_of):
     sampling.remove(FakeProgramSource)
     wait_until(lambda: source.num_closed)
     asked = source.num_asked
-    before = store.next_row
-    wait_until(lambda: store.next_row > before + 2)
+    before = store.end
+    wait_until(lambda: store.end > before + 2)
     assert source.num_asked == asked
 
 
@@ -118,8 +118,8 @@ def test_a_source_that_cannot_be_made_is_no_harm(sampling_of, caplog):
         raise ProcessLookupError("the program has ended already")
 
     sampling.add(make)
-    before = store.next_row
-    wait_until(lambda: store.next_row > before + 2)
+    before = store.end
+    wait_until(lambda: store.end > before + 2)
     assert "could not be made" in caplog.text
 
 
@@ -179,7 +179,7 @@ def test_beats_that_were_missed_are_left_out_and_the_rhythm_is_kept():
 def test_another_interval_holds_at_once_though_the_old_one_was_long(sampling_of):
     store = RowStore()
     sampling = sampling_of(FakeSource(), store=store, interval_s=3600.0)
-    wait_until(lambda: store.next_row >= 1)
+    wait_until(lambda: store.end >= 1)
     sampling.measure_every(0.01)
-    wait_until(lambda: store.next_row >= 5)
+    wait_until(lambda: store.end >= 5)
     sampling.measure_every(0.01)  # what is said again changes nothing

@@ -32,7 +32,7 @@ def shipped(service: FakeService):
     shipper = SampleShipper(client, store=store, on_unwanted=unwanted.set, interval_s=0.05)
     shipper.start()
     yield shipper, store, unwanted
-    shipper.end()
+    shipper.abort()
     client.break_off()
     assert shipper.join(DEADLINE_S)
     client.close()
@@ -40,8 +40,8 @@ def shipped(service: FakeService):
 
 def append(store: RowStore, count: int) -> None:
     for _ in range(count):
-        number = store.next_row
-        store.append(1000 + number, {"host/cpu_percent": float(number)})
+        number = store.end
+        store.add(1000 + number, {"host/cpu_percent": float(number)})
 
 
 def stored(service: FakeService) -> list[float | None]:
@@ -70,7 +70,7 @@ def test_an_answer_that_is_lost_doubles_no_row(service, shipped):
     _, store, _ = shipped
     service.lose_answers("samples", 2)
     append(store, 10)
-    wait_until(lambda: store.first_row == 10)
+    wait_until(lambda: store.first == 10)
     append(store, 1)
     wait_until(lambda: service.next_row == 11)
     assert stored(service) == [float(n) for n in range(11)]
@@ -103,11 +103,12 @@ def test_who_waits_for_the_last_rows_waits_no_longer_than_he_said_for_a_service_
     service.partition()
     append(store, 5)
     began_s = time.monotonic()
-    end_row = shipper.hurry()
-    assert not shipper.wait(end_row, 0.3)
+    end_row = store.end
+    shipper.flush()
+    assert not shipper.wait_sent(end_row, 0.3)
     assert 0.3 <= time.monotonic() - began_s < DEADLINE_S
     service.heal()
-    assert shipper.wait(end_row, DEADLINE_S)
+    assert shipper.wait_sent(end_row, DEADLINE_S)
 
 
 def test_a_hurry_does_not_wait_for_the_next_batch_to_be_due(service):
@@ -116,11 +117,14 @@ def test_a_hurry_does_not_wait_for_the_next_batch_to_be_due(service):
     shipper = SampleShipper(client, store=store, on_unwanted=lambda: None, interval_s=3600.0)
     shipper.start()
     append(store, 3)
-    assert shipper.wait(shipper.hurry(), DEADLINE_S)
+    shipper.flush()
+    assert shipper.wait_sent(3, DEADLINE_S)
     assert service.next_row == 3
-    shipper.end()
+    shipper.abort()
     assert shipper.join(DEADLINE_S)
-    assert shipper.wait(99, DEADLINE_S), "nobody waits for a shipper that has ended"
+    began_s = time.monotonic()
+    assert not shipper.wait_sent(99, 2 * DEADLINE_S)
+    assert time.monotonic() - began_s < DEADLINE_S, "nobody waits for a shipper that has ended"
     client.close()
 
 
@@ -150,9 +154,9 @@ def test_rows_that_are_refused_are_given_up_and_later_ones_arrive(service, shipp
     _, store, _ = shipped
     service.fail("samples", status=400, count=2)
     append(store, 4)
-    wait_until(lambda: store.first_row == 4)
+    wait_until(lambda: store.first == 4)
     append(store, 2)
-    wait_until(lambda: store.first_row == 6)
+    wait_until(lambda: store.first == 6)
     append(store, 1)
     wait_until(lambda: service.next_row == 7)
     assert service.batches[-1].num_dropped == 6
@@ -163,7 +167,7 @@ def test_rows_that_are_refused_are_given_up_and_later_ones_arrive(service, shipp
 def test_a_service_that_has_lost_its_memory_gets_what_comes(service, shipped):
     _, store, _ = shipped
     append(store, 5)
-    wait_until(lambda: store.first_row == 5)
+    wait_until(lambda: store.first == 5)
     service.next_row = 0
     service.batches.clear()
     append(store, 2)
@@ -187,10 +191,10 @@ def test_a_service_that_never_gets_on_is_not_asked_in_a_hurry_and_costs_no_memor
     shipper = SampleShipper(service, store=store, on_unwanted=lambda: None, interval_s=0.01)
     append(store, 3)
     shipper.start()
-    wait_until(lambda: store.first_row == 3)
+    wait_until(lambda: store.first == 3)
     assert len(service.sent) == 3
     assert store.num_dropped == 3
-    shipper.end()
+    shipper.abort()
     assert shipper.join(DEADLINE_S)
 
 

@@ -20,8 +20,8 @@ def steps_of(store):
 def test_pictures_beyond_their_room_wait_and_the_newest_of_each_tag_comes_once_there_is_some():
     store = FindingStore(picture_burst_bytes=2_000.0, picture_bytes_per_s=100.0)
     for step in range(10):
-        store.append(image(step), now_s=0.0)
-    store.append(image(100, name="other"), now_s=0.0)
+        store.offer(image(step), now_s=0.0)
+    store.offer(image(100, name="other"), now_s=0.0)
     assert steps_of(store) == [0, 1]
     store.admit_waiting(now_s=9.0, is_last=False)
     assert steps_of(store) == [0, 1], "nine tenths of a picture"
@@ -36,8 +36,8 @@ def test_pictures_beyond_their_room_wait_and_the_newest_of_each_tag_comes_once_t
 def test_when_nothing_comes_any_more_all_that_wait_are_sent():
     store = FindingStore(picture_burst_bytes=1_000.0, picture_bytes_per_s=0.0)
     for step in range(5):
-        store.append(image(step), now_s=0.0)
-        store.append(image(step, name="other"), now_s=0.0)
+        store.offer(image(step), now_s=0.0)
+        store.offer(image(step, name="other"), now_s=0.0)
     store.admit_waiting(now_s=0.0, is_last=True)
     assert steps_of(store) == [0, 4, 4]
     store.admit_waiting(now_s=0.0, is_last=True)
@@ -46,24 +46,24 @@ def test_when_nothing_comes_any_more_all_that_wait_are_sent():
 
 def test_pictures_that_waited_push_no_number_out_even_when_nothing_comes_any_more():
     store = FindingStore(max_bytes=6_000, picture_burst_bytes=0.0, picture_bytes_per_s=0.0)
-    store.append(image(99), now_s=0.0)
+    store.offer(image(99), now_s=0.0)
     for step in range(19):
-        store.append(Finding(name="loss", at_ms=0, step=step), now_s=0.0)
+        store.offer(Finding(name="loss", at_ms=0, step=step), now_s=0.0)
     store.admit_waiting(now_s=0.0, is_last=True)
     assert steps_of(store) == list(range(19))
-    store.let_go(19)
+    store.acknowledge(19)
     store.admit_waiting(now_s=0.0, is_last=True)
     assert (steps_of(store), store.num_dropped) == ([99], 0)
 
 
 def test_pictures_fill_half_of_the_store_at_most_so_that_no_number_is_pushed_out():
     store = FindingStore(max_bytes=6_000)
-    store.append(Finding(name="loss", at_ms=0, step=0), now_s=0.0)
+    store.offer(Finding(name="loss", at_ms=0, step=0), now_s=0.0)
     for step in range(1, 20):
-        store.append(image(step), now_s=0.0)
+        store.offer(image(step), now_s=0.0)
     assert steps_of(store) == [0, 1, 2]
-    store.let_go(3)
-    store.append(image(20), now_s=0.0)
+    store.acknowledge(3)
+    store.offer(image(20), now_s=0.0)
     assert steps_of(store) == [20]
 
 
@@ -71,7 +71,7 @@ def test_what_waits_is_bounded(monkeypatch):
     monkeypatch.setattr(finding_store, "MAX_WAITING_BYTES", 2_500)
     store = FindingStore(picture_burst_bytes=0.0, picture_bytes_per_s=0.0)
     for number in range(5):
-        store.append(image(number, name=f"tag-{number}"), now_s=0.0)
+        store.offer(image(number, name=f"tag-{number}"), now_s=0.0)
     store.admit_waiting(now_s=0.0, is_last=True)
     assert steps_of(store) == [0, 1]
     assert store.num_dropped == 3
@@ -81,6 +81,6 @@ def test_a_host_that_makes_up_ever_new_tags_is_not_followed_without_end(monkeypa
     monkeypatch.setitem(finding_store._MAX_TAGS, FindingKind.IMAGE, 3)
     store = FindingStore()
     for number in range(5):
-        store.append(image(number, name=f"tag-{number}"), now_s=0.0)
-        store.append(Finding(kind=FindingKind.HISTOGRAM, name=f"tag-{number}", at_ms=0, data="[]"), now_s=0.0)
+        store.offer(image(number, name=f"tag-{number}"), now_s=0.0)
+        store.offer(Finding(kind=FindingKind.HISTOGRAM, name=f"tag-{number}", at_ms=0, data="[]"), now_s=0.0)
     assert (store.end, store.num_unnamed) == (8, 2)

@@ -178,23 +178,23 @@ def test_a_walk_is_bounded(tmp_path):
 def test_findings_are_numbered_and_bounded(tmp_path):
     store = FindingStore()
     for step in range(MAX_FINDINGS + 5):
-        store.append(Finding(name="loss", at_ms=0, step=step, value=0.0), now_s=0.0)
+        store.offer(Finding(name="loss", at_ms=0, step=step, value=0.0), now_s=0.0)
     batch = store.batch(None)
     assert (batch.first, len(batch.findings)) == (0, MAX_FINDINGS)
-    store.let_go(MAX_FINDINGS)
+    store.acknowledge(MAX_FINDINGS)
     batch = store.batch(None)
     assert (batch.first, [finding.step for finding in batch.findings]) == (MAX_FINDINGS, list(range(2000, 2005)))
     small = FindingStore(max_bytes=1000)
     for step in range(10):
-        small.append(Finding(name="loss", at_ms=0, step=step, value=0.0), now_s=0.0)
+        small.offer(Finding(name="loss", at_ms=0, step=step, value=0.0), now_s=0.0)
     assert (small.first, small.end, small.num_dropped) == (7, 10, 7)
 
 
 def test_a_name_that_comes_too_fast_is_thinned_and_others_are_not():
     store = FindingStore(burst=10.0, per_s=1.0)
     for step in range(100):
-        store.append(Finding(name="fast", at_ms=0, step=step), now_s=0.0)
-    store.append(Finding(name="slow", at_ms=0), now_s=0.0)
+        store.offer(Finding(name="fast", at_ms=0, step=step), now_s=0.0)
+    store.offer(Finding(name="slow", at_ms=0), now_s=0.0)
     assert (store.end, store.num_dropped) == (11, 90)
-    store.append(Finding(name="fast", at_ms=0), now_s=5.0)
+    store.offer(Finding(name="fast", at_ms=0), now_s=5.0)
     assert store.end == 12

@@ -1,0 +1,111 @@
+"""Items that the service has not acknowledged yet: numbered from 0, bounded, the oldest given up first and counted.
+
+Where: `metrics.row_store` and `training.finding_store` are outboxes; a `sender` takes stretches of one and acknowledges
+them or gives them up, as the service says. No thread and no clock: items say what is too old.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stretch(Generic[T]):
+    """Adjacent items.
+
+    Attributes:
+        first: number of the first.
+        num_dropped: items that had been given up when these were taken; all of them were numbered below `first`, or
+            never had a number.
+    """
+
+    first: int
+    items: tuple[T, ...]
+    num_dropped: int
+
+
+class Outbox(Generic[T]):
+    """Items in the order of their numbers, each of which is given once; safe for many threads.
+
+    Each item stays until it is acknowledged, or given up: by a caller, or because newer ones need its place.
+
+    Args:
+        size_of: returns the bytes of memory that an item takes.
+        max_bytes: of all items.
+        is_stale: whether the first of two items is too old to be kept beside the second, the newest.
+    """
+
+    def __init__(
+        self,
+        *,
+        size_of: Callable[[T], int],
+        max_bytes: int,
+        is_stale: Callable[[T, T], bool] = lambda oldest, newest: False,
+    ) -> None:
+        self._size_of = size_of
+        self._max_bytes = max_bytes
+        self._is_stale = is_stale
+        self._lock = threading.Lock()
+        self._items: deque[T] = deque()
+        self._first = 0
+        self._size_bytes = 0
+        self.num_dropped = 0  # items that were given up
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest item; `end` of an empty outbox."""
+        with self._lock:
+            return self._first
+
+    @property
+    def end(self) -> int:
+        """Number that the next item gets."""
+        with self._lock:
+            return self._first + len(self._items)
+
+    def append(self, item: T) -> None:
+        """Add an item, and give up the oldest ones for which there is no room any more."""
+        with self._lock:
+            self._items.append(item)
+            self._size_bytes += self._size_of(item)
+            while self._items and (self._size_bytes > self._max_bytes or self._is_stale(self._items[0], item)):
+                self._drop()
+
+    def oldest(self, *, max_items: int, weight_of: Callable[[T], int], max_weight: int) -> Stretch[T]:
+        """Return the oldest items: one, however heavy it is, and as many more as fit into both bounds."""
+        chosen: list[T] = []
+        weight = 0
+        with self._lock:
+            for item in self._items:
+                weight += weight_of(item)
+                if len(chosen) == max_items or (chosen and weight > max_weight):
+                    break
+                chosen.append(item)
+            return Stretch(self._first, tuple(chosen), self.num_dropped)
+
+    def acknowledge(self, end: int) -> None:
+        """Forget items below a number, which the service has; a number beyond all is where the next ones begin."""
+        with self._lock:
+            while self._items and self._first < end:
+                self._forget()
+            self._first = max(self._first, end)
+
+    def give_up(self, end: int) -> None:
+        """Forget items below a number, which the service will not have."""
+        with self._lock:
+            while self._items and self._first < end:
+                self._drop()
+
+    def _drop(self) -> None:
+        self.num_dropped += 1
+        self._forget()
+
+    def _forget(self) -> None:
+        self._size_bytes -= self._size_of(self._items.popleft())
+        self._first += 1

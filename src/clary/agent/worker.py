@@ -1,0 +1,119 @@
+"""The background thread of the agent: rounds, one after the other, until it is stopped or aborted.
+
+Where: every loop of the agent beside the supervisor's own is a `Worker`: started, flushed, stopped, aborted and joined
+by verbs that mean the same everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+_JOIN_S = 5.0
+_VAIN_LOOK_S = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+def _never() -> bool:
+    return False
+
+
+class Worker:
+    """A named daemon thread that calls `_round` until it returns None; for subclasses.
+
+    Args:
+        name: of the thread.
+        failure: logged, with the traceback, when a round raises; the thread ends then.
+        first_pause_s: before the first round.
+
+    Attributes:
+        is_stopping: whether `stop` was called: rounds go on until what is left is done.
+        is_aborted: whether `abort` was called: no further round begins.
+        has_ended: whether the thread has done its last act.
+    """
+
+    def __init__(self, name: str, *, failure: str, first_pause_s: float = 0.0) -> None:
+        self._failure = failure
+        self._first_pause_s = first_pause_s
+        self._changed = threading.Condition()
+        self._is_woken = False
+        self.is_stopping = self.is_aborted = self.has_ended = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; once."""
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Have the next round begin now; returns at once."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End after the rounds that finish the work, the next of which begins now; returns at once."""
+        self.is_stopping = True
+        self.flush()
+
+    def abort(self) -> None:
+        """Begin no further round; returns at once, harmless when repeated."""
+        self.is_aborted = True
+        self.flush()
+
+    def join(self, timeout_s: float = _JOIN_S, *, is_vain: Callable[[], bool] = _never) -> bool:
+        """Wait for the thread, which may not have begun; return whether it has ended.
+
+        Args:
+            timeout_s: a call that hangs has to be broken off before.
+            is_vain: asked several times a second whether to stop waiting.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self.is_running and (left_s := deadline_s - time.monotonic()) > 0 and not is_vain():
+            self._thread.join(left_s if is_vain is _never else min(left_s, _VAIN_LOOK_S))
+        return not self.is_running
+
+    def close(self, timeout_s: float = _JOIN_S) -> bool:
+        """Abort and join; from the thread itself, abort alone."""
+        self.abort()
+        return threading.current_thread() is self._thread or self.join(timeout_s)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has begun and not ended."""
+        return self._thread.is_alive()
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, or less if `flush`, `stop` or `abort` was called since the last pause; return whether to go on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_woken, seconds)
+            self._is_woken = self.is_aborted  # for the rest of its life it waits for nothing
+            return not self.is_aborted
+
+    def _round(self) -> float | None:
+        """Do one round; return the seconds until the next one, None to end."""
+        raise NotImplementedError
+
+    def _on_failure(self, error: Exception) -> None:
+        """Tell that a round has raised; from the thread."""
+
+    def _on_end(self) -> None:
+        """Free the resources of the rounds; the last act of the thread."""
+
+    def _run(self) -> None:
+        pause_s: float | None = self._first_pause_s
+        try:
+            while pause_s is not None and self.pause(pause_s):
+                pause_s = self._round()
+        except Exception as error:  # boundary: background threads; what they do must not end the program or the host
+            logger.exception("%s", self._failure)
+            self._on_failure(error)
+        finally:
+            try:
+                self._on_end()
+            finally:
+                with self._changed:
+                    self.has_ended = True
+                    self._changed.notify_all()
