@@ -6,7 +6,7 @@ the only answer to a flood that neither holds up the program nor fills the disk 
 
 from __future__ import annotations
 
-from clary.agent.log.token_bucket import TokenBucket
+from clary.agent.token_bucket import TokenBucket
 from clary.contract.launch_plan import LogRules
 
 BURST_S = 10.0  # so many seconds' worth may come at once

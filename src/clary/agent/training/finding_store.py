@@ -7,9 +7,8 @@ waits until there is some, or until a newer one of its tag takes its place, so t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from clary.agent.outbox import Outbox
+from clary.agent.token_bucket import TokenBucket
 from clary.contract.training_values import (
     MAX_DATA_CHARACTERS,
     MAX_FINDINGS,
@@ -30,25 +29,6 @@ PICTURE_BYTES_PER_S = 32 * 1024.0  # in the long run; the service keeps some of 
 MAX_WAITING_BYTES = 4 * 1024 * 1024  # of pictures for which there is no room yet
 _FINDING_BYTES = 300  # of one besides its data
 _MAX_TAGS = {FindingKind.HISTOGRAM: MAX_HISTOGRAM_TAGS, FindingKind.IMAGE: MAX_IMAGE_TAGS}
-
-
-@dataclass
-class _Allowance:
-    """A token bucket."""
-
-    most: float
-    per_s: float
-    left: float
-    at_s: float
-
-    def take(self, wanted: float, now_s: float) -> bool:
-        """Take that much, if it is there."""
-        self.left = min(self.most, self.left + (now_s - self.at_s) * self.per_s)
-        self.at_s = now_s
-        if self.left < wanted:
-            return False
-        self.left -= wanted
-        return True
 
 
 class FindingStore(Outbox[Finding]):
@@ -73,8 +53,8 @@ class FindingStore(Outbox[Finding]):
         self._per_s = per_s
         self._picture_burst_bytes = picture_burst_bytes
         self._picture_bytes_per_s = picture_bytes_per_s
-        self._allowances: dict[str, _Allowance] = {}
-        self._pictures: _Allowance | None = None  # from the first picture on
+        self._allowances: dict[str, TokenBucket] = {}
+        self._pictures: TokenBucket | None = None  # from the first picture on
         self._tags: dict[FindingKind, set[str]] = {kind: set() for kind in _MAX_TAGS}
         self._waiting: dict[tuple[FindingKind, str], Finding] = {}  # the newest of its tag
         self._waiting_bytes = 0
@@ -109,9 +89,9 @@ class FindingStore(Outbox[Finding]):
             if len(self._allowances) >= MAX_NAMES:
                 self.num_unnamed += 1
                 return False
-            allowance = _Allowance(self._burst, self._per_s, self._burst, now_s)
+            allowance = TokenBucket(rate_per_s=self._per_s, capacity=self._burst, now_s=now_s)
             self._allowances[name] = allowance
-        if not allowance.take(1, now_s):
+        if not allowance.admit(1, now_s):
             self.num_dropped += 1
             return False
         return True
@@ -138,9 +118,9 @@ class FindingStore(Outbox[Finding]):
         """Whether a picture may come now; takes its part of what may come in the long run."""
         if self._pictures is None:
             most, per_s = self._picture_burst_bytes, self._picture_bytes_per_s
-            self._pictures = _Allowance(most, per_s, most, now_s)
+            self._pictures = TokenBucket(rate_per_s=per_s, capacity=most, now_s=now_s)
         size_bytes = _size_of(finding)
-        return self._size_bytes + size_bytes <= self._max_bytes // 2 and self._pictures.take(size_bytes, now_s)
+        return self._size_bytes + size_bytes <= self._max_bytes // 2 and self._pictures.admit(size_bytes, now_s)
 
 
 def _size_of(finding: Finding) -> int:

@@ -1,4 +1,4 @@
-"""How much output enters the log: the bucket, what is dropped, and what the log says of it."""
+"""How much output enters the log: what is dropped, and what the log says of it."""
 
 from __future__ import annotations
 
@@ -11,40 +11,8 @@ from hypothesis import strategies as st
 from clary.agent.log.log_intake import LogIntake
 from clary.agent.log.log_limit import BURST_S, LogLimit
 from clary.agent.log.log_spool import LogSpool
-from clary.agent.log.token_bucket import TokenBucket
 from clary.contract.launch_plan import AnsiCodes, LogRules
 from clary.testing.fake_clock import FakeClock
-
-# Binary fractions, so that sums are exact.
-steps = st.lists(st.tuples(st.integers(0, 64).map(lambda eighths: eighths / 8), st.integers(0, 200)), max_size=60)
-
-
-@given(steps, st.integers(1, 50), st.integers(1, 100))
-def test_no_stretch_of_time_lets_through_more_than_burst_and_rate(moves, rate, capacity) -> None:
-    now_s = 0.0
-    bucket = TokenBucket(rate_per_s=rate, capacity=capacity, now_s=now_s)
-    passed: list[tuple[float, int]] = []
-    for elapsed_s, amount in moves:
-        now_s += elapsed_s
-        if bucket.has(amount, now_s):
-            bucket.take(amount)
-            passed.append((now_s, amount))
-    for first, (begin_s, _) in enumerate(passed):
-        total = 0
-        for at_s, amount in passed[first:]:
-            total += amount
-            assert total <= capacity + rate * (at_s - begin_s)
-
-
-@given(st.integers(1, 50), st.integers(1, 100), st.integers(1, 400))
-def test_an_amount_beyond_the_capacity_passes_a_full_bucket_and_is_paid_back(rate, capacity, surplus) -> None:
-    bucket = TokenBucket(rate_per_s=rate, capacity=capacity, now_s=0.0)
-    amount = capacity + surplus
-    assert not bucket.has(amount, 0.0)
-    assert bucket.has(amount, 0.0, may_owe=True)
-    bucket.take(amount)
-    assert not bucket.has(1, surplus / rate)
-    assert bucket.has(1, (surplus + 2) / rate)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), max_size=30), st.integers(0, 5), st.integers(0, 60))

@@ -1,20 +1,20 @@
 """A token bucket: how much may pass now, when so much may pass in the long run. Pure.
 
-Where: `log_limit` has one for lines and one for bytes.
+Where: `log.log_limit` has one for lines and one for bytes, `training.finding_store` one for each name and for pictures.
 """
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """Fills at a steady rate up to a bound; what passes is taken out. Not safe for several threads at once.
+    """Fills at a steady rate up to a bound, and pays for each amount that passes. Not safe for several threads at once.
 
     Within any stretch of time no more than `capacity + rate_per_s * seconds` passes. An amount larger than `capacity`,
     which could never pass, may be let through a full bucket: it leaves a debt.
 
     Args:
-        rate_per_s: what may pass in the long run; above 0.
-        capacity: what may pass at once after silence; above 0.
+        rate_per_s: what may pass in the long run.
+        capacity: what may pass at once after silence.
         now_s: monotonic time; the bucket begins full.
     """
 
@@ -39,5 +39,12 @@ class TokenBucket:
         return self._level >= (min(amount, self._capacity) if may_owe else amount)
 
     def take(self, amount: float) -> None:
-        """Take out what passes; ask `has` before."""
+        """Take out an amount; ask `has` before."""
         self._level -= amount
+
+    def admit(self, amount: float, now_s: float) -> bool:
+        """Take out `amount` if it may pass now; return whether it may."""
+        may_pass = self.has(amount, now_s)
+        if may_pass:
+            self.take(amount)
+        return may_pass
