@@ -11,20 +11,19 @@ from clary.control.reconcile.gateways.training_gateway import TrainingGateway
 from clary.control.server.actions.rehearsal_actions import RehearsalActions
 from clary.control.server.actions.spot_actions import SpotRoutes
 from clary.control.server.agent_routes import AgentRoutes
-from clary.control.server.backup_keeping import BackupKeeper
-from clary.control.server.checkpoint_routes import CheckpointRoutes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.console_routes import ConsoleRoutes
 from clary.control.server.edge.access import Access
 from clary.control.server.edge.guesses import GuessLimiter
 from clary.control.server.edge.sessions import Sessions
 from clary.control.server.edge.sign_in import SignIn
-from clary.control.server.metrics_page import MetricsPage
+from clary.control.server.pages.checkpoints_page import CheckpointRoutes
 from clary.control.server.pages.downloads_page import DownloadsPage
+from clary.control.server.pages.metrics_page import MetricsPage
 from clary.control.server.pages.rehearsals_page import RehearsalPages
+from clary.control.server.pages.state_page import StateRoutes
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.pool_routes import PoolRoutes
-from clary.control.server.state_routes import StateRoutes
 from clary.control.server.status_routes import StatusRoutes
 
 OWNER, SCRAPER = "owner-token", "metrics-token"

@@ -1,6 +1,6 @@
 """Which checkpoint sets lie below a prefix, and whether everything that they name is there.
 
-Where: `clary checkpoints JOB`, through `server.checkpoint_routes`. Names and sizes are compared here; what the files
+Where: `clary checkpoints JOB`, through `server.pages.checkpoints_page`. Names and sizes are compared here; what the files
 hold is read by `checkpoint_verification`.
 
 [Note: sets that move] Agents go on while the service looks: a set that was the newest may be replaced, and what it

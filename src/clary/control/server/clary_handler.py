@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from clary.base.errors import WireError
 from clary.control.reconcile.gateways.training_gateway import MAX_STATUS_BYTES
-from clary.control.server import agent_routes, people_routes, pool_routes, state_routes, status_routes
+from clary.control.server import agent_routes, people_routes, pool_routes, status_routes
 from clary.control.server.actions import rehearsal_actions, spot_actions
 from clary.control.server.console_routes import ConsoleRoutes
 from clary.control.server.edge.access import Access, require_csrf
@@ -18,6 +18,7 @@ from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
 from clary.control.server.edge.internal_http import error_answer, finite_answer
 from clary.control.server.edge.sign_in import CODE_PATH, SignIn
 from clary.control.server.edge.sign_in import PATH as SESSION_PATH
+from clary.control.server.pages.state_page import StateRoutes
 from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -60,7 +61,7 @@ class ClaryHandler:
         status: status_routes.StatusRoutes | None = None,
         guesses: GuessLimiter | None = None,
         max_body_bytes: int = 1 << 23,
-        state: state_routes.StateRoutes | None = None,
+        state: StateRoutes | None = None,
     ) -> None:
         self._agents = agents
         self._pools = pools

@@ -28,8 +28,8 @@ from clary.control.server.actions.rehearsal_actions import RehearsalActions
 from clary.control.server.actions.rerun_action import rerun
 from clary.control.server.actions.spot_actions import reclaim
 from clary.control.server.actions.stop_action import stop_job
-from clary.control.server.checkpoint_routes import CheckpointRoutes, checkpoint_facts
 from clary.control.server.edge.internal_http import bearer_token, json_answer, query_of, read_json
+from clary.control.server.pages.checkpoints_page import CheckpointRoutes, checkpoint_facts
 from clary.control.server.pages.downloads_page import DownloadsPage
 from clary.control.server.pages.dump_page import ask_for_dump, dump_page
 from clary.control.server.pages.health_page import health_page

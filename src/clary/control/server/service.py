@@ -63,7 +63,6 @@ from clary.control.server.actions.spot_actions import SpotRoutes
 from clary.control.server.agent_routes import AgentRoutes
 from clary.control.server.aws_handler import AwsHandler
 from clary.control.server.backup_keeping import BackupKeeper
-from clary.control.server.checkpoint_routes import CheckpointRoutes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.console_files import ConsoleFiles
 from clary.control.server.console_routes import ConsoleRoutes
@@ -79,17 +78,18 @@ from clary.control.server.edge.sign_in import SignIn
 from clary.control.server.edge.tls import ensure_certificates, server_context, service_names
 from clary.control.server.egress_site import egress_policy
 from clary.control.server.job_keys import JobKeys
-from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
+from clary.control.server.pages.checkpoints_page import CheckpointRoutes
 from clary.control.server.pages.downloads_page import DownloadsPage
 from clary.control.server.pages.machine_page import MachinePage
+from clary.control.server.pages.metrics_page import MetricsPage
 from clary.control.server.pages.rehearsals_page import RehearsalPages
+from clary.control.server.pages.state_page import StateRoutes
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.pool_routes import PoolRoutes
 from clary.control.server.ports import Ports, choose_ports
 from clary.control.server.start_notes import noted
 from clary.control.server.state_files import keep_files
-from clary.control.server.state_routes import StateRoutes
 from clary.control.server.status_routes import StatusRoutes
 from clary.control.services.call import Services
 from clary.control.services.query_desk import QueryDesk

@@ -1,7 +1,7 @@
 """Verifications of checkpoints that run in the background: they take as long as reading everything takes.
 
-Where: `checkpoint_routes` starts one and answers each question after it with what is known by then. A run that nobody
-asks about ends by itself, and a finished one is forgotten.
+Where: `pages.checkpoints_page` starts one and answers each question after it with what is known by then. A run that
+nobody asks about ends by itself, and a finished one is forgotten.
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ from clary.testing.control_plane import ControlPlane
 AGENT, STATUS = "/clary/v1/agents/job/1/algo-1", "/clary/v1/status/job/1/algo-1"
 POOL = "/clary/v1/pools/{pool}/algo-1/assignment"
 JOB, V1 = "/clary/v1/jobs/job", "/clary/v1"
-PAGES = (
-    "state plan request why health series logs log-lines training tensorboard metric-values stragglers dump profile "
-    "profiler-report checkpoints downloads rehearsals records"
-).split()
-ACTS = "dump profile reclaim rerun stop strike rehearsals".split()
+PAGES = [
+    *("state", "plan", "request", "why", "health", "series", "logs", "log-lines", "training", "tensorboard"),
+    *("metric-values", "stragglers", "dump", "profile", "profiler-report", "checkpoints", "downloads", "rehearsals"),
+    "records",
+]
+ACTS = ["dump", "profile", "reclaim", "rerun", "stop", "strike", "rehearsals"]
 # Who may ask, and what: method and path.
 ROUTES = [
     *(("agent", "GET", f"{AGENT}/{page}") for page in ("assignment", "orders")),

@@ -14,7 +14,7 @@ from clary.control.jobs.training_job import AttemptEnd, HostRecord, PastAttempt
 from clary.control.objects.checkpoint_manifests import ManifestObject
 from clary.control.objects.checkpoint_verification import SetReport, SetTarget
 from clary.control.server import verification_runs
-from clary.control.server.checkpoint_routes import CheckpointRoutes, checkpoint_facts, choose
+from clary.control.server.pages.checkpoints_page import CheckpointRoutes, checkpoint_facts, choose
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.verification_runs import VerificationRuns
 
@@ -234,8 +234,8 @@ async def test_a_page_that_verifies_answers_in_parts(monkeypatch):
         report.sets += [SetReport(host=target.host, number=target.number, is_done=True) for target in targets]
         await go_on.wait()
 
-    monkeypatch.setattr("clary.control.server.checkpoint_routes.find_in_time", find)
-    monkeypatch.setattr("clary.control.server.checkpoint_routes.verify_sets", verify)
+    monkeypatch.setattr("clary.control.server.pages.checkpoints_page.find_in_time", find)
+    monkeypatch.setattr("clary.control.server.pages.checkpoints_page.verify_sets", verify)
     monkeypatch.setattr(verification_runs.VerificationRuns.wait, "__kwdefaults__", {"timeout_s": 0.05})
     routes = CheckpointRoutes(SimpleNamespace())
     people = PeopleRoutes(FakeServices([running_job(request=CONFIG)]), admin_token="token", checkpoints=routes)

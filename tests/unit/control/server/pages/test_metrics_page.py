@@ -15,12 +15,12 @@ from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.metric_samples import SampleBatch
 from clary.control.jobs.training_job import AttemptEnd, JobFailure, PastAttempt
 from clary.control.reconcile.gateways.sample_gateway import FRESH_S, SampleGateway
-from clary.control.server.metrics_page import MetricsPage
+from clary.control.server.pages.metrics_page import MetricsPage
 from clary.testing.fake_clock import FakeClock
 
 NOW = START + timedelta(seconds=60)
 NOW_MS = int(NOW.timestamp() * 1000)
-DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "clary.json"
+DASHBOARD = Path(__file__).parents[5] / "docs" / "grafana" / "clary.json"
 HOST_SERIES = (
     *("cpu_percent", "cpu_throttled_percent", "memory_bytes", "memory_limit_bytes", "memory_percent"),
     *("disk_used_percent", "disk_read_bytes_s", "disk_write_bytes_s"),

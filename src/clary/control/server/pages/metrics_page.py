@@ -22,9 +22,9 @@ from clary.control.jobs.training_job import PastAttempt, TrainingJob
 from clary.control.reconcile.gateways.sample_gateway import LastValues, SampleGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.series.exposition import CONTENT_TYPE, COUNTER, Family, exposed_name, text_of
-from clary.control.server.checkpoint_routes import checkpoint_facts
 from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
 from clary.control.server.edge.internal_http import bearer_token, error_answer
+from clary.control.server.pages.checkpoints_page import checkpoint_facts
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PATH = "/metrics"
