@@ -35,7 +35,7 @@ from clary.train.parallel.configuration import read_configuration
 from clary.train.parallel.mesh import Along
 from clary.train.parallel.tensor import collectives
 from clary.train.parallel.tensor.collectives import TensorGroup
-from clary.train.parallel.tensor.huggingface import bert, gpt2, gptj, gptneo, gptneox, roberta
+from clary.train.parallel.tensor.huggingface.reader import block_hooks, translators
 from clary.train.parallel.tensor.registry import set_tensor_parallelism, tensor_parallelism
 from clary.train.parallel.tensor.replacement import replace_modules
 from clary.train.parallel.tensor.slices import cut_state_dict, gather_state_dict, slices_of
@@ -196,22 +196,10 @@ def assert_near(got, wanted, what):
     assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-5), f"{what}: off by {worst}, of {wanted.abs().max().item()}"
 
 
-GPT2_TRANSLATION = (
-    gpt2.translate_state_dict_to_hf_gpt2,
-    gpt2.translate_hf_state_dict_to_smdistributed_gpt2,
-)
-NEO_TRANSLATION = (
-    gptneo.translate_state_dict_to_hf_gptneo,
-    gptneo.translate_hf_state_dict_to_smdistributed_gptneo,
-)
-NEOX_TRANSLATION = (
-    gptneox.translate_state_dict_to_hf_gptneox,
-    gptneox.translate_hf_state_dict_to_smdistributed_gptneox,
-)
-GPTJ_TRANSLATION = (
-    gptj.translate_state_dict_to_hf_gptj,
-    gptj.translate_hf_gptj_state_dict_to_smdistributed_gptj,
-)
+GPT2_TRANSLATION = translators("gpt2")
+NEO_TRANSLATION = translators("gpt_neo")
+NEOX_TRANSLATION = translators("gpt_neox")
+GPTJ_TRANSLATION = translators("gptj")
 
 
 def model_becomes(name):
@@ -253,7 +241,7 @@ def test_bert(rank, size):
     """The encoder, and around it what is neither tied nor unsupported."""
     compare(
         plain_model(BertForMaskedLM, BertConfig(**ENCODER)),
-        (bert.translate_state_dict_to_hf_bert, bert.translate_hf_state_dict_to_smdistributed_bert),
+        translators("bert"),
         replaced={
             ("BertEncoder", "DistributedTransformer"),
             ("Embedding", "DistributedEmbedding"),  # of positions and token types: that of words is tied
@@ -265,7 +253,7 @@ def test_bert(rank, size):
 def test_roberta(rank, size):
     compare(
         plain_model(RobertaForMaskedLM, RobertaConfig(**ENCODER)),
-        (roberta.translate_state_dict_to_hf_roberta, roberta.translate_state_dict_to_smdistributed),
+        translators("roberta"),
         replaced={
             ("RobertaEncoder", "DistributedTransformer"),
             ("Embedding", "DistributedEmbedding"),
@@ -279,7 +267,7 @@ def test_eager_attention_masks(rank, size):
     config._attn_implementation = "eager"
     compare(
         plain_model(BertForMaskedLM, config),
-        (bert.translate_state_dict_to_hf_bert, bert.translate_hf_state_dict_to_smdistributed_bert),
+        translators("bert"),
         replaced={
             ("BertEncoder", "DistributedTransformer"),
             ("Embedding", "DistributedEmbedding"),
@@ -339,7 +327,7 @@ def test_blocks_of_a_classifier(rank, size):
         return made | {"labels": torch.arange(N) % 2}
 
     def to_ours(state):
-        ours = gpt2.translate_hf_state_dict_to_smdistributed(state)
+        ours = translators("gpt2")[1](state)
         back = {"word_embedding.": "transformer.wte.", "position_embedding.": "transformer.wpe."}
         back |= {"transformer.seq_layers.": "transformer.h.", "transformer.layernorm.": "transformer.ln_f."}
         return {
@@ -349,7 +337,7 @@ def test_blocks_of_a_classifier(rank, size):
 
     compare(
         plain,
-        (gpt2.translate_state_dict_to_hf_gpt2, to_ours),
+        (translators("gpt2")[0], to_ours),
         replaced={
             ("GPT2Block", "DistributedTransformerLayer"),
             ("Embedding", "DistributedEmbedding"),
@@ -442,20 +430,20 @@ def test_models_made_inside_the_context_take_its_keywords(rank, size):
 
 def test_masks_of_older_versions_are_added_where_their_length_is_given(rank, size):
     plain = plain_model(GPT2LMHeadModel, GPT2)
-    ours = gpt2.translate_hf_state_dict_to_smdistributed(plain.state_dict())
-    old = gpt2.translate_state_dict_to_hf_gpt2(ours, 4)
+    ours = translators("gpt2")[1](plain.state_dict())
+    old = translators("gpt2")[0](ours, 4)
     assert old["transformer.h.1.attn.bias"].tolist() == [[[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]]]
     assert set(old) - set(plain.state_dict()) == {
         f"transformer.h.{layer}.attn.{name}" for layer in (0, 1) for name in ("bias", "masked_bias")
     }
-    assert set(gpt2.translate_hf_state_dict_to_smdistributed(old)) == set(ours)
+    assert set(translators("gpt2")[1](old)) == set(ours)
     block = plain.transformer.h[0]
-    assert set(gpt2.translate_hf_block_state_dict_to_smdistributed(block.state_dict())) == {
+    assert set(translators("gpt2", of_blocks=True)[1](block.state_dict())) == {
         key.removeprefix("transformer.seq_layers.0.") for key in ours if "seq_layers.0." in key
     }
-    init_hook, forward_hook, return_hook = gpt2.get_hf_gpt2_transformer_layer_hooks()
+    init_hook, forward_hook, return_hook = block_hooks("gpt2")
     assert init_hook(GPT2, 1)[1]["layer_idx"] == 1
     assert forward_hook("hidden")[0][0] == ("hidden", None)
     assert return_hook(("hidden", None)) == "hidden"
-    failure = raised(lambda: gpt2.translate_state_dict_to_hf_gpt2({"h.0.attention.query.weight": torch.zeros(2, 2)}))
+    failure = raised(lambda: translators("gpt2")[0]({"h.0.attention.query.weight": torch.zeros(2, 2)}))
     assert "not all of attention.query.weight, attention.key.weight" in str(failure)

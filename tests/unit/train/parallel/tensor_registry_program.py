@@ -8,11 +8,8 @@ import threading
 import torch
 from torch import nn
 
-from clary.train.parallel.tensor.huggingface.gpt2 import TRANSLATION
-from clary.train.parallel.tensor.huggingface.gptneox import (
-    translate_hf_state_dict_to_smdistributed_gptneox as neox_to_ours,
-)
-from clary.train.parallel.tensor.huggingface.gptneox import translate_state_dict_to_hf_gptneox as neox_to_theirs
+from clary.train.parallel.tensor.huggingface.architectures import ARCHITECTURES
+from clary.train.parallel.tensor.huggingface.reader import translators
 from clary.train.parallel.tensor.linear import DistributedLinear
 from clary.train.parallel.tensor.registry import (
     ARGUMENTS,
@@ -26,6 +23,9 @@ from clary.train.parallel.tensor.registry import (
     unregister,
 )
 from clary.train.parallel.tensor.settings import LayerSettings, read_settings
+
+TRANSLATION = ARCHITECTURES["gpt2"].translation
+neox_to_theirs, neox_to_ours = translators("gpt_neox")
 
 
 def raised(call):

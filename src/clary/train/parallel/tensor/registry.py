@@ -31,10 +31,6 @@ _RECORDS = "records_arguments_of"  # on a constructor that keeps what it is call
 ARGUMENTS = "_tensor_parallel_arguments"  # likewise: what its class was called with
 
 
-class NotSupportedError(ValueError):
-    """What a module is asked to do has no distributed version; it stays as it is."""
-
-
 @dataclass(frozen=True)
 class Mark:
     """What a program wants of a module; see [Note: marks].

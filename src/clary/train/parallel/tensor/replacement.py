@@ -21,20 +21,19 @@ from clary.train.parallel.marks import copy_mark
 from clary.train.parallel.memory.delayed import delay_param_initialization
 from clary.train.parallel.tensor.collectives import NotDivisibleError
 from clary.train.parallel.tensor.embedding import DistributedEmbedding
-from clary.train.parallel.tensor.huggingface import MODELS, registrations
+from clary.train.parallel.tensor.huggingface.reader import MODELS, registrations
 from clary.train.parallel.tensor.linear import DistributedLinear
 from clary.train.parallel.tensor.module import DistributedModule
 from clary.train.parallel.tensor.registry import (
     ARGUMENTS,
     Arguments,
-    NotSupportedError,
     Registration,
     StateDict,
     Translations,
     mark_of,
     registered,
 )
-from clary.train.parallel.tensor.settings import WITHOUT_EFFECT, LayerSettings
+from clary.train.parallel.tensor.settings import WITHOUT_EFFECT, LayerSettings, NotSupportedError
 from clary.train.parallel.tensor.slices import cut_state_dict
 
 

@@ -43,6 +43,10 @@ _told: set[str] = set()
 ABOUT_POSITIONS = ("attention_window", "rotary", "use_alibi")
 
 
+class NotSupportedError(ValueError):
+    """A request that no distributed module can meet; the module it was made of stays as it is."""
+
+
 @dataclass(frozen=True)
 class LayerSettings:
     """Arguments beyond the documented ones, by keyword alone; layers take those that concern them.

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from clary.train.parallel.tensor.huggingface.architectures import HEAD, architectures_cut_in_place
+
 
 @dataclass(frozen=True)
 class Block:
@@ -31,10 +33,14 @@ class Block:
         return all(isinstance(getattr(module, name, None), nn.Linear) for name in (*self.columns, self.row))
 
 
-ATTENTIONS = (Block(("q_proj", "k_proj", "v_proj"), "o_proj"), Block(("query_key_value",), "dense"))
-MLPS = (Block(("gate_proj", "up_proj"), "down_proj"), Block(("dense_h_to_4h",), "dense_4h_to_h"))
-_EMBEDDINGS = ("embed_tokens", "embed_in")
-_HEADS = ("lm_head", "embed_out")
+_TABLES = tuple(architectures_cut_in_place())
+ATTENTIONS = tuple(
+    Block(one.modules_of("attention.query", "attention.key", "attention.value"), *one.modules_of("attention.dense"))
+    for one in _TABLES
+)
+MLPS = tuple(Block(one.modules_of("output.gate", "output.dense1"), *one.modules_of("output.dense2")) for one in _TABLES)
+_EMBEDDINGS = {name for one in _TABLES for name in one.modules_of("word_embedding")}
+_HEADS = {HEAD, *(one.older_head for one in _TABLES)}
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Names of states of transformers' bert, to and from those of SMP."""
 
-from clary.train.parallel.tensor.huggingface.bert import (
-    translate_hf_state_dict_to_smdistributed_bert,
-    translate_state_dict_to_hf_bert,
-)
+from clary.train.parallel.tensor.huggingface.reader import translators
+
+translate_state_dict_to_hf_bert, translate_hf_state_dict_to_smdistributed_bert = translators("bert")
 
 __all__ = [
     "translate_hf_state_dict_to_smdistributed_bert",

@@ -1,10 +1,8 @@
 """Names of states of transformers' gptj, to and from those of SMP."""
 
-from clary.train.parallel.tensor.huggingface.gptj import (
-    translate_hf_gptj_state_dict_to_smdistributed_gptj,
-    translate_state_dict_to_hf_gptj,
-)
+from clary.train.parallel.tensor.huggingface.reader import translators
 
+translate_state_dict_to_hf_gptj, translate_hf_gptj_state_dict_to_smdistributed_gptj = translators("gptj")
 # Under the names that scripts of other versions import.
 translate_hf_gptj_state_dict_to_smdistributed = translate_hf_gptj_state_dict_to_smdistributed_gptj
 translate_hf_state_dict_to_smdistributed_gptj = translate_hf_gptj_state_dict_to_smdistributed_gptj

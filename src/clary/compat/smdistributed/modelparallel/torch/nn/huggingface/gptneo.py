@@ -1,10 +1,8 @@
 """Names of states of transformers' gptneo, to and from those of SMP."""
 
-from clary.train.parallel.tensor.huggingface.gptneo import (
-    translate_hf_state_dict_to_smdistributed_gptneo,
-    translate_state_dict_to_hf_gptneo,
-)
+from clary.train.parallel.tensor.huggingface.reader import translators
 
+translate_state_dict_to_hf_gptneo, translate_hf_state_dict_to_smdistributed_gptneo = translators("gpt_neo")
 translate_hf_gptneo_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gptneo  # in older scripts
 
 __all__ = [

@@ -1,10 +1,8 @@
 """Names of states of transformers' roberta, to and from those of SMP."""
 
-from clary.train.parallel.tensor.huggingface.roberta import (
-    translate_hf_state_dict_to_smdistributed_roberta,
-    translate_state_dict_to_hf_roberta,
-)
+from clary.train.parallel.tensor.huggingface.reader import translators
 
+translate_state_dict_to_hf_roberta, translate_hf_state_dict_to_smdistributed_roberta = translators("roberta")
 translate_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_roberta  # as documented
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What transformers' causal language models have in common: how they are called, what they return."""
+"""Calls of transformers' modules turned into calls of distributed ones, and their results turned back."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from clary.train.parallel import runtime
 from clary.train.parallel.caches import CACHES
 from clary.train.parallel.tensor.collectives import gather_whole
 from clary.train.parallel.tensor.layout import current_layout
-from clary.train.parallel.tensor.registry import Arguments, NotSupportedError
-from clary.train.parallel.tensor.settings import ACTIVATIONS
+from clary.train.parallel.tensor.registry import Arguments
 
 _NO_MASK, _BOOLEAN, _ADDED = range(3)  # kinds of masks, as ranks tell them to each other
 _NEWER = 5  # the major version of transformers from which blocks return a tensor, and heads are called lm_head
@@ -94,6 +93,25 @@ def block_return_hook(block_class: Any, *, is_tuple_unless_said: bool = False) -
     return hook
 
 
+def encoder_forward_hook(encoder_class: Any) -> Callable[..., Arguments]:
+    """Return a function that turns a call of an encoder into one of `DistributedTransformer`."""
+    signature = inspect.signature(encoder_class.forward)
+    who = encoder_class.__name__
+
+    def hook(*args: Any, **kwargs: Any) -> Arguments:
+        given = by_name(signature, args, kwargs)
+        refuse(who, given, "encoder_hidden_states", *CACHES, "output_attentions", "output_hidden_states", "head_mask")
+        hidden = given["hidden_states"]
+        return ((hidden, layer_mask(given.get("attention_mask"), hidden, who)),), {}
+
+    return hook
+
+
+def encoder_return_hook(result: Any) -> Callable[[Any], Any]:
+    """Return a function that turns hidden states into an encoder's result, of class `result`."""
+    return lambda output: result(last_hidden_state=output[0])
+
+
 def is_newer() -> bool:
     """Whether the program's transformers is 5 or newer; so it is taken to be where a program has imported none."""
     transformers = sys.modules.get("transformers")
@@ -143,16 +161,6 @@ def refuse(who: str, given: Mapping[str, Any], *names: str) -> None:
         if value is not None and value is not False and not (isinstance(value, int) and value == 0):
             hint = ": set use_cache=False" if name in CACHES else ""
             raise ValueError(f"{who} takes no {name} under tensor parallelism{hint}")
-
-
-def check_activation(name: Any) -> str:
-    """Return the name of an activation.
-
-    Raises: NotSupportedError if distributed layers have it not.
-    """
-    if name not in ACTIVATIONS:
-        raise NotSupportedError(f"its activation is {name!r}; distributed layers have {', '.join(sorted(ACTIVATIONS))}")
-    return str(name)
 
 
 def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

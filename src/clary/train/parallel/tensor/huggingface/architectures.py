@@ -1,0 +1,346 @@
+"""transformers' models as data: classes, configuration keys, names of projections and norms, one table a model.
+
+Where: `reader` replaces modules by the tables that name classes (SMP v1); `fsdp.layers.structure` finds the matrices to
+cut in place by those that are `is_cut_in_place` (SMP v2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from clary.train.parallel.tensor.huggingface.translation import Rule, Translation, linear
+from clary.train.parallel.tensor.rotary import Rotary
+from clary.train.parallel.tensor.settings import NotSupportedError
+
+HEAD = "lm_head"  # of the vocabulary, in transformers 5 and in ours
+_QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a model's configuration; `default` stands for it in versions of transformers that lack it."""
+
+    name: str
+    default: Any = None
+
+    def read(self, config: Any) -> Any:
+        """Return the value of the key.
+
+        Raises: AttributeError if the configuration lacks it and there is no default.
+        """
+        return getattr(config, self.name) if self.default is None else getattr(config, self.name, self.default)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model of transformers.
+
+    Args:
+        name: of its package and module: transformers.models.<name>.modeling_<name>.
+        translation: where its layers stand, and which of its tensors is which of ours.
+        model: the class that is replaced as a whole, a causal model or an encoder; empty where none is (SMP v1).
+        result: the class in which that returns its results.
+        block: the class of its layers, replaced one by one where the model stays; empty if they are not.
+        config_of_block: the path in a block of the configuration that it was made from, and
+        number_of_block: of the number that it was made with.
+        takes_positions: whether blocks are called with positions.
+        returns_tuple: whether blocks that do not say what they return give a tuple in every version.
+        layer_keywords: arguments of our layers: a `Key`, a function of the configuration, or the value itself.
+        model_keywords: more arguments of our model, likewise.
+        has_no_cross_attention: whether configurations that ask for cross-attention are refused.
+        older_head: the name of the head before transformers 5, where it was another one.
+        is_cut_in_place: whether layers of this build are cut where they are (SMP v2).
+    """
+
+    name: str
+    translation: Translation
+    model: str = ""
+    result: str = ""
+    block: str = ""
+    config_of_block: str = ""
+    number_of_block: str = ""
+    takes_positions: bool = False
+    returns_tuple: bool = False
+    layer_keywords: Mapping[str, Any] = field(default_factory=dict)
+    model_keywords: Mapping[str, Any] = field(default_factory=dict)
+    has_no_cross_attention: bool = False
+    older_head: str | None = None
+    is_cut_in_place: bool = False
+
+    @property
+    def is_by_head(self) -> bool:
+        """Whether a state of theirs can be read with the number of heads alone."""
+        return any(rule.is_by_head for rule in self.translation.layer)
+
+    def modules_of(self, *ours: str) -> tuple[str, ...]:
+        """Return the names, without paths, of their modules that hold the weights of modules of ours."""
+        wanted = {f"{one}.weight" for one in ours}
+        rules = (*self.translation.layer, *self.translation.model)
+        return tuple(rule.theirs.split(".")[-2] for rule in rules if wanted & set(rule.ours))
+
+
+def _rotary_of_gptj(config: Any) -> Rotary:
+    if config.rotary_dim is None:
+        raise NotSupportedError("its rotary_dim is None; distributed layers turn a part of every head")
+    return Rotary(config.rotary_dim, is_interleaved=True)
+
+
+def _rotary_of_gpt_neox(config: Any) -> Rotary:
+    """Return how heads are turned: by two keys of their own in older versions, by `rope_parameters` since."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    scaling = getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind != "default":
+        raise NotSupportedError(f"its rope_type is {kind!r}; distributed layers have 'default'")
+    part = rope.get("partial_rotary_factor", 1.0) if rope else config.rotary_pct
+    base = rope["rope_theta"] if rope else config.rotary_emb_base
+    return Rotary(int(config.hidden_size // config.num_attention_heads * part), base=base)
+
+
+def _windows_of_gpt_neo(config: Any) -> list[int | None]:
+    return [config.window_size if kind == "local" else None for kind in config.attention_layers]
+
+
+_LAYER = {
+    "num_attention_heads": Key("num_attention_heads"),
+    "hidden_size": Key("hidden_size"),
+    "initializer_range": Key("initializer_range"),
+    "use_normal_initialization": True,
+}
+_DECODER_LAYER = {
+    **_LAYER,
+    "causal_mask_size": Key("max_position_embeddings"),
+    "layernorm_epsilon": Key("layer_norm_epsilon"),
+    "activation": Key("activation_function"),
+    "pre_layernorm": True,
+    "post_layernorm": False,
+}
+_DECODER = {
+    "num_layers": Key("num_hidden_layers"),
+    "vocab_size": Key("vocab_size"),
+    "num_positions": Key("max_position_embeddings"),
+    "final_layernorm": True,
+    "tie_input_output_embedding": Key("tie_word_embeddings"),
+}
+_OF_OPENAI = {  # keys that GPT-2 and GPT-J have in common; `n_inner` may be None
+    "intermediate_size": Key("n_inner"),
+    "attention_dropout_prob": Key("attn_pdrop"),
+    "hidden_dropout_prob": Key("resid_pdrop"),
+}
+_WORDS = Rule(("word_embedding.weight",), "transformer.wte.weight")
+_POSITIONS = Rule(("position_embedding.weight",), "transformer.wpe.weight")
+_FINAL_NORM = linear("transformer.layernorm", "transformer.ln_f")
+
+_BERT = Architecture(
+    name="bert",
+    model="BertEncoder",
+    result="BaseModelOutputWithPastAndCrossAttentions",
+    has_no_cross_attention=True,
+    translation=Translation(
+        ours="encoder.seq_layers",
+        theirs="encoder.layer",
+        layer=(
+            *linear("attention.query", "attention.self.query"),
+            *linear("attention.key", "attention.self.key"),
+            *linear("attention.value", "attention.self.value"),
+            *linear("attention.dense", "attention.output.dense"),
+            *linear("attention.layernorm", "attention.output.LayerNorm"),
+            *linear("output.dense1", "intermediate.dense"),
+            *linear("output.dense2", "output.dense"),
+            *linear("output.layernorm", "output.LayerNorm"),
+        ),
+    ),
+    layer_keywords={
+        **_LAYER,
+        "intermediate_size": Key("intermediate_size"),
+        "attention_dropout_prob": Key("attention_probs_dropout_prob"),
+        "hidden_dropout_prob": Key("hidden_dropout_prob"),
+        "activation": Key("hidden_act"),
+        "layernorm_epsilon": Key("layer_norm_eps"),
+        "causal_mask_size": lambda config: config.max_position_embeddings if config.is_decoder else None,
+    },
+    model_keywords={"num_layers": Key("num_hidden_layers")},
+)
+_TABLES = (
+    Architecture(
+        name="gpt2",
+        model="GPT2LMHeadModel",
+        result="CausalLMOutputWithCrossAttentions",
+        block="GPT2Block",
+        config_of_block="attn.config",
+        number_of_block="attn.layer_idx",
+        has_no_cross_attention=True,
+        translation=Translation(
+            ours="transformer.seq_layers",
+            theirs="transformer.h",
+            layer=(
+                *linear("attention.pre_layernorm", "ln_1"),
+                *linear(_QUERY_KEY_VALUE, "attn.c_attn", transposed=True),
+                *linear("attention.dense", "attn.c_proj", transposed=True),
+                *linear("output.pre_layernorm", "ln_2"),
+                *linear("output.dense1", "mlp.c_fc", transposed=True),
+                *linear("output.dense2", "mlp.c_proj", transposed=True),
+            ),
+            model=(_WORDS, _POSITIONS, *_FINAL_NORM),
+            mask="attn",
+        ),
+        layer_keywords={
+            **_DECODER_LAYER,
+            **_OF_OPENAI,
+            "scale_attention_scores": Key("scale_attn_weights"),
+            "scale_attn_by_layer_idx": Key("scale_attn_by_inverse_layer_idx"),
+        },
+        model_keywords={**_DECODER, "embedding_dropout_prob": Key("embd_pdrop")},
+    ),
+    Architecture(
+        name="gptj",
+        model="GPTJForCausalLM",
+        result="CausalLMOutputWithPast",
+        block="GPTJBlock",
+        config_of_block="attn.config",
+        number_of_block="attn.layer_idx",
+        takes_positions=True,
+        returns_tuple=True,
+        translation=Translation(
+            ours="transformer.seq_layers",
+            theirs="transformer.h",
+            layer=(
+                *linear("pre_layernorm", "ln_1"),
+                *linear("attention.query", "attn.q_proj"),
+                *linear("attention.key", "attn.k_proj"),
+                *linear("attention.value", "attn.v_proj"),
+                *linear("attention.dense", "attn.out_proj"),
+                *linear("output.dense1", "mlp.fc_in"),
+                *linear("output.dense2", "mlp.fc_out"),
+            ),
+            model=(_WORDS, *_FINAL_NORM),
+            mask="attn",
+        ),
+        layer_keywords={
+            **_DECODER_LAYER,
+            **_OF_OPENAI,
+            "use_qkv_bias": False,
+            "use_attention_dense_bias": False,
+            "rotary": _rotary_of_gptj,
+            "parallel_residual": True,
+            "shared_layernorm": True,
+        },
+        model_keywords={
+            **_DECODER,
+            "embedding_dropout_prob": Key("embd_pdrop"),
+            "use_lm_head_bias": True,
+            "use_positional_embedding": False,
+        },
+    ),
+    Architecture(
+        name="gpt_neo",
+        model="GPTNeoForCausalLM",
+        result="CausalLMOutputWithPast",
+        block="GPTNeoBlock",
+        config_of_block="attn.attention.config",
+        number_of_block="attn.layer_id",
+        returns_tuple=True,
+        translation=Translation(
+            ours="transformer.seq_layers",
+            theirs="transformer.h",
+            layer=(
+                *linear("attention.pre_layernorm", "ln_1"),
+                *linear("attention.query", "attn.attention.q_proj"),
+                *linear("attention.key", "attn.attention.k_proj"),
+                *linear("attention.value", "attn.attention.v_proj"),
+                *linear("attention.dense", "attn.attention.out_proj"),
+                *linear("output.pre_layernorm", "ln_2"),
+                *linear("output.dense1", "mlp.c_fc"),
+                *linear("output.dense2", "mlp.c_proj"),
+            ),
+            model=(_WORDS, _POSITIONS, *_FINAL_NORM),
+            mask="attn.attention",
+        ),
+        layer_keywords={
+            **_DECODER_LAYER,
+            "intermediate_size": Key("intermediate_size"),  # may be None
+            "attention_dropout_prob": Key("attention_dropout"),
+            "hidden_dropout_prob": Key("resid_dropout"),
+            "use_qkv_bias": False,
+            "scale_attention_scores": False,
+            "attention_window": _windows_of_gpt_neo,
+        },
+        model_keywords={**_DECODER, "embedding_dropout_prob": Key("embed_dropout")},
+    ),
+    Architecture(
+        name="gpt_neox",
+        model="GPTNeoXForCausalLM",
+        result="CausalLMOutputWithPast",
+        block="GPTNeoXLayer",
+        config_of_block="attention.config",
+        number_of_block="attention.layer_idx",
+        takes_positions=True,
+        older_head="embed_out",
+        is_cut_in_place=True,
+        translation=Translation(
+            ours="transformer.seq_layers",
+            theirs="gpt_neox.layers",
+            layer=(
+                *linear("attention.pre_layernorm", "input_layernorm"),
+                *linear(_QUERY_KEY_VALUE, "attention.query_key_value", by_head=True),
+                *linear("attention.dense", "attention.dense"),
+                *linear("output.pre_layernorm", "post_attention_layernorm"),
+                *linear("output.dense1", "mlp.dense_h_to_4h"),
+                *linear("output.dense2", "mlp.dense_4h_to_h"),
+            ),
+            model=(
+                Rule(("word_embedding.weight",), "gpt_neox.embed_in.weight"),
+                *linear("transformer.layernorm", "gpt_neox.final_layer_norm"),
+            ),
+            mask="attention",
+            computed=("attention.rotary_emb.inv_freq",),
+        ),
+        layer_keywords={
+            **_DECODER_LAYER,
+            "intermediate_size": Key("intermediate_size"),
+            "attention_dropout_prob": Key("attention_dropout", 0.0),  # versions before 4.31 drop nothing
+            "hidden_dropout_prob": Key("hidden_dropout", 0.0),
+            "activation": Key("hidden_act"),
+            "layernorm_epsilon": Key("layer_norm_eps"),
+            "use_qkv_bias": Key("attention_bias", True),  # versions before 4.36 have no such choice
+            "use_attention_dense_bias": Key("attention_bias", True),
+            "rotary": _rotary_of_gpt_neox,
+            "parallel_residual": Key("use_parallel_residual"),
+        },
+        model_keywords={**_DECODER, "use_positional_embedding": False},
+    ),
+    _BERT,
+    replace(_BERT, name="roberta", model="RobertaEncoder"),
+    Architecture(  # Mistral's and Mixtral's are of the same build
+        name="llama",
+        is_cut_in_place=True,
+        translation=Translation(
+            ours="",
+            theirs="model.layers",
+            layer=(
+                *linear("attention.query", "self_attn.q_proj"),
+                *linear("attention.key", "self_attn.k_proj"),
+                *linear("attention.value", "self_attn.v_proj"),
+                *linear("attention.dense", "self_attn.o_proj"),
+                *linear("output.gate", "mlp.gate_proj"),
+                *linear("output.dense1", "mlp.up_proj"),
+                *linear("output.dense2", "mlp.down_proj"),
+            ),
+            model=(Rule(("word_embedding.weight",), "model.embed_tokens.weight"),),
+        ),
+    ),
+)
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({table.name: table for table in _TABLES})
+
+
+def replaced_architectures() -> Iterator[Architecture]:
+    """Yield the models that have distributed versions."""
+    return (table for table in _TABLES if table.model)
+
+
+def architectures_cut_in_place() -> Iterator[Architecture]:
+    """Yield the models whose own layers are cut."""
+    return (table for table in _TABLES if table.is_cut_in_place)
