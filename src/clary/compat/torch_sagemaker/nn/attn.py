@@ -1,5 +1,5 @@
 """`FlashSelfAttention` and `FlashGroupedQueryAttention`."""
 
-from clary.train.parallel.fsdp.layers.attention import FlashGroupedQueryAttention, FlashSelfAttention
+from clary.train.parallel.tensor.flash_layers import FlashGroupedQueryAttention, FlashSelfAttention
 
 __all__ = ["FlashGroupedQueryAttention", "FlashSelfAttention"]

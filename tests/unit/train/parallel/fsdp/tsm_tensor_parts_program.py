@@ -14,11 +14,11 @@ from torch.distributed.checkpoint.metadata import (
 
 from clary.train.parallel.fsdp.checkpoint.slices import Slice, merge
 from clary.train.parallel.fsdp.cuts import Cut, cut_of, cuts_by_name, mark
-from clary.train.parallel.fsdp.layers.attention import FlashGroupedQueryAttention, FlashSelfAttention
 from clary.train.parallel.fsdp.layers.classes import TransformerLayer, become
 from clary.train.parallel.fsdp.layers.llama_attention import LlamaFlashAttention
 from clary.train.parallel.fsdp.layers.structure import find_structure, num_heads, why_not
 from clary.train.parallel.tensor.flash import alibi_bias, alibi_slopes
+from clary.train.parallel.tensor.flash_layers import FlashGroupedQueryAttention, FlashSelfAttention
 
 _ROWS, _HEADS, _POSITIONS, _CHANNELS = 2, 4, 5, 8
 

@@ -11,7 +11,11 @@ from torch import nn
 
 from clary.train.parallel.fsdp.cuts import Cut, cuts_by_name
 from clary.train.parallel.fsdp.layers.classes import TransformerLayer, TransformerLMHead, become
-from clary.train.parallel.fsdp.layers.parts import (
+from clary.train.parallel.fsdp.layers.structure import Layer, Structure, find_structure, num_heads, why_not
+from clary.train.parallel.fsdp.layers.weights import Place, cut_weights
+from clary.train.parallel.fsdp.logs import get_logger
+from clary.train.parallel.tensor.collectives import TensorGroup
+from clary.train.parallel.tensor.parts import (
     CutAttention,
     CutMlp,
     Grouped,
@@ -20,10 +24,6 @@ from clary.train.parallel.fsdp.layers.parts import (
     VocabularyEmbedding,
     VocabularyHead,
 )
-from clary.train.parallel.fsdp.layers.structure import Layer, Structure, find_structure, num_heads, why_not
-from clary.train.parallel.fsdp.layers.weights import Place, cut_weights
-from clary.train.parallel.fsdp.logs import get_logger
-from clary.train.parallel.tensor.collectives import TensorGroup
 
 # What attention of versions of transformers before 4.48 keeps of its sizes; later ones read them off the tensors.
 _SIZES = ("num_heads", "num_attention_heads", "num_key_value_heads", "hidden_size")

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from clary.train.parallel.caches import given_cache
-from clary.train.parallel.fsdp.layers.attention import FlashGroupedQueryAttention
 from clary.train.parallel.tensor.flash import attend
+from clary.train.parallel.tensor.flash_layers import FlashGroupedQueryAttention
 from clary.train.parallel.tensor.rotary import Rotary
 
 _BASE = 10000.0  # of rotary wavelengths, where a configuration names none
