@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from clary.agent.object_store import ObjectInfo
 from clary.base.errors import Fault, ObjectStoreError
+from clary.contract.object_store import ObjectInfo
 
 
 class HostDied(BaseException):

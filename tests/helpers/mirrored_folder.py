@@ -18,7 +18,7 @@ from clary.agent.checkpoints.publishing import Publisher
 from clary.agent.checkpoints.restoring import Restored, restore
 from clary.agent.checkpoints.sights import Pace
 from clary.agent.checkpoints.storing import SetWriter
-from clary.agent.object_store import parse_s3_uri
+from clary.contract.object_store import parse_s3_uri
 
 URI = "s3://bucket/ckpt"
 HOSTS = ("algo-1", "algo-2")

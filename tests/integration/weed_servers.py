@@ -12,9 +12,9 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from clary.agent.object_store import ObjectStore
 from clary.base.errors import ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
+from clary.contract.object_store import ObjectStore
 from clary.control.objects.weed_process import remove_sockets
 
 START_TIMEOUT_S = 40.0

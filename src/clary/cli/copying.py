@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.archives import extract_tar
-from clary.agent.object_store import ObjectStore, parse_s3_uri
 from clary.base.errors import ClaryError, Fault, WireError
 from clary.cli.connection import Connection
 from clary.contract.checkpoint_sets import OWN_FOLDER
+from clary.contract.object_store import ObjectStore, parse_s3_uri
 from clary.control.jobs.job_request import JobRequest
 
 MODEL, OUTPUT, CHECKPOINTS, LOGS, CODE = "model", "output", "checkpoints", "logs", "code"

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clary.agent.object_store import ObjectStore
 from clary.base.errors import ClaryError, Fault
 from clary.cli.checkpoint_words import size
 from clary.cli.connection import Connection, connect
 from clary.cli.copying import CODE, LOGS, MODEL, OUTPUT, THINGS, Copied, fetch, fetch_logs, place_of
 from clary.cli.parsers import did_you_mean
 from clary.contract.launch_plan import Endpoint
+from clary.contract.object_store import ObjectStore
 
 
 def add_parser(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""An object store in memory with the interface of `agent.object_store.ObjectStore`, for tests without sockets."""
+"""An object store in memory with the interface of `contract.object_store.ObjectStore`, for tests without sockets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from clary.agent.archives import Readable
-from clary.agent.object_store import ObjectInfo, whole_file
 from clary.base.errors import Fault, ObjectStoreError
+from clary.contract.object_store import ObjectInfo, whole_file
 
 
 class FakeObjectStore:

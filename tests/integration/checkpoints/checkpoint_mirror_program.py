@@ -15,9 +15,9 @@ from pathlib import Path
 
 from clary.agent.checkpoints.host_checkpoints import HostCheckpoints
 from clary.agent.checkpoints.outcomes import Listeners
-from clary.agent.object_store import ObjectStore
 from clary.contract.launch_plan import Credentials, Endpoint, Isolation
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store import ObjectStore
 from clary.testing.launch_plans import make_hosts, make_plan
 
 NUM_FILES = 4

@@ -12,8 +12,8 @@ from pathlib import Path
 from clary.agent.channels.cache import CacheUnusable, ChannelCache
 from clary.agent.channels.cache.folder import CacheFolder, boot_id
 from clary.agent.channels.selection import select_objects
-from clary.agent.object_store import ObjectStore
 from clary.contract.launch_plan import Channel, Credentials, Endpoint
+from clary.contract.object_store import ObjectStore
 
 CHANNELS = ("one", "two", "three")
 

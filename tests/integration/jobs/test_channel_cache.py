@@ -19,9 +19,9 @@ from weed_servers import KEYS, running_weed
 from clary.agent.channels import fetch_channel, select_objects
 from clary.agent.channels.cache import ChannelCache
 from clary.agent.channels.cache.naming import is_as_stored
-from clary.agent.object_store import ObjectStore
 from clary.contract.launch_plan import Channel, Endpoint
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store import ObjectStore
 
 MIB = 1 << 20
 PROGRAM = Path(__file__).with_name("channel_cache_program.py")

@@ -21,11 +21,11 @@ from weed_servers import KEYS, running_weed
 
 from clary.agent.artifacts import upload_results
 from clary.agent.channels import fetch_channel
-from clary.agent.object_store import ObjectStore, parse_s3_uri
 from clary.base.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.agent_protocol import UploadRole
 from clary.contract.launch_plan import Channel, Credentials, Endpoint, Output
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store import ObjectStore, parse_s3_uri
 from clary.testing.launch_plans import make_hosts, make_plan
 
 MIB = 1 << 20

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from clary.agent.object_store import ObjectInfo
 from clary.base.errors import ClaryError, WireError
 from clary.cli import copying
 from clary.cli.main import main
+from clary.contract.object_store import ObjectInfo
 
 
 class FakeService:

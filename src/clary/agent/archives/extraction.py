@@ -23,8 +23,8 @@ from clary.agent.archives.members import (
     read_members,
     refused,
 )
-from clary.agent.disk_space import disk_errors_named
 from clary.base.beneath import Folder
+from clary.base.disk_space import disk_errors_named
 from clary.base.errors import AgentError
 
 _COPY_BYTES = 1 << 20

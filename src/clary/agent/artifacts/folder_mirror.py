@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clary.agent.object_store import ObjectStore, parse_s3_uri
 from clary.base.beneath import Folder
 from clary.base.beneath_trees import entries
 from clary.base.errors import ClaryError
+from clary.contract.object_store import ObjectStore, parse_s3_uri
 
 INTERVAL_S = 3.0  # between looks at the folder
 AGAIN_S = 30.0  # a file that grows is stored again after this time at the earliest

@@ -12,12 +12,12 @@ from pathlib import Path
 from clary.agent.artifacts.folder_mirror import FolderMirror
 from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.sandbox import Bind
-from clary.agent.object_store import ObjectStore
 from clary.base.beneath import Folder
 from clary.base.errors import AgentError, Fault
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import Endpoint, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.object_store import ObjectStore
 from clary.contract.settings.named_places import local_folder, real_folder_problem
 
 _BOUND_FOLDER = "mirrored"  # beside the host's tree

@@ -38,11 +38,11 @@ from clary.agent.artifacts.staging import (
     staged_members,
 )
 from clary.agent.notes import NoteBook
-from clary.agent.object_store import ObjectStore, parse_s3_uri
 from clary.base.errors import AgentError
 from clary.contract.agent_protocol import StagedPart, UploadRole
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store import ObjectStore, parse_s3_uri
 
 _MARK = "clary-upload"
 _MAX_MARK_LOOKUPS = 100  # loose objects asked for the mark; it is on the first one of this attempt

@@ -10,8 +10,8 @@ from typing import Protocol
 from clary.agent.archives import GzipWriter, Member, MemberKind, TarWriter
 from clary.agent.artifacts.staging import require_stored
 from clary.agent.notes import NoteBook
-from clary.agent.object_store import ObjectStore, S3Uri
 from clary.base.errors import AgentError
+from clary.contract.object_store import ObjectStore, S3Uri
 
 _MAX_SINGLE_BYTES = 16 << 20  # larger files are streamed in parts
 _NUM_PARALLEL = 8  # small files under way at once

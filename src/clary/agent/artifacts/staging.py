@@ -29,12 +29,12 @@ from clary.agent.archives import (
     write_tree,
 )
 from clary.agent.notes import NoteBook
-from clary.agent.object_store import ObjectStore, S3Uri, parse_s3_uri
 from clary.base.beneath import Folder
 from clary.base.errors import AgentError
 from clary.contract.agent_protocol import StagedPart
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store import ObjectStore, S3Uri, parse_s3_uri
 
 STAGING_FOLDER = ".clary-staging"
 _UNLIMITED = 1 << 62

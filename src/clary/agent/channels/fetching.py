@@ -22,12 +22,12 @@ from pathlib import Path
 from clary.agent.channels.cache import CacheUnusable, ChannelCache, Snapshot
 from clary.agent.channels.selection import ChannelObject, Selection, select_objects
 from clary.agent.channels.unpacking import is_packed, with_unpacked_names, write_unpacked
-from clary.agent.disk_space import disk_errors_named, require_space
-from clary.agent.object_store import ObjectStore, whole_file
 from clary.base.beneath import Folder
+from clary.base.disk_space import disk_errors_named, require_space
 from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store import ObjectStore, whole_file
 
 NUM_PARALLEL = 8  # files at once; more do not help on one link and cost the store
 _UNITS = ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))

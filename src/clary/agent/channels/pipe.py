@@ -30,11 +30,11 @@ from clary.agent.channels.fetching import channel_folder
 from clary.agent.channels.recordio import MAX_PAYLOAD_BYTES, record_header, record_padding
 from clary.agent.channels.selection import ChannelObject, Selection, select_objects
 from clary.agent.channels.unpacking import unpacked
-from clary.agent.object_store import ObjectStore
 from clary.base.beneath import Folder
 from clary.base.errors import AgentError, ClaryError, Fault
 from clary.contract.launch_plan import Channel
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store import ObjectStore
 
 _POLL_S = 0.02  # until a stop is noticed, and until a reader that opened a pipe gets its first byte
 _PIPE_MODE = 0o644  # the program may run as another user

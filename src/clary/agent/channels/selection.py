@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, Protocol
 
 from clary.agent.channels.layout import checked_parts, require_distinct
 from clary.agent.notes import NoteBook
-from clary.agent.object_store import ObjectStore, S3Uri, parse_s3_uri
 from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Channel, InputMode
+from clary.contract.object_store import ObjectStore, S3Uri, parse_s3_uri
 
 _MAX_MANIFEST_BYTES = 256 << 20
 _SHARDED = "ShardedByS3Key"

@@ -24,12 +24,12 @@ from clary.agent.checkpoints.restore_plan import host_order
 from clary.agent.checkpoints.restoring import Restored, restore
 from clary.agent.checkpoints.step_counts import StepCountSource, leave_restored
 from clary.agent.checkpoints.storing import SetWriter
-from clary.agent.object_store import ObjectStore, parse_s3_uri
 from clary.base.clock import SystemClock
 from clary.base.errors import AgentError, Fault
 from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.object_store import ObjectStore, parse_s3_uri
 from clary.contract.settings.named_places import local_folder, real_folder_problem
 from clary.contract.step_counts import FOLDER as STEP_COUNTS_FOLDER
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from clary.agent.checkpoints.places import Prefix, path_problem
-from clary.agent.object_store import ObjectInfo, ObjectStore
 from clary.base.errors import AgentError, Fault
 from clary.contract.checkpoint_sets import OWN_FOLDER, read_manifest_key
+from clary.contract.object_store import ObjectInfo, ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True)

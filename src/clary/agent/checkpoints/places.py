@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from clary.agent.object_store import S3Uri, parse_s3_uri
 from clary.contract.checkpoint_sets import OWN_FOLDER, CheckpointSet, content_key, folded
+from clary.contract.object_store import S3Uri, parse_s3_uri
 
 _MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from clary.agent.checkpoints.history import Writer
 from clary.agent.checkpoints.places import Prefix, TakenNames, set_problem
 from clary.agent.checkpoints.uploading import listed
-from clary.agent.object_store import ObjectStore
 from clary.base.errors import ContractError, ObjectStoreError
 from clary.contract.checkpoint_sets import (
     OWN_FOLDER,
@@ -23,6 +22,7 @@ from clary.contract.checkpoint_sets import (
     read_manifest,
     read_manifest_key,
 )
+from clary.contract.object_store import ObjectStore
 
 MAX_MANIFEST_BYTES = 256 << 20
 _SHOWN_CHARACTERS = 100

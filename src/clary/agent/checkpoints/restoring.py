@@ -35,10 +35,9 @@ from clary.agent.checkpoints.restore_plan import (
 )
 from clary.agent.checkpoints.scanning import STAGING, Snapshot, scan
 from clary.agent.checkpoints.step_counts import restored_counts
-from clary.agent.disk_space import disk_errors_named, require_space
-from clary.agent.object_store import ObjectStore
 from clary.base.beneath import Folder
 from clary.base.beneath_trees import remove_tree
+from clary.base.disk_space import disk_errors_named, require_space
 from clary.base.errors import AgentError, ContractError, Fault, ObjectStoreError
 from clary.contract.checkpoint_evidence import Evidence
 from clary.contract.checkpoint_sets import (
@@ -51,6 +50,7 @@ from clary.contract.checkpoint_sets import (
     read_announcement,
     read_manifest,
 )
+from clary.contract.object_store import ObjectStore
 from clary.contract.step_counts import RestoredCounts
 
 _NUM_PARALLEL = 8  # as channels

@@ -31,7 +31,6 @@ from clary.agent.checkpoints.places import Prefix, TakenNames
 from clary.agent.checkpoints.scanning import FileFacts, Snapshot, scan
 from clary.agent.checkpoints.step_counts import StepCountSource
 from clary.agent.checkpoints.uploading import Upload, Uploader
-from clary.agent.object_store import ObjectStore
 from clary.base.clock import Clock
 from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.checkpoint_sets import (
@@ -44,6 +43,7 @@ from clary.contract.checkpoint_sets import (
     write_announcement,
     write_manifest,
 )
+from clary.contract.object_store import ObjectStore
 
 _NUM_MANIFESTS = 3  # that stay
 _NUM_SETS = 2  # whose content stays

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.places import Prefix
 from clary.agent.checkpoints.scanning import FileFacts, facts_of
-from clary.agent.object_store import ObjectInfo, ObjectStore
 from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.checkpoint_sets import CheckpointFile
+from clary.contract.object_store import ObjectInfo, ObjectStore
 
 _NUM_PARALLEL = 8  # small files at once; a large one travels in parallel parts by itself
 _LARGE_BYTES = 16 << 20

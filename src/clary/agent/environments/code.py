@@ -16,13 +16,13 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
 from clary.agent.archives import ArchiveLimits, extract_tar
-from clary.agent.disk_space import disk_errors_named
-from clary.agent.object_store import parse_s3_uri
 from clary.base.beneath import Folder
 from clary.base.beneath_trees import copy_file, copy_tree
+from clary.base.disk_space import disk_errors_named
 from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.object_store import parse_s3_uri
 from clary.contract.settings import hyperparameters as hps
 from clary.contract.settings.entry_points import EntryKind, EntryPoint, entry_kind, name_problem
 from clary.contract.settings.named_places import FILE_SCHEME, code_source_problem

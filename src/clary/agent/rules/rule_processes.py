@@ -23,10 +23,10 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from clary.agent.host.sandbox import ProcessSpec
-from clary.agent.object_store import ObjectStore, parse_s3_uri
 from clary.base.errors import AgentError, ClaryError
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.job_rules import MAX_DETAILS_CHARACTERS, RuleFacts, RulePlan
+from clary.contract.object_store import ObjectStore, parse_s3_uri
 from clary.contract.statuses import RuleStatus
 
 MODULE = "clary.train.debugger.evaluation"

@@ -16,7 +16,6 @@ from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.launchers import LaunchContext
 from clary.agent.metrics.memory_watch import watch_memory
-from clary.agent.object_store import ObjectStore
 from clary.agent.rules.rule_processes import RULES_FOLDER, RuleWorld
 from clary.agent.small_files import read_start
 from clary.base.errors import AgentError
@@ -26,6 +25,7 @@ from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.contract.job_rules import host_end
 from clary.contract.launch_plan import Isolation, LaunchPlan, Resources
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store import ObjectStore
 
 _DEFAULT_TENSORS = "output/tensors"
 _MEMORY_SHARE = 4  # rules get this part of the host's memory

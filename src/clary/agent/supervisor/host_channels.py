@@ -18,11 +18,11 @@ from clary.agent.channels.cache import ChannelCache, Snapshot, copy_snapshot
 from clary.agent.environments.code import ObjectSource, code_channel
 from clary.agent.host.overlay_support import why_no_overlay
 from clary.agent.host.sandbox import Bind
-from clary.agent.object_store import ObjectStore
 from clary.agent.small_files import names_in
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.object_store import ObjectStore
 
 CACHE_FOLDER = "channels"  # below the machine's cache
 _CLOSE_S = 5.0

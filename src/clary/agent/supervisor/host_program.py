@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clary.agent.channels import PipeFeeder
-from clary.agent.disk_space import free_bytes
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Sandbox
 from clary.agent.metrics.memory_watch import watch_memory
+from clary.base.disk_space import free_bytes
 from clary.base.errors import AgentError, ClaryError, Fault
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY

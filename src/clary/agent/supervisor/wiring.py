@@ -21,7 +21,6 @@ from clary.agent.artifacts.mirrored_places import mirrored_places
 from clary.agent.autopsy.clues import read_records
 from clary.agent.channels import PipeFeeder
 from clary.agent.checkpoints.host_checkpoints import HostCheckpoints
-from clary.agent.disk_space import disk_errors_named
 from clary.agent.environments.code import CodeFacts, code_channel, prepare_code
 from clary.agent.environments.config_files import channels_of, errors_folder, inside_tree, run_folder, write_tree
 from clary.agent.environments.installation import InstallationWorld
@@ -39,7 +38,6 @@ from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
 from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
 from clary.agent.metrics.memory_watch import watch_memory
-from clary.agent.object_store import ObjectStore
 from clary.agent.rules.rule_processes import RuleWorld
 from clary.agent.rules.rule_world import make_rule_world
 from clary.agent.small_files import read_start
@@ -48,12 +46,14 @@ from clary.agent.supervisor.host_program import HostProgram
 from clary.agent.supervisor.standby_keeping import StandbyKeeper
 from clary.agent.supervisor.steps import Mirror, OutputLog, Uploaded
 from clary.base.clock import SystemClock
+from clary.base.disk_space import disk_errors_named
 from clary.base.errors import AgentError, Fault
 from clary.contract.agent_protocol import Clue, StagedPart, UploadRole
 from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.object_store import ObjectStore
 from clary.contract.rehearsals import REHEARSAL_VARIABLE
 from clary.contract.settings.distribution import DistributionKind
 

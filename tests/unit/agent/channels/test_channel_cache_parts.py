@@ -19,11 +19,11 @@ from clary.agent.channels.cache import CacheUnusable, ChannelCache, copy_snapsho
 from clary.agent.channels.cache.folder import CacheFolder
 from clary.agent.channels.cache.locks import ObjectLocks, hold_file
 from clary.agent.channels.cache.naming import identity_of
-from clary.agent.disk_space import full_disk_error
-from clary.agent.object_store import ObjectInfo
+from clary.base.disk_space import full_disk_error
 from clary.base.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store import ObjectInfo
 from clary.testing.fake_object_store import FakeObjectStore
 
 MIB = 1 << 20

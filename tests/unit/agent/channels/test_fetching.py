@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.agent import disk_space
 from clary.agent.channels import ChannelObject, Selection, fetch_channel, select_objects
+from clary.base import disk_space
 from clary.base.errors import AgentError, ClaryError, Fault, ObjectStoreError
 from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree

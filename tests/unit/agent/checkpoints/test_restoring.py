@@ -16,7 +16,6 @@ from clary.agent.checkpoints import restoring
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.places import Prefix
 from clary.agent.checkpoints.restoring import restore
-from clary.agent.object_store import parse_s3_uri
 from clary.base.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.checkpoint_sets import (
     Announcement,
@@ -28,6 +27,7 @@ from clary.contract.checkpoint_sets import (
     write_announcement,
     write_manifest,
 )
+from clary.contract.object_store import parse_s3_uri
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from clary.agent import disk_space
 from clary.agent.artifacts import upload_results
 from clary.agent.channels.cache import ChannelCache, keeping
 from clary.agent.supervisor import host_channels
 from clary.agent.supervisor.host_channels import HostChannels
+from clary.base import disk_space
 from clary.contract.agent_protocol import UploadRole
 from clary.contract.launch_plan import Channel, Isolation, Output
 from clary.contract.ml_tree import MlTree

@@ -19,8 +19,8 @@ from clary.agent.channels.cache.filling import LOCK_WAIT_S, CacheUnusable, Fille
 from clary.agent.channels.cache.folder import CacheFolder, boot_id
 from clary.agent.channels.cache.keeping import CacheKeeper
 from clary.agent.channels.selection import ChannelObject
-from clary.agent.object_store import ObjectStore, whole_file
 from clary.contract.launch_plan import Channel
+from clary.contract.object_store import ObjectStore, whole_file
 
 _FILE = "object"
 

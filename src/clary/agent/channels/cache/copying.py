@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from clary.agent.disk_space import disk_errors_named, require_space
+from clary.base.disk_space import disk_errors_named, require_space
 
 
 def copy_snapshot(source: Path, target: Path, *, size_bytes: int) -> None:

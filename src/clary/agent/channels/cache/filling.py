@@ -24,9 +24,9 @@ from clary.agent.channels.cache.locks import ObjectLocks
 from clary.agent.channels.cache.naming import Identity, identity_of, is_as_stored, snapshot_name
 from clary.agent.channels.selection import ChannelObject
 from clary.agent.channels.unpacking import is_packed, write_unpacked
-from clary.agent.object_store import ObjectStore, whole_file
 from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.launch_plan import Channel
+from clary.contract.object_store import ObjectStore, whole_file
 
 LOCK_WAIT_S = 120.0  # for objects that other holders fetch; then they are fetched a second time
 NUM_PARALLEL = 8  # files at once, as without a cache

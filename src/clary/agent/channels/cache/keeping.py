@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clary.agent.channels.cache.folder import CacheFolder
 from clary.agent.channels.cache.locks import hold_file
-from clary.agent.disk_space import free_bytes
+from clary.base.disk_space import free_bytes
 
 _LOCK_WAIT_S = 10.0  # removing files takes no longer, but on a machine under heavy load
 

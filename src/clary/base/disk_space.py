@@ -1,6 +1,6 @@
 """Full disks, said in one way: which path, how many bytes were needed, how many are left.
 
-Where: everything in the agent that writes files asks here before a large write and translates ENOSPC afterwards, so
+Where: agents and the client of S3 ask here before a large write and translate ENOSPC afterwards, so
 that a full disk ends a job with a reason and never with a truncated file.
 """
 

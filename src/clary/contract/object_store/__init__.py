@@ -1,16 +1,16 @@
-"""A thin S3 client for agents, on the standard library.
+"""Speak S3 on the standard library, for agents and for programs that have no boto3.
 
 uris         s3:// URIs as bucket and key
 connections  a pool of HTTP connections to one endpoint
 exchange     one signed request and its answer, retried with back-off
 reading      objects out: streams that survive broken connections, parallel ranges into a file
 writing      objects in: single and multipart uploads
-store        `ObjectStore`, which the rest of the agent talks to
+store        `ObjectStore`, which all others talk to
 """
 
-from clary.agent.object_store.reading import whole_file
-from clary.agent.object_store.store import ObjectInfo, ObjectStore
-from clary.agent.object_store.uris import S3Uri, parse_s3_uri
-from clary.agent.object_store.writing import ObjectWriter
+from clary.contract.object_store.reading import whole_file
+from clary.contract.object_store.store import ObjectInfo, ObjectStore
+from clary.contract.object_store.uris import S3Uri, parse_s3_uri
+from clary.contract.object_store.writing import ObjectWriter
 
 __all__ = ["ObjectInfo", "ObjectStore", "ObjectWriter", "S3Uri", "parse_s3_uri", "whole_file"]

@@ -1,6 +1,7 @@
-"""`ObjectStore`: the interface to S3 for the rest of the agent.
+"""Give agents and programs one S3 client, `ObjectStore`.
 
-Where: channels read through it, artifacts write through it, with the plan's own endpoint and key.
+Where: channels read through it and artifacts write through it, with the plan's own endpoint and key; trials read
+through it in programs that have no boto3.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol, Self, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 from urllib.parse import quote, unquote_plus
 
-from clary.agent.object_store import reading, writing
-from clary.agent.object_store.exchange import Exchange, S3Request, S3Response, Trouble, error_facts
 from clary.base.clock import Clock, SystemClock
 from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Endpoint
+from clary.contract.object_store import reading, writing
+from clary.contract.object_store.exchange import Exchange, S3Request, S3Response, Trouble, error_facts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
 
 _READ_BUFFER_BYTES = 1 << 20
 _METADATA_PREFIX = "x-amz-meta-"

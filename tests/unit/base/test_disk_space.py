@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from clary.agent.disk_space import disk_errors_named, free_bytes, require_space
+from clary.base.disk_space import disk_errors_named, free_bytes, require_space
 from clary.base.errors import AgentError, Fault
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 
-from clary.agent.disk_space import disk_errors_named, require_space
-from clary.agent.object_store.exchange import BrokenOff, Exchange, S3Request, S3Response, Trouble, store_error
+from clary.base.disk_space import disk_errors_named, require_space
+from clary.contract.object_store.exchange import BrokenOff, Exchange, S3Request, S3Response, Trouble, store_error
 
 RANGE_BYTES = 16 << 20  # of one ranged GET
 PARALLEL_ABOVE_BYTES = 32 << 20

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.agent.object_store import ObjectStore, S3Uri, parse_s3_uri
-from clary.agent.object_store.connections import ConnectionPool
-from clary.agent.object_store.exchange import Exchange, S3Request, Trouble, error_facts
 from clary.base.clock import SystemClock
 from clary.base.errors import AgentError, ContractError, Fault, ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
+from clary.contract.object_store import ObjectStore, S3Uri, parse_s3_uri
+from clary.contract.object_store.connections import ConnectionPool
+from clary.contract.object_store.exchange import Exchange, S3Request, Trouble, error_facts
 
 ENDPOINT = Endpoint(
     url="http://localhost:1", region="us-west-2", credentials=Credentials(access_key_id="a", secret_access_key="s")

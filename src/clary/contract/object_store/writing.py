@@ -18,11 +18,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from clary.agent.object_store.exchange import Exchange, S3Request, Trouble, error_facts
 from clary.base.errors import ObjectStoreError
+from clary.contract.object_store.exchange import Exchange, S3Request, Trouble, error_facts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
 
 PART_BYTES = 16 << 20  # S3 takes 5 MiB to 5 GiB
 _PARTS_A_SIZE = 1000  # after so many parts their size doubles: 10,000 parts then hold more than S3's 5 TiB

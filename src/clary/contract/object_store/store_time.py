@@ -6,7 +6,7 @@ clock is off, or is set while a job runs, could store nothing. AWS's own clients
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
@@ -48,7 +48,7 @@ class StoreTime:
         except ValueError:
             return False
         if theirs.tzinfo is None:
-            theirs = theirs.replace(tzinfo=UTC)
+            theirs = theirs.replace(tzinfo=timezone.utc)
         if abs(self.now() - theirs) < _LEAST:
             return False
         self._ahead = self._clock.now() - theirs

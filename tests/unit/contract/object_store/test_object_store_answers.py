@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from clary.agent.object_store import ObjectStore
-from clary.agent.object_store.store_time import StoreTime
 from clary.base.errors import ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
+from clary.contract.object_store import ObjectStore
+from clary.contract.object_store.store_time import StoreTime
 from clary.testing.fake_clock import FakeClock
 
 KEYS = Credentials(access_key_id="agent-key", secret_access_key="agent-secret")

@@ -20,15 +20,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
-from clary.agent.object_store.connections import ConnectionPool, PooledConnection
-from clary.agent.object_store.store_time import StoreTime
 from clary.base.clock import Clock
 from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Endpoint
+from clary.contract.object_store.connections import ConnectionPool, PooledConnection
+from clary.contract.object_store.store_time import StoreTime
 from clary.contract.sigv4 import EMPTY_HASH, PATH_SAFE, UNRESERVED, sign
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
 
 FIRST_PAUSE_S = 0.5  # five attempts then span 4 to 8 seconds: a store that restarts is back by then
 MAX_PAUSE_S = 10.0
