@@ -27,6 +27,7 @@ from clary.contract.launch_plan import Channel, Credentials, Endpoint, Output
 from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore, parse_s3_uri
 from clary.testing.launch_plans import make_hosts, make_plan
+from clary.train.debugger.reading.s3_access import SignedBucket
 
 MIB = 1 << 20
 
@@ -70,6 +71,31 @@ def test_keys_of_every_kind_come_back_as_they_were(store, folder):
         assert facts.size_bytes == listed[name].size_bytes == len(name.encode())
         assert facts.metadata["origin"] == "test"
         assert store.get_bytes("data", f"{folder}/{name}", max_bytes=100) == name.encode()
+
+
+def test_a_trial_without_boto3_lists_and_reads_what_agents_store(weed, store, folder):
+    """The debugger's bucket over the same client, through a gateway that resets connections."""
+    names = ["a b+c", "ünï", "日本語", "q?x=1#f"]
+    for name in names:
+        store.put_bytes("data", f"{folder}/{name}", bytes(1000) + name.encode())
+        store.put_bytes("data", f"{folder}/below {name}/x", b"")
+    keys = {"AWS_ACCESS_KEY_ID": KEYS.access_key_id, "AWS_SECRET_ACCESS_KEY": KEYS.secret_access_key}
+    with faulty_gateway(weed.endpoint.url) as gateway:
+        bucket = SignedBucket("data", endpoint=gateway.url, environment={**keys, "AWS_REGION": "us-west-2"})
+        gateway.fail("reset", times=2)
+        found = bucket.list(f"{folder}/")
+        assert {info.key for info in found.objects} == {f"{folder}/{name}" for name in names}
+        assert set(found.folders) == {f"{folder}/below {name}/" for name in names}
+        assert [info.key for info in bucket.list(f"{folder}/", f"{folder}/q").objects] == [
+            f"{folder}/{name}" for name in ("q?x=1#f", "ünï", "日本語")
+        ]
+        for name in names:
+            content = name.encode()
+            assert bucket.read(f"{folder}/{name}", 1000, len(content)) == content
+            assert bucket.read(f"{folder}/{name}", 999, 5000) == b"\0" + content
+        with pytest.raises(FileNotFoundError, match="there is no such object"):
+            bucket.read(f"{folder}/gone", 0, 1)
+        bucket.close()
 
 
 def test_listing_of_more_than_one_page_is_complete(store, folder):
@@ -289,6 +315,10 @@ def test_https_endpoints_are_verified_and_used(weed, folder, tmp_path, monkeypat
         blob = random.Random(5).randbytes(20 * MIB)
         client.upload_stream("data", folder, io.BytesIO(blob))
         assert client.get_bytes("data", folder, max_bytes=len(blob)) == blob
+        monkeypatch.delenv("SSL_CERT_FILE")
+        endpoint = Endpoint(url=gateway.url, region="us-west-2", credentials=KEYS)
+        with ObjectStore(endpoint, attempts=1, authorities=str(certificate)) as trusting:
+            assert trusting.get_range("data", folder, 7, 100) == blob[7:107]
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

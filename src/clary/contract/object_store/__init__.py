@@ -5,12 +5,14 @@ connections  a pool of HTTP connections to one endpoint
 exchange     one signed request and its answer, retried with back-off
 reading      objects out: streams that survive broken connections, parallel ranges into a file
 writing      objects in: single and multipart uploads
+listing      pages of a bucket
 store        `ObjectStore`, which all others talk to
 """
 
+from clary.contract.object_store.listing import Listing, ObjectInfo
 from clary.contract.object_store.reading import whole_file
-from clary.contract.object_store.store import ObjectInfo, ObjectStore
+from clary.contract.object_store.store import ObjectStore
 from clary.contract.object_store.uris import S3Uri, parse_s3_uri
 from clary.contract.object_store.writing import ObjectWriter
 
-__all__ = ["ObjectInfo", "ObjectStore", "ObjectWriter", "S3Uri", "parse_s3_uri", "whole_file"]
+__all__ = ["Listing", "ObjectInfo", "ObjectStore", "ObjectWriter", "S3Uri", "parse_s3_uri", "whole_file"]

@@ -43,9 +43,14 @@ class PooledConnection:
 
 
 class ConnectionPool:
-    """Connections to the endpoint at `url`, http or https; one thread owns a connection until it gives it back."""
+    """Connections to the endpoint at `url`, http or https; one thread owns a connection until it gives it back.
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
+    Args:
+        authorities: a file of certificates to trust; empty for this machine's.
+    Raises: ContractError or ValueError for a URL that is none; OSError for a file that cannot be read.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, authorities: str = "") -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ContractError(f"Object store endpoint {url!r}: expected http://host:port or https://host:port")
@@ -54,7 +59,7 @@ class ConnectionPool:
         self._name = parts.hostname
         self._port = parts.port or (_HTTPS_PORT if self._is_tls else _HTTP_PORT)
         self._timeout_s = timeout_s
-        self._tls = ssl.create_default_context() if self._is_tls else None
+        self._tls = ssl.create_default_context(cafile=authorities or None) if self._is_tls else None
         self._lock = threading.Lock()
         self._idle: list[PooledConnection] = []
         self._taken: set[PooledConnection] = set()

@@ -2,7 +2,7 @@
 
 Where: everything in this package sends through `Exchange`.
 
-What is retried: connections that cannot be made or that break, timeouts, answers 408, 429 and 5xx, and the few 4xx
+What is retried: connections that cannot be made or that break, timeouts, answers 408, 425, 429 and 5xx, and the few 4xx
 codes that mean "again". What is not: every other refusal, 403 and 404 first of all, because the same request gets
 the same answer.
 Source: Amazon S3 API reference, "Error responses".
@@ -28,7 +28,7 @@ from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Endpoint
 from clary.contract.object_store.connections import ConnectionPool, PooledConnection
 from clary.contract.object_store.store_time import StoreTime
-from clary.contract.sigv4 import EMPTY_HASH, PATH_SAFE, UNRESERVED, sign
+from clary.contract.sigv4 import EMPTY_HASH, PATH_SAFE, SECURITY_TOKEN, UNRESERVED, sign
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since 3.11
@@ -38,7 +38,7 @@ MAX_PAUSE_S = 10.0
 _NUM_THREADS = 8  # for ranges and parts of all transfers together
 _MAX_ANSWER_BYTES = 64 << 20  # of an XML answer; a page of a listing has about 1 MB
 _MAX_ERROR_BYTES = 64 << 10
-_RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504, 507, 509})
+_RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 507, 509})
 _RETRIED_CODES = frozenset(
     {
         "RequestTimeout",
@@ -153,9 +153,14 @@ class Exchange:
         attempts: int,
         clock: Clock,
         sleep: Callable[[float], object] | None,
+        session_token: str = "",
+        authorities: str = "",
     ) -> None:
         self._endpoint = endpoint
-        self._pool = ConnectionPool(endpoint.url, timeout_s=timeout_s)
+        self._pool = ConnectionPool(endpoint.url, timeout_s=timeout_s, authorities=authorities)
+        self._own_headers = {"host": self._pool.host_header}
+        if session_token:
+            self._own_headers[SECURITY_TOKEN] = session_token
         self._attempts = attempts
         self._time = StoreTime(clock)
         self._is_closed = threading.Event()
@@ -284,7 +289,7 @@ class Exchange:
 
     def _signed_headers(self, request: S3Request, target: str, query: str) -> dict[str, str]:
         """Return headers with a signature over everything, the body's hash included."""
-        headers = {"host": self._pool.host_header, **request.headers}
+        headers = {**self._own_headers, **request.headers}
         payload_hash = hashlib.sha256(request.body).hexdigest() if request.body else EMPTY_HASH
         signature = sign(
             request.method,

@@ -99,10 +99,9 @@ class ObjectReader(io.RawIOBase):
 
     def _open(self) -> None:
         response = self._exchange.once(self._request())
-        if self._position and response.status != 206:
-            response.close()
-            raise Trouble("the store ignored the range that was asked for", is_retryable=False)
         try:
+            if self._position:
+                _require_range(response)
             _require_version(response, self._etag or "")
         except Trouble:
             response.close()
@@ -198,19 +197,40 @@ def download_ranges(exchange: Exchange, request: S3Request, path: Path, *, size_
 def _range_download(exchange: Exchange, version: _Version, start: int, *, stop: threading.Event) -> Callable[[], None]:
     """Return the act of fetching one range; it does nothing once `stop` is set."""
     end = min(start + RANGE_BYTES, version.size_bytes)
-    headers = {"range": f"bytes={start}-{end - 1}", **({"if-match": version.etag} if version.etag else {})}
-    ranged = S3Request(method="GET", bucket=version.request.bucket, key=version.request.key, headers=headers)
+    ranged = _ranged(version.request, start, end, etag=version.etag)
 
     def attempt() -> None:
         if stop.is_set():
             return
         with exchange.once(ranged) as response:
-            if response.status != HTTPStatus.PARTIAL_CONTENT:
-                raise Trouble(_RANGE_IGNORED, is_retryable=False)
+            _require_range(response)
             _require_version(response, version.etag)
             _copy(response, version.descriptor, start=start, size_bytes=end - start)
 
     return lambda: exchange.retrying(attempt, ranged)
+
+
+def read_range(exchange: Exchange, request: S3Request, start: int, length: int) -> bytes:
+    """Return `length` bytes of an object from `start` on, fewer where it ends before. Raises: ObjectStoreError."""
+    ranged = _ranged(request, start, start + length)
+
+    def attempt() -> bytes:
+        with exchange.once(ranged) as response:
+            _require_range(response)
+            return response.read_all(max_bytes=length)
+
+    return exchange.retrying(attempt, ranged)
+
+
+def _ranged(request: S3Request, start: int, end: int, *, etag: str = "") -> S3Request:
+    """Return a request for the bytes from `start` up to `end`, of one version if an ETag names it."""
+    headers = {"range": f"bytes={start}-{end - 1}", **({"if-match": etag} if etag else {})}
+    return replace(request, headers=headers)
+
+
+def _require_range(response: S3Response) -> None:
+    if response.status != HTTPStatus.PARTIAL_CONTENT:
+        raise Trouble(_RANGE_IGNORED, is_retryable=False)
 
 
 def _require_version(response: S3Response, etag: str) -> None:

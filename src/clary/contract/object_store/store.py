@@ -7,20 +7,19 @@ through it in programs that have no boto3.
 from __future__ import annotations
 
 import io
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote
 
 from clary.base.clock import Clock, SystemClock
 from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Endpoint
 from clary.contract.object_store import reading, writing
-from clary.contract.object_store.exchange import Exchange, S3Request, S3Response, Trouble, error_facts
+from clary.contract.object_store.exchange import Exchange, S3Request, Trouble, error_facts
+from clary.contract.object_store.listing import Listing, ObjectInfo, pages_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since 3.11
@@ -34,16 +33,6 @@ class _Readable(Protocol):
         """Return up to `size` bytes, or an empty bytes object at the end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObjectInfo:
-    """An object of a bucket."""
-
-    key: str
-    size_bytes: int
-    etag: str  # with its quotes, as S3 gives it
-    metadata: Mapping[str, str] = field(default_factory=dict)  # of `head`; lower-case names, without x-amz-meta-
-
-
 class ObjectStore:
     """An S3 endpoint; safe for many threads at once. Close it to end its threads and connections.
 
@@ -53,6 +42,8 @@ class ObjectStore:
         attempts: tries of each request in all.
         clock: gives the time that requests are signed with.
         sleep: waits between attempts, by default until `close` at most; tests pass their own.
+        session_token: of a key that is temporary.
+        authorities: a file of certificates to trust instead of this machine's.
     Raises: every method raises ObjectStoreError when the store refused (fault USER) or did not answer (fault
         INFRASTRUCTURE, retryable); `details` hold bucket, key, status, code and attempts.
     """
@@ -65,10 +56,18 @@ class ObjectStore:
         attempts: int = 5,
         clock: Clock | None = None,
         sleep: Callable[[float], object] | None = None,
+        session_token: str = "",
+        authorities: str = "",
     ) -> None:
         self.region = endpoint.region
         self._exchange = Exchange(
-            endpoint, timeout_s=timeout_s, attempts=attempts, clock=clock or SystemClock(), sleep=sleep
+            endpoint,
+            timeout_s=timeout_s,
+            attempts=attempts,
+            clock=clock or SystemClock(),
+            sleep=sleep,
+            session_token=session_token,
+            authorities=authorities,
         )
 
     def __enter__(self) -> Self:
@@ -85,17 +84,21 @@ class ObjectStore:
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object whose key starts with `prefix`, in the store's order (UTF-8), page by page."""
-        token = ""
-        while True:
-            query = {"list-type": "2", "encoding-type": "url", "prefix": prefix}
-            if token:
-                query["continuation-token"] = token
-            request = S3Request(method="GET", bucket=bucket, query=query)
-            page = self._exchange.retrying(lambda request=request: _page(self._exchange.once(request)), request)  # type: ignore[misc]
+        for page in pages_of(self._exchange, bucket, {"prefix": prefix}):
             yield from page.objects
-            if not page.next_token:
-                return
-            token = page.next_token
+
+    def list_folder(self, bucket: str, prefix: str, *, after: str = "") -> Listing:
+        """Return the objects that lie at `prefix`, not below its slashes, and the folders there.
+
+        Args:
+            after: only keys behind this one.
+        """
+        query = {"prefix": prefix, "delimiter": "/"} | ({"start-after": after} if after else {})
+        found = Listing()
+        for page in pages_of(self._exchange, bucket, query):
+            found.objects += page.objects
+            found.folders += page.folders
+        return found
 
     def head(self, bucket: str, key: str) -> ObjectInfo | None:
         """Return an object's facts; None if there is no such object or bucket."""
@@ -126,6 +129,10 @@ class ObjectStore:
                 return response.read_all(max_bytes=max_bytes)
 
         return self._exchange.retrying(attempt, request)
+
+    def get_range(self, bucket: str, key: str, start: int, length: int) -> bytes:
+        """Return `length` bytes of an object from `start` on, fewer where it ends before."""
+        return reading.read_range(self._exchange, S3Request(method="GET", bucket=bucket, key=key), start, length)
 
     def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None, etag: str = "") -> int:
         """Write an object to `path` and return its size; large ones come by ranges in parallel.
@@ -238,37 +245,3 @@ class ObjectStore:
 
 def _metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
     return {f"{_METADATA_PREFIX}{name}": value for name, value in metadata.items()}
-
-
-@dataclass(frozen=True)
-class _Page:
-    objects: tuple[ObjectInfo, ...]
-    next_token: str
-
-
-def _page(response: S3Response) -> _Page:
-    """Read one page of ListObjectsV2. Raises: Trouble for a malformed answer."""
-    with response:
-        body = response.read_all()
-    try:
-        root = ET.fromstring(body)  # noqa: S314 - of our own store; expat limits expansions itself
-    except ET.ParseError as error:
-        raise Trouble(f"the listing cannot be read: {error}") from error
-    objects = []
-    texts = {}
-    for element in root:
-        name = element.tag.rpartition("}")[2]
-        if name == "Contents":
-            facts = {child.tag.rpartition("}")[2]: child.text or "" for child in element}
-            objects.append((facts.get("Key", ""), facts.get("Size", "0"), facts.get("ETag", "")))
-        else:
-            texts[name] = element.text or ""
-    # A store that does not know encoding-type=url says so by not repeating it.
-    decode = unquote_plus if texts.get("EncodingType") == "url" else str
-    is_truncated = texts.get("IsTruncated") == "true"
-    token = texts.get("NextContinuationToken", "") if is_truncated else ""
-    if is_truncated and not token:
-        raise Trouble("the listing says that more follows, but not where", is_retryable=False)
-    return _Page(
-        tuple(ObjectInfo(key=decode(key), size_bytes=int(size), etag=etag) for key, size, etag in objects), token
-    )

@@ -9,7 +9,7 @@ import pytest
 
 from clary.base.errors import ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
-from clary.contract.object_store import ObjectStore
+from clary.contract.object_store import Listing, ObjectInfo, ObjectStore
 from clary.contract.object_store.store_time import StoreTime
 from clary.testing.fake_clock import FakeClock
 
@@ -107,3 +107,39 @@ def test_what_s3_itself_calls_bad_is_not_sent_again(answer):
         with pytest.raises(ObjectStoreError, match="Not retried"):
             store.put_bytes("data", "key", b"x")
         assert asked == ["PUT"]
+
+
+def listing(inner):
+    """Return a store's answer that is a page of a listing."""
+    return (
+        200,
+        {},
+        f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inner}</ListBucketResult>'.encode(),
+    )
+
+
+def test_a_folder_is_listed_without_what_lies_below_it():
+    first = listing(
+        "<EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextContinuationToken>a+/=</NextContinuationToken>"
+        "<Contents><Key>t/a%20b</Key><Size>3</Size><ETag>&quot;1&quot;</ETag></Contents>"
+    )
+    second = listing("<CommonPrefixes><Prefix>t/steps/</Prefix></CommonPrefixes>")
+    with store_that_answers(first, second) as (store, asked):
+        found = store.list_folder("data", "t/", after="t/0")
+        assert found == Listing([ObjectInfo(key="t/a b", size_bytes=3, etag='"1"')], ["t/steps/"])
+        assert asked == ["GET", "GET"]
+
+
+@pytest.mark.parametrize(
+    "inner", ["<Contents><Size>3</Size></Contents>", "<Contents><Key>a</Key><Size>b</Size></Contents>"]
+)
+def test_a_listing_that_cannot_be_read_is_asked_for_again(inner):
+    with store_that_answers(listing(inner), listing("<Contents><Key>a</Key></Contents>")) as (store, _):
+        assert [info.key for info in store.list_objects("data", "")] == ["a"]
+
+
+def test_a_range_ends_where_the_object_ends_and_is_never_the_whole_by_mistake():
+    with store_that_answers((206, {}, b"ab"), (200, {}, b"abcdef")) as (store, _):
+        assert store.get_range("data", "key", 4, 6) == b"ab"
+        with pytest.raises(ObjectStoreError, match="the store ignored the range"):
+            store.get_range("data", "key", 4, 6)

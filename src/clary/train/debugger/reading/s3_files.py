@@ -62,8 +62,8 @@ class S3Files:
         for item in found.objects:
             name = item.key.removeprefix(prefix)
             if name and name >= after:
-                self._facts[begin + name] = (item.size, item.etag)
-                marks[name] = f"{item.etag} {item.size}"
+                self._facts[begin + name] = (item.size_bytes, item.etag)
+                marks[name] = f"{item.etag} {item.size_bytes}"
         marks |= {name.removeprefix(prefix).rstrip("/"): "" for name in found.folders}
         return dict(sorted(marks.items()))
 
@@ -128,7 +128,7 @@ class S3Files:
             key = self._base + name
             for item in self._bucket.list(key).objects:
                 if item.key == key:
-                    self._facts[name] = (item.size, item.etag)
+                    self._facts[name] = (item.size_bytes, item.etag)
                     break
             else:
                 raise FileNotFoundError(errno.ENOENT, "there is no such object", f"{self}{name}")

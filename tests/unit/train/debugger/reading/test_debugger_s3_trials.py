@@ -11,12 +11,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from clary.contract.object_store import Listing, ObjectInfo, exchange
 from clary.train.debugger.errors import ConfigurationError, StoreError, TensorFileError
 from clary.train.debugger.files import step_file
 from clary.train.debugger.modes import ModeKeys
-from clary.train.debugger.reading import s3_access
 from clary.train.debugger.reading.object_blocks import ObjectBlocks
-from clary.train.debugger.reading.s3_access import BotoBucket, Bucket, Listing, SignedBucket, StoredObject, open_bucket
+from clary.train.debugger.reading.s3_access import BotoBucket, Bucket, SignedBucket, open_bucket
 from clary.train.debugger.reading.s3_files import BLOCK_BYTES, S3Files, open_s3_files
 from clary.train.debugger.reading.trial import Trial
 from clary.train.debugger.reading.trial_places import S3Trial, create_trial
@@ -49,7 +49,9 @@ class FakeBucket:
                     if folder not in found.folders:
                         found.folders.append(folder)
                 else:
-                    found.objects.append(StoredObject(key, len(self.objects[key]), f'"{hash(self.objects[key])}"'))
+                    found.objects.append(
+                        ObjectInfo(key=key, size_bytes=len(self.objects[key]), etag=f'"{hash(self.objects[key])}"')
+                    )
         self.num_listed += len(found.objects) + len(found.folders)
         return found
 
@@ -327,7 +329,7 @@ def test_boto3_is_asked_page_by_page_and_its_errors_name_the_object() -> None:
     client = FakeClient()
     bucket = BotoBucket("bucket", client)
     found = bucket.list("t/", "t/0")
-    assert found == Listing([StoredObject("t/a", 3, '"1"')], ["t/steps/"])
+    assert found == Listing([ObjectInfo(key="t/a", size_bytes=3, etag='"1"')], ["t/steps/"])
     assert client.asked[1] == {
         "Bucket": "bucket",
         "Prefix": "t/",
@@ -351,6 +353,7 @@ class FakeS3(http.server.BaseHTTPRequestHandler):
     asked: list[tuple[str, dict[str, str]]] = []
     failures: list[int] = []
     pages: list[bytes] = []
+    forgets = False  # closes each connection once it has answered, without a word
 
     def do_GET(self) -> None:
         self.asked.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
@@ -359,6 +362,10 @@ class FakeS3(http.server.BaseHTTPRequestHandler):
             status, body = self.failures.pop(0), b"<Error><Code>Some</Code></Error>"
         elif "list-type" in self.path:
             body = self.pages.pop(0)
+        elif asked := self.headers["range"]:
+            first, last = asked.removeprefix("bytes=").split("-")
+            status, body = 206, body[int(first) : int(last) + 1]
+        self.close_connection = self.forgets
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -371,8 +378,8 @@ class FakeS3(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def signed(monkeypatch: pytest.MonkeyPatch) -> Iterator[SignedBucket]:
     """A bucket of a server of its own."""
-    FakeS3.asked, FakeS3.failures, FakeS3.pages = [], [], []
-    monkeypatch.setattr(s3_access, "_FIRST_PAUSE_S", 0.001)
+    FakeS3.asked, FakeS3.failures, FakeS3.pages, FakeS3.forgets = [], [], [], False
+    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeS3)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -401,7 +408,7 @@ def test_requests_of_our_own_are_signed_and_follow_pages(signed: SignedBucket) -
         ),
         page("<IsTruncated>false</IsTruncated><CommonPrefixes><Prefix>t/steps/</Prefix></CommonPrefixes>"),
     ]
-    assert signed.list("t/", "t/0") == Listing([StoredObject("t/a b", 3, '"1"')], ["t/steps/"])
+    assert signed.list("t/", "t/0") == Listing([ObjectInfo(key="t/a b", size_bytes=3, etag='"1"')], ["t/steps/"])
     path, headers = FakeS3.asked[1]
     query = parse_qs(urlsplit(path).query)
     assert urlsplit(path).path == "/base/bucket"
@@ -410,7 +417,7 @@ def test_requests_of_our_own_are_signed_and_follow_pages(signed: SignedBucket) -
     assert headers["authorization"].startswith("AWS4-HMAC-SHA256 Credential=key/")
     assert "/eu-west-1/s3/aws4_request" in headers["authorization"]
     assert headers["x-amz-security-token"] == "token"
-    assert signed.read("t/a b+c", 4, 6) == b"content"
+    assert signed.read("t/a b+c", 4, 6) == b"ent"
     path, headers = FakeS3.asked[-1]
     assert (unquote(path), headers["range"]) == ("/base/bucket/t/a b+c", "bytes=4-9")
 
@@ -420,24 +427,33 @@ def test_requests_of_our_own_are_tried_again_where_that_helps(signed: SignedBuck
     assert signed.read("a", 0, 7) == b"content"
     assert len(FakeS3.asked) == 3
     FakeS3.failures += [503] * 9
-    with pytest.raises(StoreError, match=r"could not read s3://bucket/a: status 503: .*; 5 attempts"):
+    with pytest.raises(StoreError, match=r"could not read s3://bucket/a: .* S3 answered 503 Some.* after 5 attempts"):
         signed.read("a", 0, 7)
     FakeS3.failures[:] = [403]
-    with pytest.raises(StoreError, match="could not list s3://bucket/t/: status 403: <Error><Code>Some"):
+    with pytest.raises(StoreError, match=r"could not list s3://bucket/t/: .* S3 answered 403 Some\. Not retried"):
         signed.list("t/")
     FakeS3.failures[:] = [404]
     with pytest.raises(FileNotFoundError, match="s3://bucket/a"):
         signed.read("a", 0, 7)
-    FakeS3.pages += [b"no listing"]
-    with pytest.raises(StoreError, match="the answer is no listing"):
+    FakeS3.pages += [b"no listing"] * 5
+    with pytest.raises(StoreError, match=r"could not list s3://bucket/t/: .* the listing cannot be read"):
         signed.list("t/")
 
 
+def test_a_connection_that_the_store_closed_while_it_was_idle_costs_no_attempt(
+    signed: SignedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 3600.0)
+    FakeS3.forgets = True
+    for _ in range(3):
+        assert signed.read("a", 0, 7) == b"content"
+
+
 def test_a_store_that_is_not_there_is_said_with_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_access, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setitem(sys.modules, "boto3", None)
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
-    with pytest.raises(StoreError, match=r"could not read s3://bucket/a: ConnectionRefusedError.*; 5 attempts"):
+    with pytest.raises(StoreError, match=r"could not read s3://bucket/a: .*ConnectionRefusedError.* after 5 attempts"):
         open_bucket("bucket").read("a", 0, 1)
