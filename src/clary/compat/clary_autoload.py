@@ -1,10 +1,11 @@
 """The entry point that torch calls at the end of `import torch`, from the folder that jobs get.
 
-Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in
-AWS's images, and `import torch._six`, as in those with torch 1. A job's DebugHookConfig is followed, and from here on the times of training steps are recorded
-(`train.steps`). A failure here would fail `import torch` for jobs that never use it, so whatever is in the way leaves
-torch as it was; scripts that import `smdistributed.dataparallel.torch.torch_smddp` themselves are told what is wrong.
-It runs in the user's environment, in Pythons that Clary's train side does not support too.
+Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in AWS's
+images, and `import torch._six`, as in those with torch 1. A job's DebugHookConfig is followed, and from here on the
+times of training steps are recorded (`train.steps`). A failure here would fail `import torch` for jobs that never use
+it, so whatever is in the way leaves torch as it was; scripts that import `smdistributed.dataparallel.torch.torch_smddp`
+themselves are told what is wrong. It runs in the user's environment, in Pythons that Clary's train side does not
+support too.
 """
 
 import contextlib
