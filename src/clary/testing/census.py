@@ -1,4 +1,4 @@
-"""What is on the machine now that a job could leave behind, beside what the engine itself looks for.
+"""A census of things on the machine that a job could leave behind, beyond the engine's own search.
 
 Where: the tests take a census around each test. Functions as those of `engines.local.machine_census`, which knows
 shared memory, sockets and ports. Whose a thing is, is told from a process's ancestors and environment, or a cgroup's
@@ -127,7 +127,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def command_text(pid: int) -> str:
-    """Return the beginning of a process's command line, or its name in brackets if it has none."""
+    """Return the beginning of a process's command line, or its name in brackets without a command line."""
     with contextlib.suppress(OSError):
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             text = file.read().replace(b"\0", b" ").decode(errors="replace").strip()

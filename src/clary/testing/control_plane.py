@@ -201,7 +201,7 @@ class ControlPlane:
         return job
 
     async def passes(self, count: int = 1) -> None:
-        """Let the reconciler look at every job, and what it began in the background come to an end."""
+        """Let the reconciler look at every job, and wait for its background tasks."""
         for _ in range(count):
             await self.reconciler.make_pass()
             while tasks := [task for task in asyncio.all_tasks() if task.get_name().startswith("job:")]:
@@ -279,7 +279,7 @@ class FakeAgent:
         return await self._plane.gateway.append_logs(self.authorize(), self.host, batch)
 
     def model_uris(self, phase: HostPhase) -> tuple[str, ...]:
-        """Return what the leader has uploaded once it is done."""
+        """Return the model URI that the leader has uploaded once it is done."""
         is_leader = phase is HostPhase.DONE and self.host == "algo-1"
         plan = self.authorize().plan or {}
         return (plan["output"]["model_uri"],) if is_leader else ()

@@ -41,7 +41,7 @@ class FakeEngine:
         self._places: dict[str, str] = {}  # attempt -> attempt or pool that has its agents
 
     def machine(self) -> Machine:
-        """Return what there is to divide among hosts."""
+        """Return the machine to divide among hosts."""
         return self._machine
 
     def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
@@ -69,7 +69,7 @@ class FakeEngine:
         return {host.name: alive.get(host.name, False) for host in plan.hosts}
 
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
-        """Return what the test put into `cut_off_hosts`, for hosts of this job."""
+        """Return the test's `cut_off_hosts` among the hosts of this job."""
         return {
             host.name: CutOff(why=self.cut_off_hosts[host.name], last_well_at=self.links_well_at.get(host.name))
             for host in plan.hosts
@@ -100,7 +100,7 @@ class FakeEngine:
         self.forgotten.append(job_name)
 
     async def unreleased(self) -> list[HeldAttempt]:
-        """Return what a test put into `held`."""
+        """Return the test's `held` attempts that are not released."""
         return [held for held in self.held if _key(held.name, held.attempt) not in self.released]
 
     async def set_aside(self, job_name: str) -> str:

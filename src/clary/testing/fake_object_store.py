@@ -32,7 +32,7 @@ class FakeObjectStore:
             yield self._info(bucket, key)
 
     def head(self, bucket: str, key: str) -> ObjectInfo | None:
-        """Return an object's facts; None if there is none."""
+        """Return an object's facts, or None if it does not exist."""
         self._maybe_fail("HEAD", bucket, key)
         return self._info(bucket, key) if (bucket, key) in self.objects else None
 
@@ -65,7 +65,7 @@ class FakeObjectStore:
     def upload_stream(
         self, bucket: str, key: str, reader: Readable, *, metadata: Mapping[str, str] | None = None
     ) -> int:
-        """Store what a stream gives."""
+        """Store the bytes of a stream."""
         with self.open_writer(bucket, key, metadata=metadata) as writer:
             while data := reader.read(1 << 20):
                 writer.write(data)

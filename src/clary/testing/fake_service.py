@@ -175,7 +175,7 @@ class FakeService:
             self._is_partitioned = True
 
     def heal(self) -> None:
-        """End a partition; what waited in it is lost."""
+        """End a partition; requests that waited in it are lost."""
         with self._changed:
             self._is_partitioned = False
             self._changed.notify_all()

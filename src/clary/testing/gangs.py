@@ -116,7 +116,7 @@ class Gang:
         return [str(path) for path in family if self.name in path.name and path.is_dir()]
 
     def left(self) -> list[str]:
-        """Return what is there of the job's processes, zombies too, and of its mounts."""
+        """Return the remaining processes of the job, zombies included, and its mounts."""
         processes = [f"process {item.pid}" for item in self.processes if is_in_proc(item)]
         marked = [f"process {item.pid}" for item in killing.with_variable(MARK_VARIABLE, self.mark)]
         return [*dict.fromkeys(processes + marked), *cleaning.mounts_below(self.folder)]
@@ -183,7 +183,7 @@ class Gang:
 
 
 def first_process(agent: ProcessId) -> ProcessId | None:
-    """Return the first process of the host of an agent; None while it has none, or where hosts are plain processes."""
+    """Return the first process of an agent's host; None before it starts and where hosts are plain processes."""
     for process in killing.descendants(agent):
         ids = _status(process).get("NSpid", "").split()
         if len(ids) > 1 and ids[-1] == "1":

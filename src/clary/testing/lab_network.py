@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class LabError(Exception):
-    """A laboratory that could not be built, or that broke: what, and what to do."""
+    """A laboratory that could not be built, or that broke; the text names the part and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class LabLink:
 
 @dataclass(frozen=True)
 class LinkCounters:
-    """What has passed a host's interface since it was made, with Ethernet, IP and TCP headers."""
+    """Bytes that have passed a host's interface since it was made, with Ethernet, IP and TCP headers."""
 
     sent_bytes: int
     received_bytes: int
@@ -131,7 +131,7 @@ class LabNetwork:
         return ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self._namespace(host)}", "--"]
 
     def counters(self, host: str) -> LinkCounters:
-        """Return what the host's `eth0` has sent and received."""
+        """Return the byte counters of the host's `eth0`."""
 
         def read() -> LinkCounters:
             for line in Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines():
@@ -200,7 +200,7 @@ class LabNetwork:
             raise LabError(f"{self._switch_program} did not do {order!r} within {ANSWER_TIMEOUT_S:g} s")
 
     def _close(self) -> None:
-        """End what runs in the hosts, then the switch, then let go of the namespaces."""
+        """End the processes in the hosts, then the switch, then release the namespaces."""
         network, self._network = self._network, None
         switch, self._switch = self._switch, None
         held = [] if network is None else [*network.host_descriptors.values(), network.switch_descriptor]

@@ -70,13 +70,13 @@ class ReadLimit:
         (self._group / "blkio.throttle.read_bps_device").write_text(limit)
 
     def add(self, pids: Sequence[int]) -> None:
-        """Limit processes, and what they start from now on."""
+        """Limit processes, and their later children."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 (self._group / "cgroup.procs").write_text(str(pid))
 
     def close(self) -> None:
-        """Put what is left back where it came from, and remove the limit."""
+        """Move the remaining processes back to where they came from, and remove the limit."""
         deadline_s = time.monotonic() + _LEAVE_S
         while True:
             for pid in (self._group / "cgroup.procs").read_text().split():

@@ -1,4 +1,4 @@
-"""Rehearsals: a job under faults beside an uninterrupted twin, and what its resumes were worth. Pure.
+"""Rehearsals: a job under faults beside an uninterrupted twin, and the worth of its resumes. Pure.
 
 faults       what is to strike and when: words, texts, draws from a seed
 disks        how large the disks are that can be filled

@@ -1,4 +1,4 @@
-"""The resume certificate: what a rehearsal lost, what it repeated or missed, and the verdict with its reason. Pure.
+"""The resume certificate: a rehearsal's lost, repeated and missed work, and the verdict with its reason. Pure.
 
 Where: `clary rehearse` makes one at the end, prints it (`cli.certificate_words`) and writes it as JSON.
 
@@ -25,7 +25,7 @@ _DYING_S = 10.0  # from a write that fails to the end of the program
 
 
 class Verdict(StrEnum):
-    """What the certificate says."""
+    """The verdict of a certificate."""
 
     PASS = "PASS"  # noqa: S105 - no password
     FAIL = "FAIL"
@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """What became of a planned fault."""
+    """The outcome of a planned fault."""
 
     words: str
     at_s: float | None  # after training began; None: it never struck
@@ -74,7 +74,7 @@ class Interruption:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What `clary rehearse` hands out."""
+    """The certificate that `clary rehearse` writes."""
 
     verdict: Verdict
     reason: str

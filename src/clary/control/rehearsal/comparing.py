@@ -106,7 +106,7 @@ def check_samples(twin: SampleHistory, rehearsal: SampleHistory) -> SampleCheck:
 
 
 def check_losses(twin: History, rehearsal: History, scale: Scale) -> LossCheck:
-    """Compare what was printed for each step; the noise is what differs before any fault."""
+    """Compare the printed losses of each step; differences before any fault are the noise."""
     before = {
         place: reading
         for place, reading in rehearsal.first_losses.items()

@@ -19,7 +19,7 @@ Points = list[tuple[float, float]]
 
 
 def curves_of(twin: Run, rehearsal: Run) -> dict[str, Any]:
-    """Return what both printed, step by step.
+    """Return the losses that both printed, step by step.
 
     Keys: `steps`, whether places are steps as printed (else the twin's steps are counted from 0, over all epochs);
     `twin`; `rehearsal`, of the attempts that count; `undone`, lists of what was printed and done again; `resumes`, the

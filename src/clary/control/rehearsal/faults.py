@@ -1,4 +1,4 @@
-"""What is to strike a rehearsal, and when: read from the command line or drawn from a seed. Pure.
+"""Planned faults of a rehearsal and their times: read from the command line or drawn from a seed. Pure.
 
 Where: `clary rehearse` prints the plan before anything starts and carries it out; the service strikes.
 
@@ -30,7 +30,7 @@ _HOST = r"algo-[1-9][0-9]{0,3}"
 
 
 class FaultKind(StrEnum):
-    """What strikes."""
+    """The kind of a fault."""
 
     RECLAIM = "reclaim"  # spot capacity is taken back: SIGTERM, grace, last flush
     KILL = "kill"  # a host is gone, all its processes at once
@@ -113,7 +113,7 @@ _FORMS = {
 
 
 def parse_fault(kind: FaultKind, text: str) -> PlannedFault:
-    """Read what stands behind `--kill` and its like.
+    """Parse the value of `--kill` and its like.
 
     Raises: ContractError saying which forms there are.
     """
@@ -152,7 +152,7 @@ def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> No
 
 
 def without_cuts(fault: PlannedFault, others: Sequence[PlannedFault], *, num_hosts: int) -> PlannedFault | None:
-    """Return what of a fault has to be ended while others go on: no cut that one of them wants; None if nothing has.
+    """Return the part of a fault to end while others go on, without cuts that these need; None if nothing is left.
 
     Args:
         others: that have struck and are not over.

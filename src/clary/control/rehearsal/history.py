@@ -31,7 +31,7 @@ Step = tuple[float, float]  # epoch, 0.0 where steps are counted through, and st
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What is known of one attempt."""
+    """The record of one attempt."""
 
     number: int
     readings: tuple[Reading, ...]
@@ -53,7 +53,7 @@ class Scale:
         return bisect_left(self.steps, self.step_of(reading))
 
     def step_of(self, reading: Reading) -> Step:
-        """Return what a reading is compared by."""
+        """Return the step by which a reading is compared."""
         return (reading.epoch or 0.0, reading.step) if self.counts_epochs else (0.0, reading.step)
 
     def name(self, place: int) -> str:
@@ -90,7 +90,7 @@ class SampleHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What led to the model."""
+    """The steps that led to the model."""
 
     losses: Mapping[int, Reading]  # place -> what was printed, of the attempt that counts
     first_losses: Mapping[int, Reading]  # the same of the first attempt alone, lost steps included
@@ -198,7 +198,7 @@ def _sample_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) ->
 
 
 def _silent_rank(attempts: Sequence[Attempt], offsets: Mapping[int, int], twin: Attempt) -> tuple[int, int] | None:
-    """Return an attempt with steps that count and a rank of it that has no record; None if there is none."""
+    """Return an attempt with steps that count and a rank of it without a record, or None."""
     ranks = {record.rank for record in twin.records}
     placed = [attempt for attempt in attempts if attempt.number in offsets]
     for index, attempt in enumerate(placed):

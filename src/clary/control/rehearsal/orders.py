@@ -1,4 +1,4 @@
-"""What a rehearsal is to do that the service is asked for: read, refused in words, and said to `clary rehearse`. Pure.
+"""Orders of rehearsals to the service: read, refused in words, and passed to `clary rehearse`. Pure.
 
 Where: the page `rehearsals` of a job takes orders; `reconcile.desks.rehearsal_desk` has them carried out.
 
@@ -44,7 +44,7 @@ class RehearsalOrder:
 def read_order(
     asked: Any, *, request: Mapping[str, Any], refusals: Mapping[str, str], largest_disk_bytes: int, new_seed: int
 ) -> RehearsalOrder:
-    """Read what somebody asks for.
+    """Read an order.
 
     Args:
         request: of the job that is to be rehearsed.

@@ -31,7 +31,7 @@ _LOSS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What one line says."""
+    """The reading of one line: step, epoch and loss."""
 
     step: float  # whole, but for epochs of scripts that print fractions of them
     epoch: float | None = None  # where the line names both
@@ -49,7 +49,7 @@ class Reader:
         self._losses = tuple(losses)
 
     def read(self, line: str) -> Reading | None:
-        """Return what a line says; None for one without a step."""
+        """Return the reading of a line, or None if it names no step."""
         found = next((match for match in (pattern.search(line) for pattern in self._steps) if match), None)
         if found is None:
             return None
@@ -67,7 +67,7 @@ class Reader:
         return Reading(step=step, epoch=None if epoch is None else float(epoch[1]), loss=loss, loss_text=text)
 
     def read_all(self, lines: Iterable[str]) -> list[Reading]:
-        """Return what the lines say that say something, in their order."""
+        """Return the readings of the lines that name a step, in their order."""
         return [reading for reading in map(self.read, lines) if reading is not None]
 
 

@@ -1,6 +1,6 @@
-"""Batches and optimizer steps out of what `compat.clary_rehearsal` wrote down in a program. Pure.
+"""Batches and optimizer steps out of the records of `compat.clary_rehearsal` in a program. Pure.
 
-[Note: what a step took]
+[Note: batches of a step]
 The batches of a step are the last ones drawn before it, as many as steps of the twin usually take (several with
 gradient accumulation). So batches that a resumed program draws only to skip them, and those of a validation between two
 steps, are nobody's. A program that steps with no optimizer of torch has one batch a step.
@@ -21,7 +21,7 @@ Batch = tuple[Sample, ...] | None  # None: samples without numbers
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """What one rank did in one attempt."""
+    """The record of one rank in one attempt."""
 
     rank: int
     drawn: tuple[tuple[Batch, ...], ...]  # per optimizer step: what was drawn since the one before
@@ -94,7 +94,7 @@ def samples_of(batches: Sequence[Batch], num_batches: int) -> tuple[Sample, ...]
 
 
 def _main_optimizer(events: Iterable[dict[str, object]]) -> object:
-    """Return the optimizer with the most steps; None where none was seen."""
+    """Return the optimizer with the most steps, or None if no optimizer was seen."""
     numbers = Counter(event.get("o") for event in events if event.get("e") == "step")
     return numbers.most_common(1)[0][0] if numbers else None
 

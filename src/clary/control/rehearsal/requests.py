@@ -30,7 +30,7 @@ _OTHER_PLACES = (  # members whose paths a job writes to
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalRequests:
-    """What is created."""
+    """The two requests of a rehearsal."""
 
     twin: dict[str, Any]
     rehearsal: dict[str, Any]

@@ -1,1 +1,1 @@
-"""Faults struck on purpose at a real service with real jobs, and the audit of what is left."""
+"""Faults struck on purpose at a real service with real jobs, and the audit afterwards."""

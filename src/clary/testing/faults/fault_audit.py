@@ -1,4 +1,4 @@
-"""Gather, as a client, what a job has left behind.
+"""Evidence of a job's end, gathered as a client gathers it.
 
 Where: `fault_runner` calls it when a job is over. Every call is repeated while the service is away.
 """
@@ -50,7 +50,7 @@ def request_of(spec: JobSpec) -> dict[str, Any]:
 
 
 def ending_of(facts: dict[str, Any]) -> Ending:
-    """Return the lasting part of what Describe says of a terminal job."""
+    """Return the lasting part of a terminal job's description."""
     ended_at = facts.get("TrainingEndTime")
     return Ending(
         status=facts["TrainingJobStatus"],
@@ -61,13 +61,13 @@ def ending_of(facts: dict[str, Any]) -> Ending:
 
 
 def describe(world: FaultWorld, name: str) -> dict[str, Any]:
-    """Return what Describe says. Raises: ClientError if there is no such job; NoAnswer."""
+    """Return a job's description. Raises: ClientError if there is no such job; NoAnswer."""
     facts: dict[str, Any] = world.ask(lambda: world.client("sagemaker").describe_training_job(TrainingJobName=name))
     return facts
 
 
 def is_set_aside(error: ClientError, name: str) -> bool:
-    """Whether an answer says that this job's record cannot be read, and what to do."""
+    """Whether an answer says that this job's record cannot be read, and names the command to run."""
     words = str(error)
     return error.response["Error"]["Code"] == "ValidationException" and all(
         word in words for word in (name, "cannot be read", "clary quarantine release")
@@ -89,7 +89,7 @@ def list_jobs(world: FaultWorld, prefix: str) -> list[tuple[str, str]]:
 
 
 def gather(world: FaultWorld, spec: JobSpec, ending: Ending) -> Evidence:
-    """Return what the job has left behind.
+    """Return the evidence that the job has left behind.
 
     Raises: NoAnswer; ClientError for an answer that no client should get.
     """
@@ -135,7 +135,7 @@ def _starts(world: FaultWorld, name: str) -> dict[str, int]:
 
 
 def _artifact(world: FaultWorld, spec: JobSpec, ending: Ending) -> tuple[bool, str, dict[str, bool]]:
-    """Return whether there is one, what is wrong with it, and file name -> whether its bytes are right."""
+    """Return whether an artifact exists, its fault, and file name -> whether its bytes are right."""
     place = urlsplit(ending.artifact or f"s3://{BUCKET}/{OUTPUT_PREFIX}/{spec.name}/output/model.tar.gz")
     try:
         data: bytes = world.ask(

@@ -92,7 +92,7 @@ class FaultClock:
         return {"LD_PRELOAD": str(self._library), FILE_VARIABLE: str(self._file)}
 
     def set_offset_of_new(self, offset_s: float) -> None:
-        """Set the time of day off for processes that begin from now on; those that run keep theirs for good."""
+        """Offset the time of day of processes that begin from now on; running ones keep theirs for good."""
         draft = self._file.with_suffix(".new")
         draft.write_bytes(struct.pack("=q", round(offset_s * _NS_PER_S)).ljust(mmap.PAGESIZE, b"\0"))
         draft.replace(self._file)

@@ -1,4 +1,4 @@
-"""What a run of faults came to: counts by kind, as a table and as JSON lines. Pure."""
+"""Results of a run of faults: counts by kind, as a table and as JSON lines. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clary.testing.faults.fault_plan import FaultKind
 
 @dataclass(frozen=True, kw_only=True)
 class KindCounts:
-    """Faults of one kind, and what they did; a fault has survived if nothing came of it."""
+    """Faults of one kind, and their harm; a fault without harm counts as survived."""
 
     kind: str
     injected: int

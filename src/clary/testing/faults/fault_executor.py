@@ -1,4 +1,4 @@
-"""Carry out one fault, and say whom it met. Decides nothing: kind, moment, length and choice come from the plan.
+"""Executor of one fault, which names its target. It decides nothing: kind, time, length, choice are the plan's.
 
 Where: `fault_runner` calls `strike` and, when the fault is over, `Damage.mend`. A fault without a target (no job is at
 that point, a process has just ended) strikes nobody and is not counted.

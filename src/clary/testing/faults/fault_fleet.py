@@ -49,7 +49,7 @@ class Strike:
 
 @dataclass
 class JobEntry:
-    """What the driver knows of one job."""
+    """The driver's entry of one job."""
 
     spec: JobSpec
     asked_at_s: float

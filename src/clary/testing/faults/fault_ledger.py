@@ -1,4 +1,4 @@
-"""What must hold of every accepted job, whatever struck: judged from what clients can see. Pure.
+"""Promises to every accepted job under any fault, judged from facts that clients can see. Pure.
 
 Where: `fault_audit` gathers a job's evidence, `fault_runner` counts what comes of it. The ledger is the driver's own;
 nothing in it comes from the service but the answers that a client would get.
@@ -20,7 +20,7 @@ TERMINAL = ("Completed", "Failed", "Stopped")
 
 
 class Harm(StrEnum):
-    """What a violated promise amounts to."""
+    """The harm of a violated promise."""
 
     LOST = "lost"  # a job, a line, a result, or the reason of a failure
     DOUBLED = "doubled"  # a job, a start, a line; a terminal status that changed; work after the end
@@ -41,7 +41,7 @@ class Violation:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """What DescribeTrainingJob says of a job that is over; never changes again."""
+    """DescribeTrainingJob's lasting facts of a job that is over; they never change again."""
 
     status: str
     reason: str
@@ -51,7 +51,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a job has left behind."""
+    """The evidence that a job has left behind."""
 
     ending: Ending
     lines: Mapping[str, Sequence[str]]  # host -> its log
@@ -97,7 +97,7 @@ def judge(spec: JobSpec, evidence: Evidence, struck_by: Collection[FaultKind]) -
 
 
 def compare_endings(name: str, first: Ending, later: Ending) -> list[Violation]:
-    """Return what has changed of a terminal job."""
+    """Return the changes of a terminal job as violations."""
     if first == later:
         return []
     return [Violation(harm=Harm.DOUBLED, job=name, what=f"its end changed from {first} to {later}")]
@@ -106,7 +106,7 @@ def compare_endings(name: str, first: Ending, later: Ending) -> list[Violation]:
 def compare_lists(
     accepted: Mapping[str, Ending | None], listed: Sequence[tuple[str, str]], created_meanwhile: Collection[str] = ()
 ) -> list[Violation]:
-    """Compare the accepted jobs, with the ends of those that were seen to end, with ListTrainingJobs.
+    """Compare the accepted jobs and their known ends with ListTrainingJobs.
 
     Args:
         accepted: name -> end, as known before the list was asked for.
@@ -156,7 +156,7 @@ def _failed_by_itself(spec: JobSpec, ending: Ending) -> bool:
 def _judge_lines(
     spec: JobSpec, host: str, lines: Sequence[str], struck_by: AbstractSet[FaultKind], *, is_whole: bool
 ) -> list[Violation]:
-    """Compare a host's log with what its program prints; only a full disk may cost lines, and the log must say so."""
+    """Compare a host's log with its program's lines; only a full disk may cost lines, and the log must say so."""
     num_starts = sum(line.startswith(STARTED_LINE) for line in lines)
     if num_starts > 1:
         return [_violation(Harm.DOUBLED, spec, f"{host} has logged {num_starts} starts")]

@@ -40,7 +40,7 @@ class Link:
         self._job_name = job_name
 
     def cut(self, fault: Fault) -> Damage | None:
-        """Cut what there is, and what is opened again until the fault is over."""
+        """Cut the open connections, and new ones until the fault is over."""
         deadline = time.monotonic() + fault.duration_s
         num_cut = 0
         while True:
@@ -55,7 +55,7 @@ class Link:
         return self._damage(fault, num_cut, f"{num_cut} connections")
 
     def slow_down(self, fault: Fault) -> Damage | None:
-        """Let what is sent trickle for a while."""
+        """Slow down sending for a while."""
         num_paced = self._pace(fault_links.SLOW_BYTES_PER_S)
         if not num_paced:
             return None

@@ -26,7 +26,7 @@ Wanted = Callable[[socket.socket], bool]
 
 @contextlib.contextmanager
 def connections_of(pid: int, wanted: Wanted) -> Iterator[list[socket.socket]]:
-    """Borrow those sockets of a process that `wanted` takes; none if the process is gone."""
+    """Borrow the sockets of a process that `wanted` takes; an empty list if the process is gone."""
     borrowed: list[socket.socket] = []
     try:
         process = os.pidfd_open(pid)
@@ -65,7 +65,7 @@ def cut(item: socket.socket) -> None:
 
 
 def slow_down(item: socket.socket, bytes_per_s: int = SLOW_BYTES_PER_S) -> None:
-    """Let what is sent from here on trickle; `NO_PACING` takes that back."""
+    """Slow down sending from now on; `NO_PACING` takes that back."""
     with contextlib.suppress(OSError):
         item.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("I", bytes_per_s))
 

@@ -1,4 +1,4 @@
-"""Which faults strike, when, whom and for how long, and which jobs they meet: made from a seed alone. Pure.
+"""The plan of faults and jobs: kinds, times, targets and lengths, made from a seed alone. Pure.
 
 Where: `fault_runner` carries the plan out through `fault_executor`. The same seed, number and kinds give the same
 plan on every machine; what a fault meets when it strikes depends on the machine's pace, and is written down.
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class FaultKind(StrEnum):
-    """What goes wrong."""
+    """The kind of a fault."""
 
     KILL_SERVICE = "kill_service"
     KILL_AGENT = "kill_agent"
@@ -52,7 +52,7 @@ class FaultKind(StrEnum):
 
 
 class Ruin(StrEnum):
-    """What is done to a file of the state folder."""
+    """The damage to a file of the state folder."""
 
     DELETED = "deleted"
     EMPTIED = "emptied"
@@ -201,7 +201,7 @@ def make_faults(
 
 
 def name_prefix(seed: int, run: str) -> str:
-    """Return how the names of all jobs of a run begin; `run` tells apart what runs at once with the same seed."""
+    """Return the prefix of a run's job names; `run` tells simultaneous runs of one seed apart."""
     return f"fault-{seed % 10**6}-{run}-"
 
 

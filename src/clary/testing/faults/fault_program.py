@@ -1,4 +1,4 @@
-"""The training program of jobs under faults, and what it must have left behind. Pure.
+"""The training program of jobs under faults, and its expected traces. Pure.
 
 The program says in the object store that it has started, under a key of its own, so that starts can be counted even
 where their output was lost; prints numbered lines; writes weights that follow from the job's name; and says that it
@@ -91,7 +91,7 @@ def program_text() -> str:
 
 
 def expected_weights(job_name: str, host: str, num_bytes: int) -> bytes:
-    """Return what the program on this host writes as its result."""
+    """Return the result that the program on this host writes."""
     block = hashlib.sha256(f"{job_name}/{host}".encode()).digest()
     return (block * (num_bytes // len(block) + 1))[:num_bytes]
 

@@ -67,7 +67,7 @@ def _entries(world: FaultWorld) -> list[dict[str, Any]]:
 
 
 def _exchange(world: FaultWorld, job_name: str, back: str | None) -> str:
-    """Cut a job's record short and return what it was, or put that back if it still is short; empty if neither.
+    """Cut a job's record short and return it whole, or put it back if it still is short; else return "".
 
     Raises: OSError while the database takes nothing.
     """
@@ -83,7 +83,7 @@ def _exchange(world: FaultWorld, job_name: str, back: str | None) -> str:
 
 @contextlib.contextmanager
 def _connected(world: FaultWorld) -> Iterator[tuple[Any, str]]:
-    """Yield what executes a statement inside one transaction, and the mark of a parameter; raises OSError."""
+    """Yield a function that executes statements in one transaction, and the mark of a parameter; raises OSError."""
     if world.database_url:
         import psycopg
 

@@ -19,7 +19,7 @@ class BrokenPromise(Exception):
 
 
 def ruin(path: Path, fault: Fault) -> bool:
-    """Do to a file what the plan says; return whether it was there. What is written follows from the fault's number."""
+    """Damage a file as the plan says; return whether it existed. Written bytes follow from the fault's number."""
     try:
         size = path.stat().st_size
         if fault.ruin is Ruin.DELETED:
@@ -41,7 +41,7 @@ def noise(fault: Fault, size: int) -> bytes:
 
 
 def wait_until(condition: Callable[[], bool], promise: str) -> None:
-    """Wait for what must come to be; raises BrokenPromise with the promise if it does not."""
+    """Wait for a condition; raises BrokenPromise with the promise after WAIT_S."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > deadline:
@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], bool], promise: str) -> None:
 
 
 def put_aside(paths: list[Path], folder: Path) -> Callable[[], None]:
-    """Copy the files that are there; return what puts them back as they are now, and removes the others."""
+    """Copy the existing files; return a function that restores them and removes the others."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in paths:

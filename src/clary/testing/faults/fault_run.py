@@ -1,4 +1,4 @@
-"""One run: faults strike one after another, and after each the books are compared with what the service says.
+"""One run: faults strike one after another; after each the books are compared with the service's answers.
 
 Where: `fault_runner` makes the world and one run in it.
 """
@@ -161,7 +161,7 @@ class FaultRun:
             self._tell(Violation(harm=Harm.LOST, job="", what=f"a record is in quarantine: {words}"))
 
     def _check_endings(self) -> None:
-        """Describe every job once more: what has ended has ended."""
+        """Describe every ended job once more: its end must not change."""
         for name, entry in self._book.jobs.items():
             if entry.ending is None:
                 continue

@@ -84,7 +84,7 @@ def run_faults(
 
 
 def _keep(home: Path, folder: Path) -> None:
-    """Copy the service's log and the agents' into a folder for whoever looks for the cause."""
+    """Copy the service's log and the agents' into a folder for the search of a cause."""
     folder.mkdir(parents=True, exist_ok=True)
     logs = [home / "service.log", home / "run" / "seaweed.log", *home.glob("jobs/*/*/*.log")]
     for path in [
@@ -100,7 +100,7 @@ def _keep(home: Path, folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for."""
+    """Run the faults of the command line."""
     parser = argparse.ArgumentParser(prog="python -m clary.testing.faults.fault_runner", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10**6, help="default: a new one, which is said")
     parser.add_argument("--faults", type=int, default=1000)

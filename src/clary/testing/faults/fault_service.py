@@ -56,7 +56,7 @@ class FaultService:
             raise NoAnswer(f"the service did not start within {START_TIMEOUT_S:g} s:\n{self.log_tail()}")
 
     def kill(self) -> ProcessId | None:
-        """End the service as kill -9 does; return what was killed."""
+        """Kill the service with SIGKILL; return the killed process."""
         with self._lock:
             process = self.process()
             self._is_expected_up = False
@@ -76,7 +76,7 @@ class FaultService:
                 self.start()
 
     def refusal(self) -> str:
-        """Try to start the service, which must not be; return what it says, empty if it runs nevertheless."""
+        """Try to start the service, which must refuse; return its words, or an empty string if it runs."""
         with self._lock:
             log = self._folder.service_log
             told_before = log.stat().st_size if log.exists() else 0

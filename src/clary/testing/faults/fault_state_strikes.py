@@ -90,7 +90,7 @@ def damage_store_record(world: FaultWorld, fault: Fault) -> Damage | None:
 
 
 def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Damage what the engine has written down of a job's processes; the job must not notice."""
+    """Damage the engine's record of a job's processes; the job must not notice."""
     path = world.attempt_folder(job_name) / "engine.json"
     if not job_name or not ruin(path, fault):
         return None
@@ -98,7 +98,7 @@ def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Dama
 
 
 def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Damage what the holder of a job's network was told, or has said; it writes the file again while it lives."""
+    """Damage the spec or the ready file of a job's network holder, which writes it again while it lives."""
     folder = world.attempt_folder(job_name)
     path = choose([folder / READY_FILE, folder / SPEC_FILE], fault)
     anchor = world.anchor(job_name) if job_name else None

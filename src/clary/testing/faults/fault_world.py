@@ -39,7 +39,7 @@ train = "{python}"
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What this machine lets faults do, with the reason for what it does not."""
+    """The abilities of this machine for faults, with reasons for missing ones."""
 
     has_disks: bool
     compiler: str  # path of a C compiler; empty without
@@ -83,7 +83,7 @@ class FaultWorld:
         self._mounts: list[Path] = []
 
     def open(self) -> None:
-        """Mount the disks, start the service and store what jobs need.
+        """Mount the disks, start the service and store the jobs' inputs.
 
         Raises: NoAnswer with the end of the service's log.
         """
@@ -111,7 +111,7 @@ class FaultWorld:
             self._mounts.clear()
 
     def _kill_what_is_left(self) -> None:
-        """End what a service that left in order would have ended: the store, agents, networks."""
+        """Kill the processes that an orderly service would have ended: the store, agents, networks."""
         left = [self.store_process()]
         for folder in (self.home / "jobs").glob("*"):
             left += [*self.agents(folder.name).values(), self.anchor(folder.name)]
@@ -142,7 +142,7 @@ class FaultWorld:
         return self.home / "jobs" / job_name / "1"
 
     def agents(self, job_name: str) -> dict[str, ProcessId]:
-        """Return host name -> agent, of those that live."""
+        """Return host name -> agent, for living agents."""
         try:
             recorded = json.loads((self.attempt_folder(job_name) / "engine.json").read_text())["agents"]
         except (OSError, ValueError, KeyError):

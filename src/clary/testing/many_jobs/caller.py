@@ -65,7 +65,7 @@ class Caller:
 
 
 def _misshapen(code: str, answer: dict[str, Any], *, known: frozenset[str] | set[str]) -> str:
-    """Return what AWS would not answer so, or an empty string."""
+    """Return the way in which an answer differs from AWS's shape, or an empty string."""
     metadata = answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     if code == UNANSWERED:

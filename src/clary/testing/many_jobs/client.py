@@ -82,7 +82,7 @@ class Client:
         self._pair = ThreadPoolExecutor(2)
 
     def run(self) -> ClientReport:
-        """Create jobs for the task's time, then stop what may be stopped, let the others end, and delete all."""
+        """Create jobs for the task's time, then stop some, let the others end, and delete all."""
         creates_until_s = time.monotonic() + self._task.seconds
         while time.monotonic() < creates_until_s:
             if len(self._alive) < self._task.num_jobs:
@@ -137,7 +137,7 @@ class Client:
             self._stop(job)
 
     def _step(self, job: Job) -> None:
-        """Look at a job once and do what is next for it; it stays alive unless it was deleted."""
+        """Look at a job once and do its next act; it stays alive unless it was deleted."""
         code, facts = self._caller.call("sagemaker", "DescribeTrainingJob", TrainingJobName=job.name)
         if code:
             self._wrong(job, f"an accepted job can not be described: {facts.get('Error')}")
@@ -250,7 +250,7 @@ class Client:
         self._free_names.append(job.name)
 
     def _list(self) -> None:
-        """Every job of this client is listed once, and none that it deleted."""
+        """Check that every job of this client is listed once, without deleted ones."""
         code, answer = self._caller.call(
             "sagemaker", "ListTrainingJobs", NameContains=f"{self._prefix}-", MaxResults=100
         )

@@ -1,4 +1,4 @@
-"""Starts the clients of a crowd, watches the service meanwhile, and puts together what they saw.
+"""Starts the clients of a crowd, watches the service meanwhile, and merges their reports.
 
 Where: `python -m benchmarks concurrency` runs it for minutes, tests/integration for seconds, both against a service of
 their own. Every client is a process with boto3 as users have it.
@@ -30,7 +30,7 @@ WATCH_INTERVAL_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class CrowdPlan:
-    """How many clients do what for how long."""
+    """The numbers of clients and jobs, and the times of a crowd."""
 
     num_clients: int = 8
     num_jobs: int = 50  # alive at once, of all clients together
@@ -43,7 +43,7 @@ class CrowdPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class CrowdReport:
-    """What all clients saw, and what the service took."""
+    """The reports of all clients, and samples of the service."""
 
     clients: tuple[ClientReport, ...]
     samples: tuple[Sample, ...]

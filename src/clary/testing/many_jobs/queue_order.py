@@ -1,4 +1,4 @@
-"""Whether jobs were admitted in the order of their creation, from what clients could see. Pure."""
+"""Whether jobs were admitted in the order of their creation, judged by facts that clients see. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client of the crowd is told and what it reports; both travel as JSON between two processes."""
+"""A client's task and its report; both travel as JSON between two processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Life(StrEnum):
-    """What a job is for."""
+    """The life that a job is meant to have."""
 
     FINISHES = "finishes"  # ends by itself with 0
     FAILS = "fails"  # ends by itself with another code
@@ -19,7 +19,7 @@ class Life(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTask:
-    """What one client does."""
+    """The task of one client."""
 
     index: int
     endpoint_url: str

@@ -1,4 +1,4 @@
-"""What a running service takes of its machine: memory, open files, threads, processor time."""
+"""The machine's resources that a running service uses: memory, open files, threads, processor time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ServiceWatch:
         self._folder = Path("/proc") / str(record.pid)
 
     def look(self, label: str, *, elapsed_s: float) -> Sample:
-        """Return what the service takes now; raises OSError if it is gone."""
+        """Return the service's present use of resources; raises OSError if it is gone."""
         lines = (self._folder / "status").read_text().splitlines()
         status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
         stat = (self._folder / "stat").read_text().rpartition(")")[2].split()
