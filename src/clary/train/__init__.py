@@ -1,4 +1,4 @@
-"""What a user's train.py may import: collectives, what is built on them, and checkpoints."""
+"""Packages that a user's train.py may import: collectives, libraries built on them, and checkpoints."""
 
 import sys
 

@@ -47,7 +47,7 @@ class CaptureGate:
 
     @contextmanager
     def between(self, limit_s: float) -> Iterator[bool]:
-        """Keep captures from beginning; says whether none was left within the limit. Not for a thread that captures."""
+        """Block new captures; yields whether all running ones ended within the limit. Not for a capturing thread."""
         with self._turn:
             is_free = self._turn.wait_for(lambda: not self._num_captures, limit_s)
             self._num_waits += is_free

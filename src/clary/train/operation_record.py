@@ -127,7 +127,7 @@ def is_wanted() -> bool:
 
 
 def record_of_process(rank: int) -> OperationRecord | None:
-    """Return the record of this process; None if nobody wants one, or none can be had.
+    """Return the record of this process, or None if it is not wanted or cannot be made.
 
     Args:
         rank: of this process, where no launcher has told it.

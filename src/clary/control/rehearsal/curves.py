@@ -1,4 +1,4 @@
-"""The losses of twin and rehearsal as curves, for people who look at a certificate. Pure.
+"""The losses of twin and rehearsal as curves, for readers of a certificate. Pure.
 
 Where: `clary rehearse` writes them into the certificate's document; nothing is judged by them.
 """

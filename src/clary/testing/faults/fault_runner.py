@@ -50,7 +50,7 @@ def run_faults(
     journal: TextIO | None = None,
     keep_in: Path | None = None,
 ) -> RunResult:
-    """Start a service of its own, let faults strike it, and return what came of it.
+    """Start a service of its own, let faults strike it, and return the results.
 
     Args:
         seed: of faults and jobs.

@@ -11,5 +11,5 @@ CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
 
 
 def given_cache(arguments: Mapping[str, Any]) -> str | None:
-    """Return the name of a cache among arguments by name; None if there is none."""
+    """Return the name of a cache among arguments by name, or None."""
     return next((name for name in CACHES if arguments.get(name) is not None), None)

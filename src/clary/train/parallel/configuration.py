@@ -25,7 +25,7 @@ BACKENDS = ("auto", "nccl", "gloo", "smddp")
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """All keys, read and checked. Those whose default depends on another key hold what was derived.
+    """All keys, read and checked. Keys whose default depends on another key hold the derived value.
 
     Args:
         undocumented: keys that begin with an underscore, as they were given; attributes too, and without effect.
@@ -153,7 +153,7 @@ def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rules(one: Configuration, given: frozenset[str]) -> list[tuple[bool, str]]:
-    """Return what must hold between keys."""
+    """Return the rules between keys: whether each holds, and its words."""
     is_sharded, is_cut = one.sharded_data_parallel_degree > 1, one.tensor_parallel_degree > 1
     return [
         (

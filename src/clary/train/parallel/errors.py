@@ -1,10 +1,10 @@
-"""What can go wrong between the ranks of a parallel program."""
+"""Errors between the ranks of a parallel program."""
 
 from __future__ import annotations
 
 
 class ParallelError(RuntimeError):
-    """Something that ranks do together did not come about; the text says which rank did or waited for what."""
+    """A common act of ranks failed; the text names the rank and its act or wait."""
 
 
 class RemoteFailure(ParallelError):
@@ -16,4 +16,4 @@ class RankLost(ParallelError):
 
 
 class CheckpointError(ParallelError):
-    """A checkpoint that did not come about, or cannot be used as it is; the text says what is wrong with it."""
+    """A checkpoint that was not made or cannot be used as it is; the text names its fault."""

@@ -70,7 +70,7 @@ class Groups:
         return ranks[group_rank]
 
     def send(self, obj: Any, group_rank: int, along: Along) -> None:
-        """Send an object to a member of the own group, who calls `receive`.
+        """Send an object to a member of the own group, which calls `receive`.
 
         Raises: ValueError if there is no such member, or it is this rank itself.
         """

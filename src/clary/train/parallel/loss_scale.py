@@ -72,7 +72,7 @@ class LossScale:
             self.value *= self.scale_factor
 
     def state(self) -> dict[str, Any]:
-        """Return what `load` takes."""
+        """Return the state for `load`."""
         return asdict(self)
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -60,6 +60,6 @@ def _marked(original: Any, part: int) -> Any:
 
 
 def copy_mark(module: torch.nn.Module, replacement: torch.nn.Module) -> None:
-    """Mark what replaces a module as that module was."""
+    """Give a module's replacement the module's mark."""
     if _MARK in module.__dict__:
         replacement.__dict__[_MARK] = module.__dict__[_MARK]

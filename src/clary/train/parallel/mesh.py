@@ -146,7 +146,7 @@ class Mesh:
 
 
 def make_mesh(size: int, *, pipeline_degree: int = 1, tensor_degree: int = 1, placement: str = "cluster") -> Mesh:
-    """Lay `size` ranks out; what pipeline and tensor leave over replicates the model.
+    """Lay `size` ranks out; ranks beyond pipeline and tensor degree replicate the model.
 
     Args:
         placement: see [Note: placement].

@@ -1,4 +1,4 @@
-"""Cutting a batch into microbatches, and putting what each gave together again.
+"""Cutting a batch into microbatches, and joining their results.
 
 Where: `step` cuts its arguments here, calls its function once a microbatch, and hands the results back here.
 
@@ -20,7 +20,7 @@ SLICE_METHOD = "smp_slice"  # of objects that cut themselves: smp_slice(num_mb, 
 
 
 class StepOutput:
-    """What a tensor that the function returned is after all microbatches: one tensor each, in their order."""
+    """A returned tensor of the function over all microbatches: one tensor each, in their order."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
         self.outputs = list(outputs)
@@ -57,7 +57,7 @@ def split_arguments(
     whole: Collection[str] = (),
     axes: Mapping[str, int] | None = None,
 ) -> list[tuple[list[Any], dict[str, Any]]]:
-    """Cut what a function is called with; one list of arguments and one dict of keywords a microbatch.
+    """Cut the arguments of a function into one list and one dict of keywords for each microbatch.
 
     Tensors are cut along axis 0, or as `axes` says by the name of the argument; those of no axis, and all that is no
     tensor, go whole to every microbatch.

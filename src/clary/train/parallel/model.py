@@ -245,7 +245,7 @@ class DistributedModel(StatefulModel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> contextlib.AbstractContextManager[None]:
-        """Train in here with other numbers of batches on each replica: those that have ended count as zero.
+        """Train with different numbers of batches on each replica: ended replicas count as zero.
 
         At the end all take the parameters of a replica that had the most; states of optimizers stay apart.
 
@@ -343,7 +343,7 @@ class DistributedModel(StatefulModel):
         self._reducer.reduce()
 
     def settle_gradients(self) -> bool:
-        """Average what nobody has averaged yet; take part in what other replicas average. All ranks call it.
+        """Average the remaining gradients, and take part in other replicas' averages. All ranks call it.
 
         Returns: whether any replica had gradients, as far as this rank knows.
         """
@@ -477,11 +477,11 @@ class DistributedModel(StatefulModel):
             return body(number)
 
     def _run_and_tell(self, body: Callable[..., Any], number: int, total: int) -> tuple[Any, Passes]:
-        """Return what a microbatch gave, and which passes have begun so far, which other ranks are told so."""
+        """Return the result of a microbatch, and the passes begun so far, of which other ranks learn so."""
         return self._run_body(body, number, total), self._goes
 
     def _serve(self, message: Message) -> Message:
-        """Do what another rank asks for."""
+        """Serve a request of another rank."""
         assert self._host is not None
         assert message.call is not None
         if self._offloader is not None and message.subject is Subject.BACKWARD:
@@ -506,7 +506,7 @@ class DistributedModel(StatefulModel):
                 reducer.forbid_sending(has_failed=has_failed)
 
     def _check_means(self, name: str) -> None:
-        """See that replicas average gradients, for what changes how."""
+        """Check that replicas average gradients, for calls that change how."""
         if self._is_sharded or self._runtime.configuration.shard_optimizer_state:
             raise ValueError(
                 f"{name}: with sharded data parallelism or shard_optimizer_state gradients are reduced to those who "
@@ -514,7 +514,7 @@ class DistributedModel(StatefulModel):
             )
 
     def _lane(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Have what is offloaded in here come back when this microbatch's backward pass comes."""
+        """Bring tensors that are offloaded in this block back for this microbatch's backward pass."""
         return contextlib.nullcontext() if self._offloader is None else self._offloader.lane(number)
 
     def _make_replicas_equal(self, source: int) -> None:
@@ -566,7 +566,7 @@ def _refuse_replaced(module: torch.nn.Module, _args: Any) -> None:
 
 
 def _move_own(module: torch.nn.Module, device: torch.device) -> None:
-    """Move what a module holds itself to a device."""
+    """Move a module's own parameters and buffers to a device."""
     for parameter in module.parameters(recurse=False):
         parameter.data = parameter.data.to(device)
     for name, buffer in module.named_buffers(recurse=False):

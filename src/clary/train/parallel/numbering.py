@@ -62,7 +62,7 @@ class Numbering:
             self._given.append(list(group["params"]))
 
     def by_id(self) -> dict[int, int]:
-        """Return numbers by `id`, first of parameters, then of what is stepped.
+        """Return numbers by `id`, first of parameters, then of the stepped tensors.
 
         Scripts turn this dictionary round, and the last entry of a number counts then: it has to be the master.
         """
@@ -84,7 +84,7 @@ class Numbering:
         return {entry.number: entry.parameter for entry in self._entries() if id(entry.parameter) in here}
 
     def axes(self) -> dict[int, int | None]:
-        """Return the dimension along which tensor ranks hold slices, by `id` of what is stepped; None for no slice.
+        """Return the dimension along which tensor ranks hold slices, by `id` of the stepped tensor; None for no slice.
 
         Flat shards are left out: no dimension of theirs is one of the parameter.
         """
@@ -104,7 +104,7 @@ class Numbering:
 
 
 def _stepped(given: list[torch.nn.Parameter], now: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return, for each parameter that a group had, what the group has for it now.
+    """Return, for each parameter that a group had, the tensor that the group has for it now.
 
     Masters and shards take the places of parameters. A group that lost some, since other ranks step them, has no places
     to go by: there a parameter stands for itself alone.

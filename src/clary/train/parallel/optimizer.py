@@ -90,7 +90,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """By what losses are multiplied now; 1 without fp16."""
+        """The present factor of losses; 1 without fp16."""
         return self._scale.value if self._runtime.configuration.fp16 else 1.0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -126,14 +126,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._numbering.take_new_groups()  # while it has parameters: the first step may put masters there
 
     def clip_master_grads(self, max_norm: float) -> float:
-        """Clip gradients to a norm over the whole model; return what it was, -1 on overflow. All ranks call it.
+        """Clip gradients to a norm over the whole model; return the norm before, -1 on overflow. All ranks call it.
 
         Shards are clipped in the step to come, to the smaller of this norm and `sdp_gradient_clipping`.
         """
         return self.reduce_gradients().clip(max_norm, self.loss_scale)
 
     def reduce_gradients(self) -> Stepper:
-        """Average what nobody has averaged yet, so that it can be clipped, unscaled or stepped on. All ranks call it.
+        """Average the remaining gradients, so that they can be clipped, unscaled or stepped on. All ranks call it.
 
         Raises: RuntimeError before the first step of a pipeline; ParallelError where no backward pass has run.
         """
@@ -160,7 +160,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def master_distribution_axis(self) -> dict[int, int | None]:
-        """By `id` of what is stepped: the dimension along which tensor ranks hold slices; None where they hold all."""
+        """The dimension along which tensor ranks hold slices, by `id` of the stepped tensor; None without slices."""
         own: dict[int, int | None] | None = getattr(self.optimizer, "master_distribution_axis", None)
         return self._numbering.axes() if own is None else own
 
@@ -184,7 +184,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {**self.stepper.full_state(), **self._scale_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what either of the two returned; once modules lie where they will, if they do not yet."""
+        """Load a local or full state; later, once modules have their ranks, if they do not yet."""
         if self.stepper is None:
             if state_dict.get("state") or set(state_dict) - {"state", "param_groups"}:
                 self._stored = state_dict
@@ -201,7 +201,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.local_state_dict(gather_if_shard)
 
     def load_optimizer_backcompat(self, state_dict: dict[str, Any], gather_if_shard: bool = True) -> None:
-        """Load what `save_optimizer_backcompat` returned; how shards were gathered makes no difference."""
+        """Load a state of `save_optimizer_backcompat`, with or without gathered shards."""
         self.load_state_dict(state_dict)
 
     @property

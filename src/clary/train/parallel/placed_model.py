@@ -1,4 +1,4 @@
-"""A model whose modules lie on pipeline ranks: what of it lies here, and how its parameters are replicated.
+"""A model whose modules lie on pipeline ranks: this rank's part, and the replication of its parameters.
 
 Where: what `DistributedModel` is, once the first step, or its constructor, has placed modules.
 """
@@ -89,7 +89,7 @@ class PlacedModel(torch.nn.Module):
         return (buffer for _, buffer in self.local_named_buffers())
 
     def virtual_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield what `named_parameters` does: no parameter has been made anew, as scripts expect that ask for it."""
+        """Yield the same as `named_parameters`: no parameter is virtual here."""
         yield from self.named_parameters()
 
     # Tensor parallelism.
@@ -103,7 +103,7 @@ class PlacedModel(torch.nn.Module):
         return getattr(parameter, "tensor_slice", None) is not None
 
     def is_distributed_buffer(self, buffer: torch.Tensor) -> bool:
-        """Whether a buffer is a slice; none is."""
+        """Whether a buffer is a slice; always False."""
         return False
 
     def is_scaled_batch_parameter(self, parameter: torch.nn.Parameter) -> bool:

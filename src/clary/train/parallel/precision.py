@@ -1,4 +1,4 @@
-"""Casting what goes into a model of half precision, and what comes out."""
+"""Casting of inputs to a model of half precision, and of its outputs."""
 
 from __future__ import annotations
 

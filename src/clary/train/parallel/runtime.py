@@ -1,4 +1,4 @@
-"""What a process knows of its parallel program: configuration, mesh, groups, device. One a process.
+"""The runtime of a parallel program: configuration, mesh, groups, device. One for each process.
 
 Where: `initialize` first, once, on every rank; all else calls `current()`. torch.distributed is initialised here unless
 the program has done so already.
@@ -133,7 +133,7 @@ def initialize(configuration: Configuration) -> Runtime:
 
 
 def reset() -> None:
-    """Forget the runtime, and end what its model has begun; torch.distributed stays as it is.
+    """Drop the runtime, and close its model; torch.distributed stays as it is.
 
     For programs that initialise twice, such as tests.
     """
@@ -145,7 +145,7 @@ def reset() -> None:
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
-    """Read a process's place from what its launcher has set; alone where there is nothing.
+    """Read a process's place from its launcher's variables; without them it is alone.
 
     Raises: ValueError naming a variable that is no number.
     """

@@ -96,7 +96,7 @@ class StatefulModel(PlacedModel):
         return found
 
     def load_stored_states(self) -> None:
-        """Load what was to be loaded once modules lie where they will."""
+        """Load the stored states, once modules have their ranks."""
         stored, self._stored_states = self._stored_states, []
         for state, strict, same_partition_load in stored:
             self._load(state, strict, same_partition_load)

@@ -25,7 +25,7 @@ from clary.train.parallel.pipeline.messages import map_leaves
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What is being computed on this thread.
+    """The microbatch that is computed on this thread.
 
     Args:
         is_traced: the model is looked at, nothing is trained.

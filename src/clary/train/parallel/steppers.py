@@ -42,7 +42,7 @@ class Stepper(Protocol):
         """Whether `prepare` has brought gradients of any replica; False where it has not looked."""
 
     def prepare(self) -> None:
-        """Bring gradients to those who step on them, once before a step. All ranks call it."""
+        """Send gradients to the ranks that step on them, once before a step. All ranks call it."""
 
     def step(self, loss_scale: float) -> bool:
         """Take the scale out of gradients and step; False if any rank has a gradient that is not finite.
@@ -54,23 +54,23 @@ class Stepper(Protocol):
         """Forget all gradients."""
 
     def clip(self, max_norm: float, loss_scale: float) -> float:
-        """Clip gradients to a norm over the whole model; return what it was, -1 where it is not finite."""
+        """Clip gradients to a norm over the whole model; return the norm before, -1 where it is not finite."""
 
     def take_parameters(self) -> None:
         """Step on from the parameters as they are now: they were loaded."""
 
     def local_state(self) -> State:
-        """Return what this rank keeps."""
+        """Return the state that this rank keeps."""
 
     def full_state(self) -> State:
         """Return the state of all parameters, in host memory. All ranks call it."""
 
     def load(self, state: State) -> None:
-        """Take over what either of the two gave."""
+        """Load a local or full state."""
 
 
 class Whole:
-    """Steps what lies on this rank.
+    """Steps the parameters of this rank.
 
     State dicts number parameters as torch does: through all groups, whichever rank they lie on.
     """
@@ -127,7 +127,7 @@ class Whole:
         self._optimizer.load_state_dict({**state, "state": own})
 
     def _gather(self, own: dict[int, Any]) -> dict[int, Any]:
-        """Return what all ranks of a model keep, by parameter; slices made whole."""
+        """Return the states of all ranks of a model, by parameter, with slices joined."""
         groups = self._runtime.groups
         if groups.size(Along.TP) > 1:
             parts = groups.allgather({number: _to_host(one) for number, one in own.items()}, Along.TP)
@@ -136,7 +136,7 @@ class Whole:
         return dict(sorted((number, one) for part in gathered for number, one in part.items()))
 
     def _join(self, number: int, parts: list[Any]) -> Any:
-        """Put together what tensor ranks keep for one parameter: slices of it, or one thing alike."""
+        """Join the tensor ranks' states of one parameter: slices of it, or equal values."""
         piece: Any = getattr(self._local[number], "tensor_slice", None)
         first = parts[0]
         if isinstance(first, dict):
@@ -145,7 +145,7 @@ class Whole:
         return torch.cat(parts, dim=piece.dimension) if is_slice else first
 
     def _cut(self, number: int, value: Any) -> Any:
-        """Return this rank's slice of what a whole parameter had; what is a slice already stays."""
+        """Return this rank's slice of a whole parameter's state; a slice stays as it is."""
         if isinstance(value, dict):
             return {key: self._cut(number, item) for key, item in value.items()}
         piece: Any = getattr(self._local[number], "tensor_slice", None)
@@ -248,7 +248,7 @@ class Half(Whole):
 
 
 class SpreadState:
-    """Steps a share of the parameters, and gets the rest from those who stepped them."""
+    """Steps a share of the parameters, and gets the rest from the ranks that stepped them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -425,7 +425,7 @@ def clip_gradients(
     *,
     groups: tuple[Along, ...] = (Along.MP,),
 ) -> float:
-    """Scale gradients down to a norm over several ranks; return what it was, the same on all of them.
+    """Scale gradients down to a norm over several ranks; return the norm before, the same on all of them.
 
     Args:
         grads: with the parameter of each: one that is no slice lies on every tensor rank alike, and counts once over
