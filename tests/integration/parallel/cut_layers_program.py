@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 import transformers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from whole_states import gather_tensors
 
 from clary.train.parallel import runtime
 from clary.train.parallel.configuration import read_configuration
@@ -19,7 +20,7 @@ from clary.train.parallel.tensor.collectives import TensorGroup, gather_whole
 from clary.train.parallel.tensor.huggingface.reader import translators
 from clary.train.parallel.tensor.registry import set_tensor_parallelism
 from clary.train.parallel.tensor.replacement import replace_modules
-from clary.train.parallel.tensor.slices import cut_state_dict, slices_of
+from clary.train.parallel.tensor.slices import cut_state_dict
 
 TO_THEIRS, TO_OURS = translators("gpt_neox")
 ROTATION = (
@@ -78,11 +79,7 @@ def cut_model(state, group):
 
 def of_replaced(model, values, group):
     """Return tensors by our names, of slices, as whole ones by the names of the plain model."""
-    pieces = slices_of(model)
-    wholes = {
-        key: gather_whole(value, group, pieces[key].dimension) if key in pieces else value.detach()
-        for key, value in values.items()
-    }
+    wholes = gather_tensors(model, values, group)
     return TO_THEIRS(wholes, num_attention_heads=CONFIG.num_attention_heads)
 
 

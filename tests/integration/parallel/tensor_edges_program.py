@@ -6,16 +6,16 @@ import torch
 import torch.distributed as dist
 from tensor_parallel_program import HEAD, LAYER, H, N, S, assert_near, normal, parallel, raised, tensor_group
 from torch.nn import functional
+from whole_states import gather_state_dict
 
 from clary.train.parallel import runtime
 from clary.train.parallel.mesh import Along
 from clary.train.parallel.tensor import collectives
 from clary.train.parallel.tensor.collectives import NotDivisibleError
 from clary.train.parallel.tensor.embedding import DistributedEmbedding
-from clary.train.parallel.tensor.flash import FlashAttentionLayer
+from clary.train.parallel.tensor.flash_layers import FlashAttentionLayer
 from clary.train.parallel.tensor.layernorm import FusedLayerNorm
 from clary.train.parallel.tensor.linear import DistributedLinear
-from clary.train.parallel.tensor.slices import gather_state_dict
 from clary.train.parallel.tensor.transformer import DistributedTransformerLayer
 
 

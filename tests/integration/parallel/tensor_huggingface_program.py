@@ -29,6 +29,7 @@ from transformers import (
     RobertaConfig,
     RobertaForMaskedLM,
 )
+from whole_states import gather_state_dict
 
 from clary.train.parallel import runtime
 from clary.train.parallel.configuration import read_configuration
@@ -38,7 +39,7 @@ from clary.train.parallel.tensor.collectives import TensorGroup
 from clary.train.parallel.tensor.huggingface.reader import block_hooks, translators
 from clary.train.parallel.tensor.registry import set_tensor_parallelism, tensor_parallelism
 from clary.train.parallel.tensor.replacement import replace_modules
-from clary.train.parallel.tensor.slices import cut_state_dict, gather_state_dict, slices_of
+from clary.train.parallel.tensor.slices import cut_state_dict, slices_of
 
 N, S, WORDS = 3, 6, 50
 GPT2 = GPT2Config(

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from whole_states import gather_state_dict
 
 from clary.train.parallel import runtime
 from clary.train.parallel.configuration import read_configuration
@@ -26,7 +27,7 @@ from clary.train.parallel.tensor.lm_head import DistributedTransformerLMHead
 from clary.train.parallel.tensor.output import DistributedTransformerOutputLayer
 from clary.train.parallel.tensor.randomness import dropout_replicated, dropout_split
 from clary.train.parallel.tensor.rotary import Rotary
-from clary.train.parallel.tensor.slices import cut_state_dict, gather_state_dict, slice_of, slices_of
+from clary.train.parallel.tensor.slices import cut_state_dict, slice_of, slices_of
 from clary.train.parallel.tensor.transformer import DistributedTransformer, DistributedTransformerLayer
 
 N, S, P, H, HEADS, HEAD, INNER, WORDS = 3, 5, 4, 16, 4, 6, 24, 20

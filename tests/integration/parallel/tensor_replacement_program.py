@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from whole_states import gather_state_dict
 
 from clary.train.parallel import runtime
 from clary.train.parallel.configuration import read_configuration
@@ -20,7 +21,7 @@ from clary.train.parallel.tensor.registry import (
     unregister,
 )
 from clary.train.parallel.tensor.replacement import replace_modules
-from clary.train.parallel.tensor.slices import gather_state_dict, slices_of
+from clary.train.parallel.tensor.slices import slices_of
 from clary.train.parallel.tensor.transformer import DistributedTransformerLayer
 
 

@@ -16,6 +16,7 @@ import torch
 
 from clary.train.parallel.mesh import Along
 from clary.train.parallel.runtime import Runtime
+from clary.train.parallel.tensor import slices
 
 IS_PARTIAL = "_smp_is_partial"  # the key that scripts look for
 SLICES = "_clary_slices"  # by name of a tensor: dimension, place and number of slices
@@ -30,17 +31,13 @@ def local_state(module: torch.nn.Module, owners: Mapping[str, int], pipeline_ran
     found = {
         name: value for name, value in module.state_dict().items() if owner_of[_holder(name, owner_of)] == pipeline_rank
     }
-    slices = slices_of(module)
-    return {**found, SLICES: {name: slices[name] for name in found if name in slices}, IS_PARTIAL: True}
+    cuts = slices_of(module)
+    return {**found, SLICES: {name: cuts[name] for name in found if name in cuts}, IS_PARTIAL: True}
 
 
 def slices_of(module: torch.nn.Module) -> dict[str, tuple[int, int, int]]:
     """Return dimension, place and number of slices of every tensor of a model that is cut over a tensor group."""
-    found = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if (one := getattr(parameter, "tensor_slice", None)) is not None:
-            found[name] = (one.dimension, one.rank, one.size)
-    return found
+    return {name: (one.dimension, one.rank, one.size) for name, one in slices.slices_of(module).items()}
 
 
 def full_state(part: State, runtime: Runtime, *, to_first_only: bool = False) -> State:
@@ -68,14 +65,14 @@ def merge_parts(parts: Sequence[State]) -> State:
     pieces: dict[str, dict[int, Any]] = {}
     cuts: dict[str, tuple[int, int]] = {}
     for part in parts:
-        slices = part.get(SLICES, {})
+        held = part.get(SLICES, {})
         for name, value in part.items():
             if name in _MARKS:
                 continue
-            if name not in slices:
+            if name not in held:
                 merged[name] = value
                 continue
-            dimension, place, number = slices[name]
+            dimension, place, number = held[name]
             cuts[name] = (dimension, number)
             pieces.setdefault(name, {})[place] = value
             merged.setdefault(name, None)  # keeps its place in the order
@@ -96,14 +93,14 @@ def load_full(
     """
     whole = {name: value for name, value in state.items() if name not in _MARKS}
     owner_of = _owners_by_path(module, owners)
-    slices = slices_of(module)
+    cuts = slices_of(module)
     expected = module.state_dict()
     missing = [name for name in expected if name not in whole]
     unexpected = [name for name in whole if name not in expected]
     if strict and (missing or unexpected):
         raise RuntimeError(f"state of a model: missing {missing}, unexpected {unexpected}; strict=False lets it pass")
     own = {
-        name: _slice(value, slices.get(name))
+        name: _slice(value, cuts.get(name))
         for name, value in whole.items()
         if name in expected and owner_of[_holder(name, owner_of)] == pipeline_rank
     }
@@ -127,9 +124,9 @@ def load_part(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank:
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
-def cut_whole(state: State, slices: Mapping[str, tuple[int, int, int]]) -> State:
+def cut_whole(state: State, cuts: Mapping[str, tuple[int, int, int]]) -> State:
     """Return a whole state with every tensor that is cut replaced by this rank's slice."""
-    return {name: _slice(value, slices.get(name)) for name, value in state.items() if name not in _MARKS}
+    return {name: _slice(value, cuts.get(name)) for name, value in state.items() if name not in _MARKS}
 
 
 def _slice(value: Any, cut: tuple[int, int, int] | None) -> Any:

@@ -8,6 +8,7 @@ arguments and shapes. Where its reference and its argument list disagree we foll
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from clary.train.parallel.tensor.flash import alibi_bias, alibi_slopes, attend
 from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON, HiddenLayerNorm
 from clary.train.parallel.tensor.linear import ColumnLinear, RowLinear, apply_columns
 from clary.train.parallel.tensor.module import DistributedModule
+from clary.train.parallel.tensor.parts import drop
 from clary.train.parallel.tensor.randomness import own_randomness
-from clary.train.parallel.tensor.residual import add_residual, drop
+from clary.train.parallel.tensor.residual import add_residual
 from clary.train.parallel.tensor.settings import ABOUT_POSITIONS, LayerSettings, check_layernorms, read_settings
 
 
@@ -132,19 +134,18 @@ class DistributedAttentionLayer(DistributedModule):
         bias = None
         if self.slopes is not None:
             bias = alibi_bias(self.slopes.to(query.device), length, key.shape[2])
-        keywords: dict[str, Any] = {
-            "mask": mask,
-            "bias": bias,
-            "is_causal": is_causal,
-            "window": self.settings.attention_window,
-            "scale": self.scale,
-            "dropout_prob": dropout_prob,
-        }
-        if dropout_prob:
-            with own_randomness(self.layout.group, query.device):
-                heads = attend(query, key, value, **keywords)
-        else:
-            heads = attend(query, key, value, **keywords)
+        with own_randomness(self.layout.group, query.device) if dropout_prob else nullcontext():
+            heads = attend(
+                query,
+                key,
+                value,
+                mask=mask,
+                bias=bias,
+                is_causal=is_causal,
+                window=self.settings.attention_window,
+                scale=self.scale,
+                dropout_prob=dropout_prob,
+            )
         return heads.transpose(1, 2).flatten(2)
 
 

@@ -149,6 +149,27 @@ def broadcast_first(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     return tensor
 
 
+def first_values(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+    """Return the first rank's tensor, in memory of this rank and without a gradient; collective.
+
+    On the meta device a tensor has no memory, so it comes to the device that this rank computes on. A single rank gets
+    its own back.
+    """
+    if group.size == 1:
+        return tensor.detach()
+    has_gpu = torch.cuda.is_available()
+    own = torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+    home = own if tensor.is_meta else tensor.device
+    sent = torch.empty_like(tensor, device=home) if tensor.is_meta else tensor.detach().clone()
+    return broadcast_first(sent.to(reachable(group, home)).contiguous(), group).to(home)
+
+
+def reachable(group: TensorGroup, home: torch.device) -> torch.device:
+    """Return a device whose memory the group's backend moves, `home` if it does."""
+    is_nccl = group.size > 1 and "nccl" in str(dist.get_backend(group.process_group))
+    return torch.device("cuda", torch.cuda.current_device()) if is_nccl else home
+
+
 def gather_into(whole: torch.Tensor, tensor: torch.Tensor, group: TensorGroup) -> None:
     """Write all ranks' tensors to `whole`, behind each other along the first dimension, without a gradient."""
     gather_parts(whole, tensor, group.process_group)

@@ -9,73 +9,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 ALIBI_BIAS_MAX = 8.0
-
-
-class FlashAttentionLayer(nn.Module):
-    """Attention over packed queries, keys and values.
-
-    Args:
-        attention_dropout_prob: of attention probabilities, in training.
-        attention_head_size: D; None takes it from the input.
-        scale_attention_scores: whether scores are divided by sqrt(D).
-        scale_attn_by_layer_idx: whether they are divided by `layer_idx + 1` as well.
-        scale: the factor of the scores itself, in place of both.
-        triton_flash_attention: without effect: torch chooses the kernel.
-        use_alibi: whether scores fall with the distance, more steeply in earlier heads.
-
-    Raises: ValueError if `scale_attn_by_layer_idx` is without `layer_idx`.
-    """
-
-    def __init__(
-        self,
-        attention_dropout_prob: float = 0.1,
-        attention_head_size: int | None = None,
-        scale_attention_scores: bool = True,
-        scale_attn_by_layer_idx: bool = False,
-        layer_idx: int | None = None,
-        scale: float | None = None,
-        triton_flash_attention: bool = False,
-        use_alibi: bool = False,
-    ) -> None:
-        super().__init__()
-        if scale_attn_by_layer_idx and layer_idx is None:
-            raise ValueError("scale_attn_by_layer_idx is set, so layer_idx must say which layer this is, from 0")
-        self.attention_dropout_prob, self.attention_head_size = attention_dropout_prob, attention_head_size
-        self.scale_attention_scores, self.scale, self.use_alibi = scale_attention_scores, scale, use_alibi
-        self.divisor = layer_idx + 1 if scale_attn_by_layer_idx and layer_idx is not None else 1
-        self.triton_flash_attention = triton_flash_attention
-
-    def forward(self, qkv: torch.Tensor, attn_mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
-        """Return [B, H, S, D].
-
-        Args:
-            qkv: [B, S, 3, H, D].
-            attn_mask: added to the scores, or boolean, True where a key counts; it broadcasts to [B, H, S, S].
-            causal: whether later positions are masked.
-        """
-        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
-        size = self.attention_head_size or query.shape[-1]
-        scale = self.scale
-        if scale is None:
-            scale = (1 / math.sqrt(size) if self.scale_attention_scores else 1.0) / self.divisor
-        bias = None
-        if self.use_alibi:
-            slopes = alibi_slopes(query.shape[1], ALIBI_BIAS_MAX).to(query.device)
-            bias = alibi_bias(slopes, query.shape[2], key.shape[2])
-        return attend(
-            query,
-            key,
-            value,
-            mask=attn_mask,
-            bias=bias,
-            is_causal=causal,
-            scale=scale,
-            dropout_prob=self.attention_dropout_prob if self.training else 0.0,
-        )
 
 
 def attend(
@@ -93,11 +29,14 @@ def attend(
     """Return softmax(scale * query key^T + mask + bias) value, [B, H, S, D].
 
     Args:
-        query: [B, H, S, D]; `key` and `value` are [B, H, P, D].
+        query: [B, H, S, D]; `key` and `value` are [B, G, P, D], where G divides H: neighbouring heads share one.
         mask: added to the scores, or boolean, True where a key counts; it broadcasts to [B, H, S, P].
         bias: added to the scores, [H, S, P].
         window: how many positions a query sees, itself and those before; None for all.
     """
+    if key.shape[1] != query.shape[1]:
+        num_sharing = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(num_sharing, 1), value.repeat_interleave(num_sharing, 1)
     merged = _merge_masks(query, key, mask, bias, is_causal=is_causal, window=window)
     return functional.scaled_dot_product_attention(
         query,

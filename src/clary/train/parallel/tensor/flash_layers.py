@@ -1,4 +1,4 @@
-"""Attention over queries, keys and values in any order of their dimensions, by torch's own kernels.
+"""Layers of attention over queries, keys and values in any order of their dimensions, for `smp.nn` and `tsm.nn`.
 
 [Note: layouts] A layout names the dimensions of each tensor, as "b h s d" does: b rows, h heads, s positions, d
 channels. One tensor that packs several has one dimension more, which the layout may name by their number, as in
@@ -9,6 +9,7 @@ Source: SageMaker developer guide, "SageMaker model parallel library v2 referenc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -19,14 +20,13 @@ from clary.train.parallel.tensor.flash import ALIBI_BIAS_MAX, alibi_bias, alibi_
 Heads: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | list[torch.Tensor]
 
 
-class FlashSelfAttention(nn.Module):
-    """Attention in which queries, keys and values have the same heads.
+class FlashLayer(nn.Module):
+    """Attention with the settings that all such layers have.
 
     Args:
         attention_dropout_prob: of attention probabilities, in training.
         scale: of the scores; None is 1 / sqrt(channels).
-        triton_flash_attention: without effect but that `attn_mask` is taken, as in the original: torch chooses the
-            kernel.
+        triton_flash_attention: without effect on numbers: torch chooses the kernel.
         use_alibi: whether scores fall with the distance, more steeply in earlier heads.
     """
 
@@ -40,6 +40,43 @@ class FlashSelfAttention(nn.Module):
         super().__init__()
         self.attention_dropout_prob, self.scale = attention_dropout_prob, scale
         self.triton_flash_attention, self.use_alibi = triton_flash_attention, use_alibi
+
+    def attend(
+        self,
+        heads: Sequence[torch.Tensor],
+        mask: torch.Tensor | None,
+        *,
+        is_causal: bool,
+        scale: float | None = None,
+        has_bias: bool = False,
+    ) -> torch.Tensor:
+        """Return [b, h, s, d] for queries, keys and values of that order of dimensions.
+
+        Args:
+            mask: as `flash.attend` takes it.
+            scale: of the scores, in place of the layer's own.
+            has_bias: whether the mask holds the bias of ALiBi already.
+        """
+        query, key, value = heads
+        bias = None
+        if self.use_alibi and not has_bias:
+            slopes = alibi_slopes(query.shape[1], ALIBI_BIAS_MAX).to(query.device)
+            bias = alibi_bias(slopes, query.shape[2], key.shape[2])
+        scale = self.scale if scale is None else scale
+        return attend(
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            is_causal=is_causal,
+            scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+            dropout_prob=self.attention_dropout_prob if self.training else 0.0,
+        )
+
+
+class FlashSelfAttention(FlashLayer):
+    """Attention in which queries, keys and values have the same heads."""
 
     def forward(
         self,
@@ -64,24 +101,11 @@ class FlashSelfAttention(nn.Module):
                 "FlashSelfAttention takes attn_mask with triton_flash_attention=True and use_alibi=True only; leave it "
                 "out, or take torch.nn.functional.scaled_dot_product_attention"
             )
-        query, key, value = heads_of(qkv, 3, layout, cast_dtype)
-        bias = None
-        if self.use_alibi and attn_mask is None:
-            slopes = alibi_slopes(query.shape[1], ALIBI_BIAS_MAX).to(query.device)
-            bias = alibi_bias(slopes, query.shape[2], key.shape[2])
-        return attend(
-            query,
-            key,
-            value,
-            mask=attn_mask,
-            bias=bias,
-            is_causal=causal,
-            scale=1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale,
-            dropout_prob=self.attention_dropout_prob if self.training else 0.0,
-        )
+        heads = heads_of(qkv, 3, layout, cast_dtype)
+        return self.attend(heads, attn_mask, is_causal=causal, has_bias=attn_mask is not None)
 
 
-class FlashGroupedQueryAttention(nn.Module):
+class FlashGroupedQueryAttention(FlashLayer):
     """Attention in which several heads of queries share one of keys and values.
 
     Args:
@@ -90,8 +114,7 @@ class FlashGroupedQueryAttention(nn.Module):
     """
 
     def __init__(self, attention_dropout_prob: float = 0.0, scale: float | None = None) -> None:
-        super().__init__()
-        self.attention_dropout_prob, self.scale = attention_dropout_prob, scale
+        super().__init__(attention_dropout_prob, scale)
 
     def forward(
         self,
@@ -116,16 +139,55 @@ class FlashGroupedQueryAttention(nn.Module):
             raise ValueError(
                 f"{query.shape[1]} heads of queries are no multiple of {key.shape[1]} heads of keys and values"
             )
-        num_sharing = query.shape[1] // key.shape[1]
-        return attend(
-            query,
-            key.repeat_interleave(num_sharing, 1),
-            value.repeat_interleave(num_sharing, 1),
-            mask=None,
-            is_causal=causal,
-            scale=1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale,
-            dropout_prob=self.attention_dropout_prob if self.training else 0.0,
-        )
+        return self.attend((query, key, value), None, is_causal=causal)
+
+
+class FlashAttentionLayer(FlashLayer):
+    """Attention over packed queries, keys and values.
+
+    Args:
+        attention_dropout_prob: of attention probabilities, in training.
+        attention_head_size: D; None takes it from the input.
+        scale_attention_scores: whether scores are divided by sqrt(D).
+        scale_attn_by_layer_idx: whether they are divided by `layer_idx + 1` as well.
+        scale: the factor of the scores itself, in place of both.
+        triton_flash_attention: without effect: torch chooses the kernel.
+        use_alibi: whether scores fall with the distance, more steeply in earlier heads.
+
+    Raises: ValueError if `scale_attn_by_layer_idx` is without `layer_idx`.
+    """
+
+    def __init__(
+        self,
+        attention_dropout_prob: float = 0.1,
+        attention_head_size: int | None = None,
+        scale_attention_scores: bool = True,
+        scale_attn_by_layer_idx: bool = False,
+        layer_idx: int | None = None,
+        scale: float | None = None,
+        triton_flash_attention: bool = False,
+        use_alibi: bool = False,
+    ) -> None:
+        super().__init__(attention_dropout_prob, scale, triton_flash_attention, use_alibi)
+        if scale_attn_by_layer_idx and layer_idx is None:
+            raise ValueError("scale_attn_by_layer_idx is set, so layer_idx must say which layer this is, from 0")
+        self.attention_head_size, self.scale_attention_scores = attention_head_size, scale_attention_scores
+        self.divisor = layer_idx + 1 if scale_attn_by_layer_idx and layer_idx is not None else 1
+
+    def forward(self, qkv: torch.Tensor, attn_mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
+        """Return [B, H, S, D].
+
+        Args:
+            qkv: [B, S, 3, H, D].
+            attn_mask: added to the scores, or boolean, True where a key counts; it broadcasts to [B, H, S, S].
+            causal: whether later positions are masked.
+        """
+        heads = [part.transpose(1, 2) for part in qkv.unbind(2)]
+        scale = self.scale
+        if scale is None:
+            size = self.attention_head_size or heads[0].shape[-1]
+            scale = (1 / math.sqrt(size) if self.scale_attention_scores else 1.0) / self.divisor
+        return self.attend(heads, attn_mask, is_causal=causal, scale=scale)
 
 
 def heads_of(given: Heads, number: int, layout: str, dtype: torch.dtype | None) -> list[torch.Tensor]:

@@ -27,8 +27,6 @@ from dataclasses import dataclass
 
 import torch
 
-from clary.train.parallel import runtime
-from clary.train.parallel.mesh import Along
 from clary.train.parallel.tensor.collectives import (
     TensorGroup,
     all_gather,
@@ -127,13 +125,3 @@ class Layout:
     def to_split(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden states inside as [M, S, H/T]."""
         return hidden if self.is_split else scatter(hidden, self.group, -1)
-
-
-def current_layout() -> Layout:
-    """Return the layout that this process's configuration asks for.
-
-    Raises: RuntimeError if model parallelism is not initialised.
-    """
-    now = runtime.current()
-    group = TensorGroup(now.groups.process_group(Along.TP), now.groups.group_rank(Along.TP), now.groups.size(Along.TP))
-    return Layout(group, now.configuration.optimize == "memory", now.configuration.prescaled_batch)

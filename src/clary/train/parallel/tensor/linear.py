@@ -20,6 +20,7 @@ from clary.train.parallel.tensor.collectives import (
 from clary.train.parallel.tensor.collectives import all_gather as gather_columns
 from clary.train.parallel.tensor.layout import Layout
 from clary.train.parallel.tensor.module import DistributedModule, bias_fill, weight_fill
+from clary.train.parallel.tensor.parts import RowProduct
 
 
 class DistributedLinear(DistributedModule):
@@ -69,7 +70,7 @@ class ColumnLinear(DistributedModule):
         return apply_columns(hidden, [self], self.layout)[0]
 
 
-class RowLinear(DistributedModule):
+class RowLinear(RowProduct, DistributedModule):
     """Weights whose input features are cut: from this rank's columns to hidden states inside."""
 
     def __init__(self, in_features: int, out_features: int, *, normal_std: float | None, bias: bool = True) -> None:
@@ -79,11 +80,6 @@ class RowLinear(DistributedModule):
             self.add_parameter("bias", (out_features,), self.layout.split_dimension, bias_fill(in_features, normal_std))
         else:
             self.register_parameter("bias", None)
-
-    def forward(self, columns: torch.Tensor) -> torch.Tensor:
-        """Return hidden states as they lie inside for [M, S, in/T]."""
-        hidden = self.layout.add_up(functional.linear(columns, self.weight))
-        return hidden if self.bias is None else hidden + self.bias
 
 
 def apply_columns(hidden: torch.Tensor, layers: Sequence[ColumnLinear], layout: Layout) -> list[torch.Tensor]:

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from clary.train.parallel import runtime
-from clary.train.parallel.tensor.layout import current_layout
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.tensor.collectives import TensorGroup
+from clary.train.parallel.tensor.layout import Layout
 from clary.train.parallel.tensor.randomness import same_randomness
 from clary.train.parallel.tensor.slices import TensorSlice, draw, mark, new_parameter, slice_of
 
@@ -98,6 +100,16 @@ class DistributedModule(nn.Module):
             parameter = self._parameters.get(name)
             if parameter is not None:
                 mark(parameter, piece)
+
+
+def current_layout() -> Layout:
+    """Return the layout that this process's configuration asks for.
+
+    Raises: RuntimeError if model parallelism is not initialised.
+    """
+    now = runtime.current()
+    group = TensorGroup(now.groups.process_group(Along.TP), now.groups.group_rank(Along.TP), now.groups.size(Along.TP))
+    return Layout(group, now.configuration.optimize == "memory", now.configuration.prescaled_batch)
 
 
 def weight_fill(fan_in: int, normal_std: float | None) -> Fill:

@@ -9,7 +9,8 @@ import torch
 from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON, HiddenLayerNorm
 from clary.train.parallel.tensor.linear import ColumnLinear, RowLinear
 from clary.train.parallel.tensor.module import DistributedModule
-from clary.train.parallel.tensor.residual import add_residual, drop
+from clary.train.parallel.tensor.parts import drop
+from clary.train.parallel.tensor.residual import add_residual
 from clary.train.parallel.tensor.settings import check_layernorms, find_activation, read_settings
 
 

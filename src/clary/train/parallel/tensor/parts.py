@@ -1,86 +1,81 @@
-"""What a rank of a tensor group computes with its slices: the classes that parts of a layer get in place.
+"""Parts of layers that compute with slices, whoever has made them: SMP v1 new modules, SMP v2 a model's own in place.
 
-[Note: one copy] Matrices that are cut by columns stay `nn.Linear` with fewer rows of weights. That their input is used
-apart on every rank is said once, where it enters attention or MLP, so backward sums its gradient once and not for each
-matrix.
-Shapes: any leading dimensions, the last one is channels.
+Where: layers of `smp.nn` have them inside; `fsdp.layers.cutting` makes parts of a model instances of them.
+
+[Note: one copy] Matrices that are cut by columns stay `nn.Linear` with fewer rows of weights in a model that is cut in
+place. That their input is used apart on every rank is said once, where it enters attention or MLP, so backward sums its
+gradient once and not for each matrix.
+Shapes: any leading dimensions, H channels of the whole, T ranks of the group; hidden states are as the layout has them.
 Source: arXiv 1909.08053 section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from clary.train.parallel.tensor.collectives import TensorGroup, copy, gather, reduce
-from clary.train.parallel.tensor.randomness import dropout_replicated, own_randomness
+from clary.train.parallel.tensor.layout import Layout
+from clary.train.parallel.tensor.randomness import dropout_replicated, dropout_split, own_randomness
 
 
-class Grouped(nn.Module):
-    """A part that knows its tensor group."""
+class Part(nn.Module):
+    """A module that knows how hidden states lie over its tensor group."""
 
-    tensor_group: TensorGroup
+    layout: Layout
 
 
-class CutMlp(Grouped):
-    """An MLP whose inner channels are cut: the last matrix sums what the ranks have."""
+class CutMlp(Part):
+    """An MLP whose inner channels are cut: the last matrix sums the ranks' products."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the class's own forward on a hidden state that every rank uses for other channels."""
-        args = _entered(args, kwargs, self.tensor_group)
+        args = _entered(args, kwargs, self.layout)
         return super().forward(*args, **kwargs)
 
 
-class CutAttention(Grouped):
+class CutAttention(Part):
     """Attention of this rank's heads."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the class's own forward for this rank's heads; dropout of scores differs on every rank."""
-        args = _entered(args, kwargs, self.tensor_group)
-        with self._randomness():
+        args = _entered(args, kwargs, self.layout)
+        dropout = getattr(self, "attention_dropout", 0.0)
+        is_random = self.training and (dropout.p if isinstance(dropout, nn.Dropout) else dropout)
+        with own_randomness(self.layout.group, next(self.parameters()).device) if is_random else nullcontext():
             return super().forward(*args, **kwargs)
 
-    @contextmanager
-    def _randomness(self) -> Iterator[None]:
-        dropout = getattr(self, "attention_dropout", 0.0)
-        probability = dropout.p if isinstance(dropout, nn.Dropout) else dropout
-        if not self.training or not probability:
-            yield
-            return
-        with own_randomness(self.tensor_group, next(self.parameters()).device):
-            yield
 
+class RowProduct(Part):
+    """A matrix whose input channels are cut; the bias is added to the sum of the ranks' products."""
 
-class RowLinear(Grouped, nn.Linear):
-    """A matrix whose input channels are cut; the bias is added to the sum."""
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
-    def forward(self, channels: torch.Tensor) -> torch.Tensor:
-        """Return all output channels, on every rank, for this rank's input channels."""
-        total = reduce(functional.linear(channels, self.weight), self.tensor_group)
+    def forward(self, columns: torch.Tensor) -> torch.Tensor:
+        """Return hidden states [..., H] as they lie inside for this rank's columns [..., in/T]."""
+        total = self.layout.add_up(functional.linear(columns, self.weight))
         return total if self.bias is None else total + self.bias
 
 
-class VocabularyHead(Grouped, nn.Linear):
+class VocabularyHead(Part, nn.Linear):
     """A head whose vocabulary is cut."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the whole vocabulary on every rank, each of which must use them alike."""
-        own = functional.linear(copy(hidden, self.tensor_group), self.weight, self.bias)
-        return gather(own, self.tensor_group, own.dim() - 1)
+        return self.layout.leave_split(functional.linear(self.layout.whole(hidden), self.weight, self.bias))
 
 
-class VocabularyEmbedding(Grouped, nn.Embedding):
+class VocabularyEmbedding(Part, nn.Embedding):
     """An embedding whose vocabulary is cut. `padding_idx` stays that of the whole."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings of all tokens on every rank."""
+        """Return the embeddings [..., H] of all tokens on every rank."""
         length = self.weight.shape[0]
-        first = self.tensor_group.rank * length
+        first = self.layout.group.rank * length
         is_foreign = (tokens < first) | (tokens >= first + length)
         padding = None if self.padding_idx is None else self.padding_idx - first
         own = functional.embedding(
@@ -88,21 +83,26 @@ class VocabularyEmbedding(Grouped, nn.Embedding):
             self.weight,
             padding if padding is not None and 0 <= padding < length else None,
         )
-        return reduce(own.masked_fill(is_foreign.unsqueeze(-1), 0.0), self.tensor_group)
+        return self.layout.leave_partial(own.masked_fill(is_foreign.unsqueeze(-1), 0.0))
 
 
-class SharedDropout(Grouped, nn.Dropout):
-    """Dropout of hidden states that all ranks of the group hold: they drop the same."""
+class HiddenDropout(Part, nn.Dropout):
+    """Dropout of hidden states: ranks that hold the same drop the same."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states after dropout."""
-        return dropout_replicated(hidden, self.p if self.training else 0.0, self.tensor_group)
+        """Return hidden states after dropout, in the same shape."""
+        return drop(hidden, self.p if self.training else 0.0, self.layout)
 
 
-def _entered(args: tuple[Any, ...], kwargs: dict[str, Any], group: TensorGroup) -> tuple[Any, ...]:
+def drop(hidden: torch.Tensor, probability: float, layout: Layout) -> torch.Tensor:
+    """Return hidden states inside after dropout, as their layout needs it."""
+    return (dropout_split if layout.is_split else dropout_replicated)(hidden, probability, layout.group)
+
+
+def _entered(args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout) -> tuple[Any, ...]:
     """Return the positional arguments with the hidden state marked as used apart; one given by name changes there."""
     if args:
-        return (copy(args[0], group), *args[1:])
+        return (layout.whole(args[0]), *args[1:])
     name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
-    kwargs[name] = copy(kwargs[name], group)
+    kwargs[name] = layout.whole(kwargs[name])
     return args

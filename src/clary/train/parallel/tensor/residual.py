@@ -7,14 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from clary.train.parallel.tensor.layernorm import HiddenLayerNorm
-from clary.train.parallel.tensor.layout import Layout
-from clary.train.parallel.tensor.randomness import dropout_replicated, dropout_split
 from clary.train.parallel.tensor.settings import LayerSettings
-
-
-def drop(hidden: torch.Tensor, probability: float, layout: Layout) -> torch.Tensor:
-    """Return hidden states inside after dropout, as their layout needs it."""
-    return (dropout_split if layout.is_split else dropout_replicated)(hidden, probability, layout.group)
 
 
 def add_residual(

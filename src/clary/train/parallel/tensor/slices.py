@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from clary.train.parallel.tensor.collectives import TensorGroup, gather_whole
+from clary.train.parallel.tensor.collectives import TensorGroup
 
 MARK = "tensor_slice"  # the attribute of a parameter that is a slice
 
@@ -85,15 +85,6 @@ def draw(parameter: nn.Parameter, fill: Callable[[torch.Tensor], object], shape:
         whole = torch.empty(shape, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
         fill(whole)
         parameter.copy_(whole if piece is None else piece.of(whole))
-
-
-def gather_state_dict(module: nn.Module, group: TensorGroup) -> dict[str, torch.Tensor]:
-    """Return the module's state with every slice made whole; collective over the tensor group."""
-    pieces = slices_of(module)
-    return {
-        key: gather_whole(value, group, pieces[key].dimension) if key in pieces else value.detach()
-        for key, value in module.state_dict().items()
-    }
 
 
 def cut_state_dict(module: nn.Module, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

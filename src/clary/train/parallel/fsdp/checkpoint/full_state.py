@@ -36,8 +36,7 @@ from clary.train.parallel.fsdp.checkpoint.sharded_state import (
 from clary.train.parallel.fsdp.cuts import Cut, axes_of, clean_name, cuts_by_name
 from clary.train.parallel.fsdp.experts.states import add_experts_of_others, drop_experts_of_others
 from clary.train.parallel.fsdp.gradient_norm import axis_group
-from clary.train.parallel.fsdp.layers.weights import reachable
-from clary.train.parallel.tensor.collectives import TensorGroup
+from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 
 State = dict[str, Any]
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from clary.train.parallel.fsdp.layers.weights import reachable
-from clary.train.parallel.tensor.collectives import TensorGroup
+from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 
 
 @dataclass

@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.optimizer import unflatten_state_dict
 
 from clary.train.parallel.fsdp.checkpoint.sharded_state import empty_shards, slice_group
-from clary.train.parallel.fsdp.layers.weights import reachable
-from clary.train.parallel.tensor.collectives import TensorGroup
+from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 
 State = dict[str, Any]
 

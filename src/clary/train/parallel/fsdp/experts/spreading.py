@@ -12,14 +12,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from clary.train.parallel.fsdp.cuts import Cut, mark
 from clary.train.parallel.fsdp.experts.configuration import MoEConfig
 from clary.train.parallel.fsdp.experts.layer import FusedExperts, ListedExperts, MoELayer, OwnExperts, Spread
 from clary.train.parallel.fsdp.layers.classes import become
-from clary.train.parallel.tensor.collectives import TensorGroup
+from clary.train.parallel.tensor.collectives import TensorGroup, first_values
 
 _FUSED = ("gate_up_proj", "down_proj")
 _NUM_FUSED_DIMENSIONS = 3
@@ -162,7 +161,7 @@ def _mark_whole(expert: nn.Module, spread: Spread) -> None:
 def _cut(experts: nn.Module, name: str, spread: Spread, *, from_first_rank: bool) -> None:
     whole = cast("nn.Parameter", getattr(experts, name))
     cut = Cut(axis="ep", dim=0, parts=(spread.num_experts,))
-    values = _from_first(whole, spread.group) if from_first_rank else whole
+    values = first_values(whole, spread.group) if from_first_rank else whole
     own = cut.of(values, spread.group.rank, spread.group.size)
     setattr(experts, name, nn.Parameter(own, requires_grad=whole.requires_grad))
     if spread.group.size > 1:
@@ -174,21 +173,6 @@ def _send_whole(module: nn.Module, group: TensorGroup, *, is_kept: bool) -> None
         for name, parameter in list(part._parameters.items()):
             if parameter is None:
                 continue
-            values = _from_first(parameter, group)
+            values = first_values(parameter, group)
             if is_kept:
                 part._parameters[name] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-
-
-def _from_first(parameter: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return the group's first rank's values: a tensor at a time, so that no more than one is whole where it is not."""
-    values = parameter.detach()
-    if group.size == 1:
-        return values
-    device = torch.device("cuda", torch.cuda.current_device()) if _is_of_gpus(group) else torch.device("cpu")
-    sent = torch.empty_like(values, device=device) if values.is_meta else values.to(device, copy=True).contiguous()
-    dist.broadcast(sent, group=group.process_group, group_src=0)
-    return sent if values.is_meta else sent.to(values.device)
-
-
-def _is_of_gpus(group: TensorGroup) -> bool:
-    return "nccl" in str(dist.get_backend(group.process_group))

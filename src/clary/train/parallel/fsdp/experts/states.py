@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from clary.train.parallel.fsdp.cuts import clean_name
 from clary.train.parallel.fsdp.experts.layer import ListedExperts, Spread
-from clary.train.parallel.tensor import collectives
-from clary.train.parallel.tensor.collectives import TensorGroup
+from clary.train.parallel.tensor.collectives import TensorGroup, gather_whole, reachable
 
 Entries = dict[str, Any]
 
@@ -65,7 +63,6 @@ def _of_all(value: Any, group: TensorGroup) -> list[Any]:
         return [{key: part[rank] for key, part in parts.items()} for rank in range(group.size)]
     if not isinstance(value, torch.Tensor):
         return [value] * group.size
-    is_of_gpus = "nccl" in str(dist.get_backend(group.process_group))
-    sent = value.cuda() if is_of_gpus else value.cpu()
-    whole = collectives.gather_whole(sent.detach().unsqueeze(0), group)
+    sent = value.to(reachable(group, torch.device("cpu")))
+    whole = gather_whole(sent.detach().unsqueeze(0), group)
     return [part.to(value.device) for part in whole]

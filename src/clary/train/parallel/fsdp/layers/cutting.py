@@ -15,12 +15,13 @@ from clary.train.parallel.fsdp.layers.structure import Layer, Structure, find_st
 from clary.train.parallel.fsdp.layers.weights import Place, cut_weights
 from clary.train.parallel.fsdp.logs import get_logger
 from clary.train.parallel.tensor.collectives import TensorGroup
+from clary.train.parallel.tensor.layout import Layout
 from clary.train.parallel.tensor.parts import (
     CutAttention,
     CutMlp,
-    Grouped,
-    RowLinear,
-    SharedDropout,
+    HiddenDropout,
+    Part,
+    RowProduct,
     VocabularyEmbedding,
     VocabularyHead,
 )
@@ -55,26 +56,27 @@ def cut_layers(model: nn.Module, group: TensorGroup, *, from_rank0: bool, is_fir
     """
     structure = find_structure(model)
     _check(model, structure, group)
+    layout = Layout(group, is_split=False, is_prescaled=True)  # ranks of a group share a batch and its hidden states
     places = list(_places(structure, group))
     cut_weights(model, places, group, from_rank0=from_rank0, is_first_group=is_first_group)
     for layer in structure.layers:
         attention, shape = layer.attention
-        _give(attention, CutAttention, group)
-        _give(getattr(attention, shape.row), RowLinear, group)
+        _give(attention, CutAttention, layout)
+        _give(getattr(attention, shape.row), RowProduct, layout)
         for name in _SIZES:
             if isinstance(vars(attention).get(name), int):
                 setattr(attention, name, vars(attention)[name] // group.size)
         if layer.mlp is not None:
             mlp, shape = layer.mlp
-            _give(mlp, CutMlp, group)
-            _give(getattr(mlp, shape.row), RowLinear, group)
+            _give(mlp, CutMlp, layout)
+            _give(getattr(mlp, shape.row), RowProduct, layout)
     cut = {id(place.module) for place in places}
     if structure.embedding is not None and id(structure.embedding) in cut:
-        _give(structure.embedding, VocabularyEmbedding, group)
+        _give(structure.embedding, VocabularyEmbedding, layout)
         structure.embedding.num_embeddings //= group.size
     if structure.head is not None and id(structure.head) in cut:
-        _give(structure.head, VocabularyHead, group)
-    _share_dropout(model, group)
+        _give(structure.head, VocabularyHead, layout)
+    _share_dropout(model, layout)
     for place in places:
         if isinstance(place.module, nn.Linear):
             place.module.out_features, place.module.in_features = place.module.weight.shape
@@ -130,15 +132,15 @@ def _block_places(layer: Layer) -> Iterator[Place]:
         yield Place(row, "weight", Cut("tp", 1, (row.weight.shape[1],)))
 
 
-def _give(module: nn.Module, role: type[Grouped], group: TensorGroup) -> None:
+def _give(module: nn.Module, role: type[Part], layout: Layout) -> None:
     become(module, role)
-    module.tensor_group = group
+    module.layout = layout
 
 
-def _share_dropout(model: nn.Module, group: TensorGroup) -> None:
+def _share_dropout(model: nn.Module, layout: Layout) -> None:
     for module in model.modules():
         if isinstance(module, CutAttention):
             continue
         for child in module.children():
             if isinstance(child, nn.Dropout):
-                _give(child, SharedDropout, group)
+                _give(child, HiddenDropout, layout)

@@ -12,7 +12,6 @@ from torch import nn
 
 from clary.train.parallel.caches import given_cache
 from clary.train.parallel.tensor.flash import attend
-from clary.train.parallel.tensor.flash_layers import FlashGroupedQueryAttention
 from clary.train.parallel.tensor.rotary import Rotary
 
 _BASE = 10000.0  # of rotary wavelengths, where a configuration names none
@@ -41,7 +40,6 @@ class LlamaFlashAttention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, width, bias=has_bias)
         self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=has_bias)
         self.attention_dropout = float(getattr(config, "attention_dropout", 0.0))
-        self.flash = FlashGroupedQueryAttention(self.attention_dropout)
 
     def forward(
         self,
@@ -74,18 +72,15 @@ class LlamaFlashAttention(nn.Module):
             matrix(hidden_states).view(shape).transpose(1, 2) for matrix in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, key = self._turned(query, key, position_ids, position_embeddings)
-        if attention_mask is None:
-            found = self.flash(query, (key, value), causal=True, layout="b h s d")
-        else:
-            num_sharing = query.shape[1] // key.shape[1]
-            found = attend(
-                query,
-                key.repeat_interleave(num_sharing, 1),
-                value.repeat_interleave(num_sharing, 1),
-                mask=attention_mask,
-                scale=self.head_dim**-0.5,
-                dropout_prob=self.attention_dropout if self.training else 0.0,
-            )
+        found = attend(
+            query,
+            key,
+            value,
+            mask=attention_mask,
+            is_causal=attention_mask is None,
+            scale=self.head_dim**-0.5,
+            dropout_prob=self.attention_dropout if self.training else 0.0,
+        )
         output = self.o_proj(found.transpose(1, 2).flatten(2))
         return (output, None, None) if position_embeddings is None else (output, None)
 

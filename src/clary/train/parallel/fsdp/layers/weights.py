@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from clary.train.parallel.fsdp.cuts import Cut, mark
-from clary.train.parallel.tensor.collectives import TensorGroup, broadcast_first, gather_whole
+from clary.train.parallel.tensor.collectives import TensorGroup, first_values, gather_whole, reachable
 
 
 @dataclass(frozen=True)
@@ -65,26 +64,6 @@ def cut_weights(
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = first_values(buffer, group)
-
-
-def first_values(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return what the first rank of the group holds, in memory of this rank; collective.
-
-    On the meta device a tensor has no memory, so it comes to the device that this rank computes on.
-    """
-    home = _home() if tensor.is_meta else tensor.device
-    sent = torch.empty_like(tensor, device=home) if tensor.is_meta else tensor.detach().clone()
-    return broadcast_first(sent.to(reachable(group, home)).contiguous(), group).to(home)
-
-
-def reachable(group: TensorGroup, home: torch.device) -> torch.device:
-    """Return a device whose memory the group's backend moves, `home` if it does."""
-    is_nccl = group.size > 1 and dist.get_backend(group.process_group) == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if is_nccl else home
-
-
-def _home() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _check_ties(owners: list[tuple[nn.Module, str, nn.Parameter]], by_id: dict[int, list[Place]]) -> None:

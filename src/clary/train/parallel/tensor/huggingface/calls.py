@@ -12,7 +12,7 @@ import torch
 from clary.train.parallel import runtime
 from clary.train.parallel.caches import CACHES
 from clary.train.parallel.tensor.collectives import gather_whole
-from clary.train.parallel.tensor.layout import current_layout
+from clary.train.parallel.tensor.module import current_layout
 from clary.train.parallel.tensor.registry import Arguments
 
 _NO_MASK, _BOOLEAN, _ADDED = range(3)  # kinds of masks, as ranks tell them to each other

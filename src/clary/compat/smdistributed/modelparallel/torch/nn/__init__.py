@@ -2,7 +2,7 @@
 
 from clary.train.parallel.tensor.attention import DistributedAttentionLayer
 from clary.train.parallel.tensor.embedding import DistributedEmbedding
-from clary.train.parallel.tensor.flash import FlashAttentionLayer
+from clary.train.parallel.tensor.flash_layers import FlashAttentionLayer
 from clary.train.parallel.tensor.layernorm import FusedLayerNorm
 from clary.train.parallel.tensor.linear import DistributedLinear
 from clary.train.parallel.tensor.lm_head import DistributedTransformerLMHead
