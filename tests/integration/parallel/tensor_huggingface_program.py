@@ -37,9 +37,15 @@ from clary.train.parallel.mesh import Along
 from clary.train.parallel.tensor import collectives
 from clary.train.parallel.tensor.collectives import TensorGroup
 from clary.train.parallel.tensor.huggingface.reader import block_hooks, translators
-from clary.train.parallel.tensor.registry import set_tensor_parallelism, tensor_parallelism
+from clary.train.parallel.tensor.registry import (
+    set_tensor_parallelism,
+    tensor_parallelism,
+    tp_register_with_module,
+    unregister,
+)
 from clary.train.parallel.tensor.replacement import replace_modules
 from clary.train.parallel.tensor.slices import cut_state_dict, slices_of
+from clary.train.parallel.tensor.transformer import DistributedTransformerLayer
 
 N, S, WORDS = 3, 6, 50
 GPT2 = GPT2Config(
@@ -427,6 +433,22 @@ def test_models_made_inside_the_context_take_its_keywords(rank, size):
         mean = done.root(ids, labels=ids).loss
         assert_near(output.loss, mean * N * (S - 1) / 7, "loss of a part of a batch")
         assert done.root(ids).loss is None
+
+
+def test_a_block_s_class_may_be_registered_after_the_model_is_made(rank, size):
+    with parallel(size):
+        model = plain_model(GPT2LMHeadModel, GPT2)
+        set_tensor_parallelism(model.transformer.h)
+        block_class = type(model.transformer.h[0])
+        tp_register_with_module(block_class, DistributedTransformerLayer, *block_hooks("gpt2"))
+        try:
+            changes = replace_modules(model).changes
+        finally:
+            unregister(block_class)
+        assert [change.reason for change in changes] == [None, None]
+        assert isinstance(model.transformer.h[1], DistributedTransformerLayer)
+        ids = batch(0)["input_ids"]
+        model(ids, labels=ids).loss.backward()
 
 
 def test_masks_of_older_versions_are_added_where_their_length_is_given(rank, size):

@@ -97,7 +97,8 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
 
     A tensor group of one rank replaces too: scripts look for the layers of `smp.nn` whatever the degree.
     A module is kept, with a reason, if it shares weights with one outside of it, if its sizes do not divide, or if it
-    was made before its class was registered. Where an outer module is kept, those inside of it are tried.
+    was made before its class was registered and its arguments cannot be read off it, as they can off modules of torch
+    and transformers. Where an outer module is kept, those inside of it are tried.
 
     Args:
         carries_weights: whether replacements start with the weights of what they replace, where it is known how, rather
@@ -113,12 +114,13 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
     def visit(name: str, module: nn.Module, parent: nn.Module | None, config: Any) -> None:
         config = getattr(module, "config", config)
         mark = mark_of(module)
-        registration = registered(type(module)) or known.get(type(module))
+        own = known.get(type(module))
+        registration = registered(type(module)) or own
         if mark is not None and mark.is_enabled and registration is not None:
             words = (name, type(module).__name__, registration.distributed_class.__name__)
             taken = _taken_by(registration.distributed_class)
             given.update({key: given.get(key, False) or key in taken for key in mark.keywords})
-            arguments = _arguments_of(name, module, registration, config)
+            arguments = _arguments_of(name, module, own or registration, config)
             sharing = _sharing(name, module, names)
             made = _try_replace(module, registration, arguments, mark.keywords, sharing, carries_weights)
             if isinstance(made, DistributedModule):
