@@ -28,7 +28,7 @@ quickstart: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp
 setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAMPS)/sdk3.stamp \
        $(STAMPS)/awscli1.stamp $(STAMPS)/toolkit.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp $(STAMPS)/hf.stamp \
        $(STAMPS)/minilm.stamp $(STAMPS)/trainer.stamp $(STAMPS)/wandb.stamp $(STAMPS)/deepspeed.stamp \
-       $(STAMPS)/transformers-4.37.stamp $(STAMPS)/transformers-4.46.stamp
+       $(STAMPS)/transformers-4.37.stamp $(STAMPS)/transformers-4.46.stamp $(STAMPS)/lightning.stamp
 
 test: SANITIZERS = none sample
 test: setup native-test
@@ -198,6 +198,13 @@ $(STAMPS)/deepspeed.stamp: $(STAMPS)/train.stamp | $(STAMPS)/native.stamp
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/.venvs/deepspeed/extensions DS_ACCELERATOR=cpu PATH=$(CURDIR)/.venvs/deepspeed/bin:$$PATH \
 		.venvs/deepspeed/bin/python -c \
 		"from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(verbose=False)"
+	touch $@
+
+# Lightning, for rehearsals of its scripts; 67 MB on top of the training environment, whose torch it takes.
+$(STAMPS)/lightning.stamp: $(STAMPS)/train.stamp
+	$(PYTHON) -m venv .venvs/lightning
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/lightning/lib/python3*/site-packages)/train.pth
+	.venvs/lightning/bin/pip install --quiet --disable-pip-version-check "lightning==2.6.6" "torch==2.13.0"
 	touch $@
 
 # AWS CLI v2, Chromium, PostgreSQL, Open MPI, ssh, iproute2, shells and a C compiler for the tests; needs root, and says what to

@@ -49,6 +49,7 @@ _ENVIRONMENTS = (
     "transformers-4.46",
     "wandb",
     "deepspeed",
+    "lightning",
 )
 
 NEEDS = {

@@ -24,6 +24,8 @@ ANY_PYTHON = (
     "clary_cuda_on_cpu/streams.py",
     "clary_cuda_on_cpu/answers.py",
     "clary_cuda_on_cpu/cuda_table.py",
+    "clary_cuda_on_cpu/deepspeed_adam.py",
+    "clary_cuda_on_cpu/devices.py",
     "clary_cuda_on_cpu/libraries.py",
     "clary_cuda_on_cpu/refusing.py",
     "clary_cuda_on_cpu/wrapping.py",

@@ -23,16 +23,18 @@ to bfloat16, which CPUs can do. The generator of CUDA is the CPU's. Batch norm i
 do its work, making an object is refused by name. `torch._C` is not replaced.
 
 [Note: libraries] FSDP, meshes and Lightning ask whether a device is CUDA, and refuse the CPU; modes see none of it. The
-few functions that ask are replaced when their module is imported. apex, flash_attn and Transformer Engine cannot be
-installed where there is no GPU: what scripts take from them is computed by torch there.
+few functions that ask are replaced when their module is imported, and so are DeepSpeed's Adams. apex, flash_attn and
+Transformer Engine cannot be installed where there is no GPU: what scripts take from them is computed by torch there.
 
     names       the variable, and what this machine calls itself
     mode        the mode, and what it takes for CUDA                       1.
-    streams     streams, events and devices that are made up               2.
+    devices     how many devices are made up, and which is current         2.
+    streams     streams and events that are made up                        2.
     answers     what is asked, and answered by one thing always            2.
     refusing    what is refused, by its name                               2.
     cuda_table  the functions and classes of `torch.cuda`                  2.
     libraries   parts of libraries that look for a GPU themselves          3.
+    deepspeed_adam  torch's Adam, for DeepSpeed's own                      3.
     wrapping    what takes devices before modes see it                     3.
     stand_ins   libraries of kernels that a machine without a GPU lacks    3.
     flash_attention  attention, for them                                   3.

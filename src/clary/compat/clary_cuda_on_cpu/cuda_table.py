@@ -6,26 +6,16 @@ See [Note: how], 2, and [Note: classes] of the package.
 from __future__ import annotations
 
 import inspect
-import os
 import pickle
 import sys
 import types
 from typing import Any
 
 from .answers import DeviceProperties, answers_of_cuda
+from .devices import Device, DeviceOf, current_device, num_devices, set_device
 from .refusing import asks_for_a_gpu, named_refusals, refusal, refused_class, refused_function
-from .streams import (
-    Device,
-    DeviceOf,
-    Event,
-    ExternalStream,
-    Stream,
-    StreamContext,
-    current_device,
-    set_device,
-)
+from .streams import Event, ExternalStream, Stream, StreamContext
 
-_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SM_NUM_GPUS")
 _REFUSED_CLASSES = ("CUDAGraph", "graph", "MemPool", "GreenContext", "CUDAPluggableAllocator")
 _REFUSED_FUNCTIONS = (
     "make_graphed_callables",
@@ -37,12 +27,6 @@ _REFUSED_FUNCTIONS = (
     "caching_allocator_disabled",
 )
 _state = types.SimpleNamespace(is_set_up=False)
-
-
-def num_devices() -> int:
-    """Return how many GPUs are made up: one a process of this host, as far as its launcher tells, at least one."""
-    told = (os.environ.get(name, "") for name in _LOCAL_SIZES)
-    return max([1, *(int(text) for text in told if text.isdigit())])
 
 
 def replace_cuda(torch: Any) -> None:

@@ -13,11 +13,13 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
+from .deepspeed_adam import mend_adam
+from .devices import make_up_devices
 from .mode import on_cpu
 
 
 def mend_libraries() -> None:
-    """Mend what has been imported, and the rest when it is."""
+    """Mend the modules of the table: those here already at once, the rest when they are imported."""
     for name, mend in _MENDS.items():
         if name in sys.modules:
             mend(sys.modules[name])
@@ -98,11 +100,27 @@ def _mend_lightning(module: Any) -> None:
     module.CUDAAccelerator.setup_device = lambda self, device: None
 
 
+def _mend_lightning_devices(module: Any) -> None:
+    """Have Lightning find as many GPUs as a script asks for by number: it starts the other processes by itself."""
+    check = module._sanitize_gpu_ids
+
+    @functools.wraps(check)
+    def make_up(gpus: list[int], *args: Any, **kwargs: Any) -> Any:
+        make_up_devices(1 + max(gpus))
+        return check(gpus, *args, **kwargs)
+
+    module._sanitize_gpu_ids = make_up
+
+
 _MENDS: dict[str, Callable[[Any], None]] = {
     "torch.distributed.fsdp._init_utils": _mend_fsdp,
     "torch.distributed.fsdp._common_utils": _mend_device_handles,
     "torch.distributed.fsdp._flat_param": _mend_flat_parameters,
     "torch.distributed.device_mesh": _mend_device_mesh,
+    "deepspeed.ops.adam.fused_adam": mend_adam("FusedAdam"),
+    "deepspeed.ops.adam.cpu_adam": mend_adam("DeepSpeedCPUAdam"),
+    "lightning.fabric.utilities.device_parser": _mend_lightning_devices,
+    "lightning_fabric.utilities.device_parser": _mend_lightning_devices,
     "lightning.fabric.accelerators.cuda": _mend_lightning,
     "lightning.pytorch.accelerators.cuda": _mend_lightning,
     "lightning_fabric.accelerators.cuda": _mend_lightning,

@@ -1,4 +1,4 @@
-"""Streams, events and devices that are made up: everything has been computed when the call returns.
+"""Streams and events that are made up: everything has been computed when the call returns.
 
 See [Note: how], 2, of the package.
 """
@@ -6,53 +6,16 @@ See [Note: how], 2, of the package.
 from __future__ import annotations
 
 import time
-import types
 from typing import Any
 
 import torch
-
-_own = types.SimpleNamespace(device=0)  # the number of the device that is current
-
-
-def current_device() -> int:
-    """Return the number of the current device."""
-    return int(_own.device)
-
-
-def set_device(device: Any) -> None:
-    """Make a device the current one, by its number or its name."""
-    if isinstance(device, int):
-        _own.device = max(device, 0)
-    elif isinstance(device, str) and ":" in device:
-        _own.device = int(device.partition(":")[2])
-
-
-class Device:
-    """`with torch.cuda.device(1):`."""
-
-    def __init__(self, device: Any) -> None:
-        self.device = device
-
-    def __enter__(self) -> None:
-        self.before = _own.device
-        set_device(self.device)
-
-    def __exit__(self, *_: object) -> None:
-        _own.device = self.before
-
-
-class DeviceOf(Device):
-    """`with torch.cuda.device_of(tensor):`; tensors are on no GPU, so the current device stays."""
-
-    def __init__(self, _: Any) -> None:
-        super().__init__(None)
 
 
 class Event(torch.Event):
     """A moment of this process's clock; all before it has been computed."""
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
-        """Make an event of the CPU, whatever is asked for."""
+        """Make an event of the CPU."""
         return super().__new__(cls, device="cpu")
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -83,7 +46,7 @@ class Event(torch.Event):
 
 
 class Stream(torch.Stream):
-    """What is given to it has been computed when the call returns."""
+    """A queue of work that is empty: all work is done when its call returns."""
 
     cuda_stream, priority = 0, 0
 
@@ -92,7 +55,7 @@ class Stream(torch.Stream):
         return super().__new__(cls, stream_id=0, device_index=0, device_type=0)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Take whatever is asked for."""
+        """Take any arguments."""
 
     @property
     def device(self) -> Any:
