@@ -1,51 +1,16 @@
 """`clary run --cuda-on-cpu`: scripts that demand CUDA run unchanged, and are told what was done."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torch_ranks import ROOT, TRAIN_PYTHON, names
-
-HERE = Path(__file__).parent
-SCRIPTS = HERE / "cuda_scripts"
-PROGRAM = HERE / "cuda_on_cpu_program.py"
-UNIT_RUNNER = ROOT / "tests/helpers/torch_programs.py"
-CLARY = (sys.executable, "-m", "clary.cli.main", "run")
-NOTICE = "clary: CLARY_CUDA_ON_CPU=1: this process computes on the CPU"
-LIMIT_S = 150  # a process that imports torch takes seconds, and half a minute on a machine that is busy
+from cuda_on_cpu_running import CLARY, LIMIT_S, NOTICE, PROGRAM, SCRIPTS, UNIT_RUNNER, environment, run, torchrun
+from torch_ranks import TRAIN_PYTHON, names
 
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
-
-
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLARY_", "SM_"))}
-    return {**kept, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **more}
-
-
-def run(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*CLARY, *map(str, arguments)],
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-
-
-def torchrun(script: str, num_ranks: int) -> tuple[object, ...]:
-    return (
-        TRAIN_PYTHON,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={num_ranks}",
-        SCRIPTS / script,
-    )
 
 
 def test_a_script_for_one_gpu_runs_unchanged(tmp_path: Path) -> None:

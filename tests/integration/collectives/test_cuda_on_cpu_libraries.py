@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_cuda_on_cpu import LIMIT_S, NOTICE, SCRIPTS, run
+from cuda_on_cpu_running import LIMIT_S, NOTICE, SCRIPTS, run
 
 from needs import python_of
 
