@@ -63,7 +63,7 @@ def run_make(options: argparse.Namespace) -> int:
 
 
 def run_restore(options: argparse.Namespace) -> int:
-    """Put a backup in the place of the database."""
+    """Put a backup in the place of the database. Raises: ClaryError (fault USER)."""
     settings = _settings()
     folder = StateFolder(settings.home_folder)
     if find_running(settings) is not None:

@@ -44,7 +44,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the sets, or the findings of a verification; return 0 only if every verified file is as it was stored."""
+    """Print the sets, or the findings of a verification; return 0 only if every verified file is as it was stored.
+
+    Raises: ClaryError (fault USER).
+    """
     words = options.words
     if len(words) == 2 and words[0] == VERIFY:
         return _verify(connect(), words[1], options)

@@ -90,7 +90,7 @@ def run_use(options: argparse.Namespace) -> int:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Keep address and keys of a service."""
+    """Keep address and keys of a service. Raises: ClaryError (fault USER)."""
     settings = load_settings()
     if options.name == LOCAL or not options.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise ClaryError(

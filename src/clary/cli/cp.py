@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Copy the files and print their names and sizes."""
+    """Copy the files and print their names and sizes. Raises: ClaryError (fault USER)."""
     job, thing = _source(options.source)
     if options.extract and thing not in (MODEL, OUTPUT, CODE):
         raise ClaryError(f"--extract belongs to archives: {MODEL}, {OUTPUT}, {CODE}", fault=Fault.USER)

@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print shell lines."""
+    """Print shell lines. Raises: ClaryError (fault USER)."""
     settings = load_settings()
     folder = StateFolder(settings.home_folder)
     tls_names = tuple(tls_variables(folder.tls, proxy_url="", environ=os.environ))

@@ -58,7 +58,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print lines in the order of their times; with --follow, until no line that is wanted can come any more."""
+    """Print lines in the order of their times; with --follow, until no line that is wanted can come any more.
+
+    Raises: ClaryError (fault USER).
+    """
     if options.since is not None and options.until is not None and options.since >= options.until:
         raise ClaryError("--since must be a time before --until", fault=Fault.USER)
     connection = connect()

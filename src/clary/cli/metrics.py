@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the table. Raises: ClaryError (fault USER)."""
     connection = connect()
     if options.token:
         print(connection.secrets.metrics_token)

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the verdicts, write the report."""
+    """Print the verdicts, write the report. Raises: ClaryError (fault USER)."""
     query = {"format": "json", **({"html": "1"} if options.output is not None else {})}
     page = connect().job_page(options.job, "profiler-report", query)
     report = page.pop("html", "")

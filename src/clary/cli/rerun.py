@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Create the job and say how it is called."""
+    """Create the job and say how it is called. Raises: ClaryError (fault USER)."""
     connection = connect()
     request = connection.job_page(options.job, "request")["request"]
     name = options.name or next_name(options.job, datetime.now(UTC))

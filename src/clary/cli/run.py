@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the program; its exit code is ours."""
+    """Run the program; its exit code is ours. Raises: ClaryError (fault USER)."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         raise ClaryError("say what to run: clary run --cuda-on-cpu python train.py", fault=Fault.USER)

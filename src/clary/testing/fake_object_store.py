@@ -37,14 +37,14 @@ class FakeObjectStore:
         return self._info(bucket, key) if (bucket, key) in self.objects else None
 
     def get_bytes(self, bucket: str, key: str, *, max_bytes: int) -> bytes:
-        """Return an object's content."""
+        """Return an object's content. Raises: ObjectStoreError (fault USER)."""
         data = self._content(bucket, key)
         if len(data) > max_bytes:
             raise ObjectStoreError(f"s3://{bucket}/{key} has more than {max_bytes} bytes", fault=Fault.USER)
         return data
 
     def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None, etag: str = "") -> int:
-        """Write an object to a file."""
+        """Write an object to a file. Raises: ObjectStoreError (fault USER)."""
         data = self._content(bucket, key, etag=etag)
         if size_bytes not in (None, len(data)):
             raise ObjectStoreError(f"s3://{bucket}/{key} changed", fault=Fault.USER)

@@ -104,7 +104,10 @@ class Gang:
         return ProcessId(record["pid"], record["started"])
 
     def init(self, host: str) -> ProcessId:
-        """Return the first process of a host: with it, the kernel ends every other one of the host."""
+        """Return the first process of a host: with it, the kernel ends every other one of the host.
+
+        Raises: AssertionError.
+        """
         first = first_process(self.agent(host))
         if first is None:
             raise AssertionError(f"{host} of {self.name} has no pid namespace")

@@ -300,7 +300,7 @@ def filter_calls(instructions: bytes) -> None:
 
 
 def join_new_session_keyring() -> None:
-    """Leave the session's keyring, and every key that hangs on it, for an empty one."""
+    """Leave the session's keyring, and every key that hangs on it, for an empty one. Raises: OSError."""
     number = _KEYCTL_NUMBERS.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, "keyctl: its number on this architecture is not known")

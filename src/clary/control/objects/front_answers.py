@@ -88,7 +88,7 @@ async def relay(
 
 
 async def filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, permit: Permit) -> web.Response:
-    """Pass a listing on without the keys that the caller may not see."""
+    """Pass a listing on without the keys that the caller may not see. Raises: WireError(InternalError)."""
     content = b""
     async for piece in answer.content.iter_any():
         content += piece

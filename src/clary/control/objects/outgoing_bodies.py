@@ -104,7 +104,10 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 
 
 async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit) -> Outgoing:
-    """Hold a DeleteObjects body, which is small, and check its keys before the store sees it."""
+    """Hold a DeleteObjects body, which is small, and check its keys before the store sees it.
+
+    Raises: WireError(NotImplemented), WireError(MalformedXML).
+    """
     if outgoing.payload_hash == sigv4.STREAMING_UNSIGNED_TRAILER:
         raise WireError(
             "NotImplemented",

@@ -181,6 +181,7 @@ def draw_faults(
 
     Args:
         kinds: what can be had; those that are `NEVER_DRAWN` are left out.
+    Raises: ContractError (fault USER).
     """
     # Text seeds are hashed the same way everywhere; the hosts and kinds that there are belong to what is drawn.
     chance = random.Random(f"rehearsal:{seed}:{','.join(host_names)}")

@@ -44,7 +44,7 @@ class SeriesDamaged(StoreError):
 
 
 def pack(table: SeriesTable) -> bytes:
-    """Return a table as bytes."""
+    """Return a table as bytes. Raises: ValueError."""
     if table.num_rows > MAX_BLOCK_ROWS:
         raise ValueError(f"a block has at most {MAX_BLOCK_ROWS} rows, got {table.num_rows}")
     names = "\n".join(table.columns).encode("ascii")

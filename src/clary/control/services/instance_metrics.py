@@ -54,6 +54,8 @@ async def statistics_of(
     """Return start of a period, in seconds since 1970 -> statistics of an instance metric.
 
     Least and greatest of several GPUs are the sums of each one's: what all did at one moment is not kept for ever.
+
+    Raises: WireError(InvalidParameterCombination).
     """
     try:
         query = SeriesQuery(

@@ -45,7 +45,10 @@ async def describe_log_groups(call: Call) -> Mapping[str, Any]:
 
 
 async def put_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Set the number of days that events are kept, in place of the setting's."""
+    """Set the number of days that events are kept, in place of the setting's.
+
+    Raises: WireError(InvalidParameterException).
+    """
     _check_group(call)
     days = call.params["retentionInDays"]
     if days not in RETENTION_DAYS:
@@ -63,7 +66,10 @@ async def delete_retention_policy(call: Call) -> Mapping[str, Any]:
 
 
 async def describe_log_streams(call: Call) -> Mapping[str, Any]:
-    """List streams of the log group; a token comes back only when more streams really remain."""
+    """List streams of the log group; a token comes back only when more streams really remain.
+
+    Raises: WireError(InvalidParameterException).
+    """
     _check_group(call)
     params = call.params
     by_event = params.get("orderBy") == "LastEventTime"
@@ -125,7 +131,7 @@ async def get_log_events(call: Call) -> Mapping[str, Any]:
 
 
 async def filter_log_events(call: Call) -> Mapping[str, Any]:
-    """Read several streams interleaved by time."""
+    """Read several streams interleaved by time. Raises: WireError(InvalidParameterException)."""
     _check_group(call)
     params = call.params
     if params.get("logStreamNames") and params.get("logStreamNamePrefix"):

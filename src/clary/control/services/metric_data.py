@@ -20,7 +20,7 @@ ASCENDING = "TimestampAscending"
 
 
 async def get_metric_data(call: Call) -> Mapping[str, Any]:
-    """Answer each query with its timestamps and values."""
+    """Answer each query with its timestamps and values. Raises: WireError(ValidationError)."""
     params = call.params
     queries = params["MetricDataQueries"]
     if len(queries) > MAX_QUERIES:

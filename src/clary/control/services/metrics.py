@@ -27,7 +27,10 @@ _UNITS = {**host_metrics.UNITS, **dict.fromkeys(instance_metrics.SERIES, instanc
 
 
 async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
-    """Aggregate a job's metric into periods."""
+    """Aggregate a job's metric into periods.
+
+    Raises: WireError(InvalidParameterValue), WireError(InvalidParameterCombination).
+    """
     params = call.params
     period_s = params["Period"]
     if period_s < 1:

@@ -30,7 +30,7 @@ def check_tags(tags: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 async def add_tags(call: Call) -> Mapping[str, Any]:
-    """Add or replace tags."""
+    """Add or replace tags. Raises: WireError(ResourceLimitExceeded)."""
     arn = await _existing(call)
     new = check_tags(call.params["Tags"])
     wanted = {**await call.services.store.get_tags(arn), **new}
@@ -41,7 +41,7 @@ async def add_tags(call: Call) -> Mapping[str, Any]:
 
 
 async def list_tags(call: Call) -> Mapping[str, Any]:
-    """List tags in the order of their keys, page by page."""
+    """List tags in the order of their keys, page by page. Raises: WireError(ValidationException)."""
     tags = _as_list(await call.services.store.get_tags(await _existing(call)))
     limit = call.params.get("MaxResults") or PAGE_SIZE
     token = call.params.get("NextToken") or "0"

@@ -67,7 +67,10 @@ class ReplayJournal:
             self._give_up(error)
 
     def note(self, second: int, kept: bytes, *, now: datetime) -> None:
-        """Keep a signature; once the disk takes no more, the next start trusts nothing that is signed before it."""
+        """Keep a signature; once the disk takes no more, the next start trusts nothing that is signed before it.
+
+        Raises: OSError.
+        """
         if self._descriptor is None:
             return
         try:

@@ -68,7 +68,7 @@ def integer(least: int) -> Reader:
 
 
 def switch(name: str, value: Any) -> bool:
-    """Read true and false, as words of JSON or as 0 and 1."""
+    """Read true and false, as words of JSON or as 0 and 1. Raises: ValueError."""
     if not isinstance(value, bool | int) or value not in (0, 1):
         raise ValueError(f"{name} is {value!r}; expected true or false")
     return bool(value)
@@ -97,7 +97,7 @@ def number(least: float, most: float) -> Reader:
 
 
 def text(name: str, value: Any) -> str:
-    """Read text."""
+    """Read text. Raises: ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}; expected text")
     return value

@@ -51,7 +51,7 @@ class StatefulModel(PlacedModel):
         self._stored_states: list[tuple[State, bool, bool]] = []
 
     def local_state_dict(self, *_args: Any, **_kwargs: Any) -> State:
-        """Return the part of the state that lies on this rank, marked as partial."""
+        """Return the part of the state that lies on this rank, marked as partial. Raises: RuntimeError."""
         if not self.partitioned:
             raise RuntimeError("local_state_dict: modules have no ranks yet; the first step places them")
         if self.sharded is not None:

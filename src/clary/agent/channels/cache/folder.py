@@ -120,7 +120,7 @@ class CacheFolder:
         return None
 
     def publish(self, path: Path, name: str) -> None:
-        """Make a whole file of a tree an object; if there is one, the file becomes that one."""
+        """Make a whole file of a tree an object; if there is one, the file becomes that one. Raises: OSError."""
         size_bytes = path.lstat().st_size
         time_ns = stamped_ns(time.time_ns(), name=name, size_bytes=size_bytes)
         os.utime(path, ns=(time_ns, time_ns))

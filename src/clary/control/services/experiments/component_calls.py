@@ -79,7 +79,10 @@ async def delete_trial_component(call: Call) -> Mapping[str, Any]:
 
 
 async def list_trial_components(call: Call) -> Mapping[str, Any]:
-    """List summaries of components: all, those of an experiment, of a trial, or of a job."""
+    """List summaries of components: all, those of an experiment, of a trial, or of a job.
+
+    Raises: WireError(ValidationException).
+    """
     filters = {name: call.params.get(name) for name in ("ExperimentName", "TrialName", "SourceArn")}
     given = [name for name, value in filters.items() if value is not None]
     if len(given) > 1:

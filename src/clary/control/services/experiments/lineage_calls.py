@@ -33,7 +33,7 @@ _ORDERS = {
 
 
 async def create_artifact(call: Call) -> Mapping[str, Any]:
-    """Store a new artifact."""
+    """Store a new artifact. Raises: WireError(ValidationException)."""
     params = call.params
     source = params["Source"]
     members = ("ArtifactName", "ArtifactType", "Properties", "MetadataProperties", "Source")
@@ -79,7 +79,7 @@ async def update_artifact(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_artifact(call: Call) -> Mapping[str, Any]:
-    """Delete an artifact with its associations; its object in S3 stays."""
+    """Delete an artifact with its associations; its object in S3 stays. Raises: WireError(ValidationException)."""
     arn, source = call.params.get("ArtifactArn"), call.params.get("Source")
     if (arn is None) == (source is None):
         raise WireError("ValidationException", "Give either ArtifactArn or Source.")
@@ -98,7 +98,7 @@ async def list_artifacts(call: Call) -> Mapping[str, Any]:
 
 
 async def add_association(call: Call) -> Mapping[str, Any]:
-    """Say that one thing came of another, or went into it."""
+    """Say that one thing came of another, or went into it. Raises: WireError(ValidationException)."""
     params = call.params
     source, destination = await _end(call, params["SourceArn"]), await _end(call, params["DestinationArn"])
     if source.arn == destination.arn:
@@ -121,7 +121,7 @@ async def add_association(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_association(call: Call) -> Mapping[str, Any]:
-    """Take an association back."""
+    """Take an association back. Raises: WireError(ResourceNotFound)."""
     source, destination = call.params["SourceArn"], call.params["DestinationArn"]
     if not await call.services.store.experiments.lineage.remove(source, destination):
         raise WireError("ResourceNotFound", f"Association between {source} and {destination} does not exist.")

@@ -51,7 +51,10 @@ async def delete_trial(call: Call) -> Mapping[str, Any]:
 
 
 async def list_trials(call: Call) -> Mapping[str, Any]:
-    """List summaries of all trials, of an experiment's trials, or of the trials that hold a component."""
+    """List summaries of all trials, of an experiment's trials, or of the trials that hold a component.
+
+    Raises: WireError(ValidationException).
+    """
     experiment, component = call.params.get("ExperimentName"), call.params.get("TrialComponentName")
     if experiment is not None and component is not None:
         raise WireError("ValidationException", "Give ExperimentName or TrialComponentName, not both.")

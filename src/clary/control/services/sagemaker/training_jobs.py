@@ -40,7 +40,10 @@ RELEASE_WAIT_S = 20.0  # for the hosts of a job that has just ended, before it i
 
 
 async def create_training_job(call: Call) -> Mapping[str, Any]:
-    """Check a request as a whole and store the job; nothing has started when it returns."""
+    """Check a request as a whole and store the job; nothing has started when it returns.
+
+    Raises: WireError(ResourceInUse).
+    """
     request: Mapping[str, Any] = {name: value for name, value in call.params.items() if name != "Tags"}
     tags = check_tags(call.params.get("Tags") or ())
     site = _site(call.services.settings)
@@ -147,7 +150,7 @@ async def stop_training_job(call: Call) -> Mapping[str, Any]:
 
 
 async def update_training_job(call: Call) -> Mapping[str, Any]:
-    """Change the members of a job that may change while it runs."""
+    """Change the members of a job that may change while it runs. Raises: WireError(ValidationException)."""
     job = await find_job(call)
     resources = call.params.get("ResourceConfig")
     if resources is not None and set(resources) - {"KeepAlivePeriodInSeconds"}:
@@ -197,7 +200,10 @@ def _updated_request(job: TrainingJob, wanted: Mapping[str, Any]) -> Mapping[str
 
 
 async def delete_training_job(call: Call) -> Mapping[str, Any]:
-    """Forget a job that is over, with its logs, dumps, rehearsals and tags; its results in S3 stay."""
+    """Forget a job that is over, with its logs, dumps, rehearsals and tags; its results in S3 stay.
+
+    Raises: WireError(ValidationException).
+    """
     job = await _released_job(call)
     async with call.services.hub.deletion:
         if (await find_job(call)).created_at != job.created_at:

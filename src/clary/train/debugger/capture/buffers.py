@@ -69,7 +69,7 @@ class Pieces:
 
 
 def as_bytes(memory: torch.Tensor) -> memoryview:
-    """Return the bytes of flat host memory, without a copy; `memory` must live as long."""
+    """Return the bytes of flat host memory, without a copy; `memory` must live as long. Raises: RuntimeError."""
     if not memory.numel():
         return memoryview(b"")
     if memory.device.type != "cpu" or not memory.data_ptr():

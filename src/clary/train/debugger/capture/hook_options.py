@@ -64,7 +64,7 @@ class HookOptions:
         return self.collection_manager.collections
 
     def add_collection(self, collection: Collection) -> None:
-        """Add a collection, or put it in the place of the one of its name, and save it."""
+        """Add a collection, or put it in the place of the one of its name, and save it. Raises: ConfigurationError."""
         if not isinstance(collection, Collection):
             raise ConfigurationError(f"add_collection was given a {type(collection).__name__}; expected a Collection")
         self.collection_manager.add(collection)

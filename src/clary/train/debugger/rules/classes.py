@@ -154,7 +154,7 @@ class Confusion(BuiltInRule):
         self.max_off_diag = as_number("max_off_diag", max_off_diag)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Look at a global step; return a finding or None. Raises: ConfigurationError."""
         import numpy as np
 
         given = self._values(step, self.labels_collection, self.labels)

@@ -176,7 +176,10 @@ class Recording:
         )
 
     def take_constants(self, args: Any, written: list[torch.Tensor]) -> None:
-        """Keep the tensors that an operation reads and no recorded one made, before the operation can change them."""
+        """Keep the tensors that an operation reads and no recorded one made, before the operation can change them.
+
+        Raises: DelayedInitializationError.
+        """
         changed = {self._id(tensor) for tensor in written}
         for tensor in tensors_of(args):
             storage = self._id(tensor)

@@ -166,6 +166,8 @@ def decode(head: bytes, read: Callable[[Any], None], borrow: Callable[[bytes], t
     """Make a message from its head; `read` fills a writable buffer with the bytes that follow.
 
     Tensors are in host memory, but for those that were lent: `borrow` returns them.
+
+    Raises: OSError.
     """
     subject, call, body, kinds = pickle.loads(head)  # noqa: S301 - from a peer that has proved itself
     tensors = []

@@ -59,7 +59,7 @@ class Reductions:
 
 @contextlib.contextmanager
 def told(flat: Flat, what: str) -> Iterator[None]:
-    """Say of which buffer a collective failed."""
+    """Say of which buffer a collective failed. Raises: RuntimeError."""
     try:
         yield
     except RuntimeError as error:

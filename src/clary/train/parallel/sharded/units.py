@@ -37,7 +37,10 @@ class Units:
 
 
 def register_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Say that the forward pass of `module` uses a parameter which another module owns. Call it before sharding."""
+    """Say that the forward pass of `module` uses a parameter which another module owns. Call it before sharding.
+
+    Raises: TypeError.
+    """
     if not isinstance(parameter, nn.Parameter):
         raise TypeError(f"register_parameter of {type(module).__name__} got a {type(parameter).__name__}, no Parameter")
     registered = module.__dict__.setdefault(_REGISTERED, [])

@@ -71,7 +71,7 @@ class S3FileSystem:
 
     @contextlib.contextmanager
     def create_stream(self, path: str, mode: str) -> Iterator[Any]:
-        """Open a file to write, `wb`, or to read, `rb`."""
+        """Open a file to write, `wb`, or to read, `rb`. Raises: ValueError."""
         bucket, key = parse_s3_uri(path)
         if mode == "rb":
             yield io.BufferedReader(_Object(self._client, path), _READ_BYTES)
