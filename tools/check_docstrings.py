@@ -4,8 +4,8 @@ A public function with three or more parameters says each in `Args:`, or has so 
 name them all. A parameter that is a tensor has a shape: `[B, S, D]`, or a suffix such as `query_BHSD` that the head of
 its file explains. A function with a `raise` of its own has `Raises:`.
 
-Run: `python tools/check_docstrings.py PATH...` lists what is missing. Without a path it counts in `src`: there may be as
-many as ALLOWED says, which is lowered when some are mended, and never raised.
+Run: `python tools/check_docstrings.py PATH...` lists what is missing. Without a path it counts in `src`: there may be
+as many as ALLOWED says, which is lowered when some are mended, and never raised.
 """
 
 from __future__ import annotations
