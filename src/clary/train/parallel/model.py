@@ -18,15 +18,13 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from clary.train.collective.bootstrap.hosts import host_name
 from clary.train.collective.settings import CollectiveSettings
@@ -37,7 +35,7 @@ from clary.train.parallel.memory.checkpointing import use_offloader, use_placeme
 from clary.train.parallel.memory.delayed import materialize
 from clary.train.parallel.memory.offloading import Offloader
 from clary.train.parallel.mesh import Along
-from clary.train.parallel.misuse import NO_BACKWARD, OptimizerWatch, Passes, check_tensor_degree
+from clary.train.parallel.misuse import OptimizerWatch, Passes, check_tensor_degree
 from clary.train.parallel.partition.decision import decide
 from clary.train.parallel.partition.placement import (
     checkpointing_placement,
@@ -48,31 +46,24 @@ from clary.train.parallel.partition.placement import (
     release_others,
 )
 from clary.train.parallel.pipeline.connection import open_server
-from clary.train.parallel.pipeline.messages import Message, Subject
+from clary.train.parallel.pipeline.messages import Message, Subject, map_leaves
 from clary.train.parallel.pipeline.remote import Host
 from clary.train.parallel.pipeline.server import Server
-from clary.train.parallel.precision import cast_floats
-from clary.train.parallel.reduce.buckets import Replicated
-from clary.train.parallel.reduce.hooks import CommunicationHook, Hook
-from clary.train.parallel.reduce.joining import joining
-from clary.train.parallel.reduce.ordered import OrderedSums, backward_of
-from clary.train.parallel.reduce.reducer import GradientReducer
+from clary.train.parallel.reduce.ordered import backward_of
+from clary.train.parallel.reducing_model import ReducingModel, seeded_backward
 from clary.train.parallel.sharded.build import shard_model
 from clary.train.parallel.sharded.deepspeed_names import name_parts
 from clary.train.parallel.sharded.groups import make_sharding_groups
 from clary.train.parallel.sharded.model import ShardedModel
 from clary.train.parallel.sharded.settings import settings_of
-from clary.train.parallel.stateful_model import StatefulModel
 from clary.train.parallel.step import Microbatch, microbatch
 from clary.train.parallel.tensor.replacement import replace_modules
 
 OFFLOAD_VARIABLE = "CLARY_PARALLEL_OFFLOAD_FOLDER"  # on a disk; activations stay in host memory without it
 _MEBIBYTE = 1 << 20
-# The backward pass that runs was begun by `backward`, which has divided already.
-_is_seeded: ContextVar[bool] = ContextVar("clary_is_seeded", default=False)
 
 
-class DistributedModel(StatefulModel):
+class DistributedModel(ReducingModel):
     """Wraps the one model of a program.
 
     Args:
@@ -111,7 +102,14 @@ class DistributedModel(StatefulModel):
         if backward_passes_per_step < 1:
             raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
         replaced = replace_modules(module)
-        super().__init__(replaced.root, now)
+        super().__init__(
+            replaced.root,
+            now,
+            averages=average_grads_across_microbatches,
+            passes_per_step=backward_passes_per_step,
+            bucket_bytes=int(bucket_cap_mb * _MEBIBYTE),
+            overlaps=overlapping_allreduce,
+        )
         # Weak: where the root was replaced, the script may be all that holds the old one.
         self.originals = (weakref.ref(module), weakref.ref(replaced.root))
         self.translations = replaced.translations  # of states: to what the replaced modules had, and back
@@ -126,30 +124,13 @@ class DistributedModel(StatefulModel):
         self._num_parts = configuration.partitions
         # Of parameters; None leaves them as they are.
         self.dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
-        self._is_sharded = configuration.sharded_data_parallel_degree > 1
         if self.dtype is not None and not self._is_sharded:
             self.inner.to(self.dtype)
         self._measures_times = trace_execution_times
         self._traces_on_device = trace_device == "gpu"
-        self._averages = average_grads_across_microbatches
-        self._passes_per_step = backward_passes_per_step
-        self._bucket_bytes = int(bucket_cap_mb * _MEBIBYTE)
-        self._overlaps = overlapping_allreduce
-        self._num_passes = 0  # since the last reduction
-        self._has_gradients = False  # of this step; set as they come
-        self._is_dirty = False  # gradients have come since the last reduction
-        self._is_in_step = False
-        # Of the step that runs, and of all since the optimizer's last: whether the model was called for training, and
-        # whether a backward pass has begun. One without the other is a mistake that nobody would see.
-        self._goes = Passes()
-        self._has_gone = Passes()
         self._stored_owners: dict[str, int] = {}  # of an earlier program
         self._server: Server | None = None
         self._host: Host | None = None
-        self._reducer: GradientReducer | None = None
-        self._ordered: OrderedSums | None = None
-        self._hook_handles: list[Any] = []  # on parameters
-        self._communication_hook: CommunicationHook | None = None
         self._offloader: Offloader | None = None
         self.step_hooks = Hooks()
         self._optimizer_watch = OptimizerWatch(self)
@@ -172,8 +153,8 @@ class DistributedModel(StatefulModel):
             self._goes.forward = True
         if self.dtype is None:
             return self.inner(*args, **kwargs)
-        args, kwargs = cast_floats((args, kwargs), self.dtype)
-        return cast_floats(self.inner(*args, **kwargs), torch.float32)
+        args, kwargs = _cast_floats((args, kwargs), self.dtype)
+        return _cast_floats(self.inner(*args, **kwargs), torch.float32)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
         """Compute gradients, as `torch.autograd.backward` does, on all ranks that hold a part of the model.
@@ -199,12 +180,8 @@ class DistributedModel(StatefulModel):
             self._server.enter_backward()
         if self._offloader is not None and one is not None:
             self._offloader.expect(one.number)
-        token = _is_seeded.set(True)
-        try:
-            with torch.autograd.set_multithreading_enabled(False):  # on this thread: it may wait for other ranks
-                torch.autograd.backward(outputs, seeds)
-        finally:
-            _is_seeded.reset(token)
+        with seeded_backward(), torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.backward(outputs, seeds)  # on this thread: it may wait for other ranks
 
     def get_module(self) -> torch.nn.Module:
         """Return the model that was wrapped."""
@@ -220,58 +197,6 @@ class DistributedModel(StatefulModel):
     def register_post_step_hook(self, hook: Callable[..., Any]) -> Handle:
         """Call `hook(model, optimizer)` once, after the next step: transformers loads its optimizer's state so."""
         return self.step_hooks.add(hook)
-
-    def register_comm_hook(self, state: Any, hook: Hook) -> None:
-        """Have `hook(state, bucket)` average the gradients of replicas, as a hook of torch's DDP does.
-
-        Args:
-            hook: takes a bucket (`buffer()`, `gradients()`, `parameters()`, `index()`, `is_last()`), whose gradients
-                are not divided; returns a future of the means. Called in the order of buckets, on all replicas alike.
-
-        Raises: RuntimeError if there is a hook; ValueError where the optimizer reduces gradients to shards.
-        """
-        self._check_means("register_comm_hook")
-        if self._communication_hook is not None:
-            raise RuntimeError("register_comm_hook: there is a hook already; a model has one")
-        self._communication_hook = CommunicationHook(state, hook)
-        if self._reducer is not None:
-            self._reducer.set_hook(self._communication_hook)
-
-    _register_comm_hook = register_comm_hook  # its name in SMP 1.2
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> contextlib.AbstractContextManager[None]:
-        """Train with different numbers of batches on each replica: ended replicas count as zero.
-
-        At the end all take the parameters of a replica that had the most; states of optimizers stay apart.
-
-        Args:
-            divide_by_initial_world_size: gradients are means over all replicas; over those that have not ended if not.
-            enable: whether replicas differ; without it nothing is done here.
-            throw_on_early_termination: raise on all replicas once one has ended.
-
-        Raises: ValueError where ranks cannot end apart: with a pipeline or slices, with shards, with half precision.
-        """
-        if not enable:
-            return contextlib.nullcontext()
-        self._check_means("join")
-        configuration = self._runtime.configuration
-        if self._runtime.mesh.degree(Along.MP) > 1 or configuration.fp16 or configuration.bf16:
-            raise ValueError(
-                "join: replicas of a pipeline, of slices or of half precision step together, none can end before the "
-                "others: give every replica the same number of batches (drop_last, or a sampler)"
-            )
-        assert self._reducer is not None
-        return joining(
-            self._reducer,
-            divides_by_active=not divide_by_initial_world_size,
-            throws=throw_on_early_termination,
-            take_from=self._make_replicas_equal,
-        )
 
     def close(self) -> None:
         """End streams and offloading, let go of the parameters; the model is called no more.
@@ -314,7 +239,6 @@ class DistributedModel(StatefulModel):
             if self._traces_on_device and not any(one.is_meta for one in self.inner.parameters()):
                 self.inner.to(self._runtime.device)
             self._place(self._stored_owners or self._decide(lambda: body(0, is_traced=True)))
-        self._has_gradients, self._goes, self._is_in_step = False, Passes(), True
         with self._gradients_followed():
             if self._server is None:
                 results = [self._run_body(body, number, total) for number in range(total)]
@@ -325,77 +249,8 @@ class DistributedModel(StatefulModel):
                 self._host.forget()
                 results = [result for result, _ in told]
                 self._goes = told[-1][1]
-        self._has_gone.add(self._goes)
-        if self._has_gradients:
-            self._is_dirty = True
-            self._num_passes += 1
-            if self._num_passes == self._passes_per_step:
-                self.reduce_gradients()
         self.step_hooks.call_once(self, self._runtime.optimizer)
         return results
-
-    def reduce_gradients(self) -> None:
-        """Average the gradients that have come since it was called last, over replicas. All ranks call it."""
-        self._num_passes, self._has_gradients, self._is_dirty = 0, False, False
-        if self.sharded is not None or self._runtime.configuration.shard_optimizer_state:
-            return  # the optimizer reduces to those who step
-        assert self._reducer is not None
-        self._reducer.reduce()
-
-    def settle_gradients(self) -> bool:
-        """Average the remaining gradients, and take part in other replicas' averages. All ranks call it.
-
-        Returns: whether any replica had gradients, as far as this rank knows.
-        """
-        if self.has_unreduced_gradients:
-            self.reduce_gradients()
-            return True
-        if self._reducer is None or self._runtime.configuration.shard_optimizer_state:
-            return False
-        return self._reducer.settle()
-
-    def check_backward(self, *, have_gradients: bool) -> None:
-        """See that gradients have come where the model was called for training.
-
-        Args:
-            have_gradients: whether any replica has some: one alone may leave out a backward pass.
-
-        Raises: ParallelError if not.
-        """
-        if self._has_gone.forward and not self._has_gone.backward and not have_gradients:
-            raise ParallelError(NO_BACKWARD)
-
-    @property
-    def is_joined(self) -> bool:
-        """Whether replicas may end apart now, see `join`."""
-        return self._reducer is not None and self._reducer.is_joined
-
-    def count_step(self) -> None:
-        """Take note that the optimizer has stepped."""
-        self._has_gone = Passes()
-        if self._reducer is not None:
-            self._reducer.count_step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, those of shards and masters too."""
-        self._num_passes, self._has_gradients, self._is_dirty = 0, False, False
-        super().zero_grad(set_to_none)
-        if self.sharded is not None:
-            self.sharded.clear_gradients()
-        if self._reducer is not None:
-            self._reducer.forget()
-        stepper = getattr(self._runtime.optimizer, "stepper", None)
-        if stepper is not None:
-            stepper.zero_grad(set_to_none)
-
-    def group_of(self, parameter: torch.nn.Parameter) -> dist.ProcessGroup:
-        """Return the ranks that hold a parameter of this rank alike."""
-        return self._groups_of[id(parameter)]
-
-    @property
-    def has_unreduced_gradients(self) -> bool:
-        """Whether gradients have come that nobody has averaged: outside of steps, or in an open accumulation."""
-        return self._is_dirty and microbatch() is None
 
     # How it is placed.
 
@@ -427,32 +282,7 @@ class DistributedModel(StatefulModel):
             _move_own(module, now.device)
         if self._is_sharded:
             self.sharded = self._shard()
-            for parameter in self.local_parameters():
-                if parameter.requires_grad:
-                    self._hook_handles.append(parameter.register_hook(self._on_gradient))
-            self.load_stored_states()
-            self.partition_hooks.call_once(self, now.optimizer)
-            return
-        replicated = [
-            Replicated(name, parameter, now.groups.process_group(along))
-            for name, parameter, along in self._parameters_and_axes()
-        ]
-        self._groups_of = {id(one.parameter): one.group for one in replicated}
-        self._replicated = replicated
-        self._make_replicas_equal(0)
-        trained = [one for one in replicated if one.parameter.requires_grad]
-        configuration = now.configuration
-        if configuration.deterministic_server and self._num_parts > 1:
-            self._ordered = OrderedSums(one.parameter for one in trained)
-        self._reducer = GradientReducer(
-            trained,
-            bucket_bytes=self._bucket_bytes,
-            # Ordered sums are there at the end of a step alone; where state is spread the optimizer reduces.
-            overlaps=self._overlaps and self._ordered is None and not configuration.shard_optimizer_state,
-        )
-        if self._communication_hook is not None:
-            self._reducer.set_hook(self._communication_hook)
-        self._hook_handles += [one.parameter.register_hook(self._on_gradient) for one in trained]
+        self._follow_gradients()
         self.load_stored_states()
         self.partition_hooks.call_once(self, now.optimizer)
 
@@ -490,57 +320,9 @@ class DistributedModel(StatefulModel):
         with self._lane(call.microbatch), backward_of((call.microbatch, call.caller, call.number)):
             return self._host.serve(message)
 
-    @contextlib.contextmanager
-    def _gradients_followed(self) -> Iterator[None]:
-        """Send buckets as they are complete, or add gradients up in order, while a step runs in here."""
-        reducer, has_failed = self._reducer, True
-        if reducer is not None and self._num_passes == self._passes_per_step - 1:
-            reducer.allow_sending()
-        try:
-            with self._ordered.step() if self._ordered is not None else contextlib.nullcontext():
-                yield
-            has_failed = False
-        finally:
-            self._is_in_step = False
-            if reducer is not None:
-                reducer.forbid_sending(has_failed=has_failed)
-
-    def _check_means(self, name: str) -> None:
-        """Check that replicas average gradients, for calls that change how."""
-        if self._is_sharded or self._runtime.configuration.shard_optimizer_state:
-            raise ValueError(
-                f"{name}: with sharded data parallelism or shard_optimizer_state gradients are reduced to those who "
-                "step, and not averaged; leave it out"
-            )
-
     def _lane(self, number: int) -> contextlib.AbstractContextManager[None]:
         """Bring tensors that are offloaded in this block back for this microbatch's backward pass."""
         return contextlib.nullcontext() if self._offloader is None else self._offloader.lane(number)
-
-    def _make_replicas_equal(self, source: int) -> None:
-        """Give all replicas the values of one, by its rank in each group."""
-        groups = self._runtime.groups
-        with torch.no_grad():
-            for one in self._replicated:
-                dist.broadcast(one.parameter.data, dist.get_global_rank(one.group, source), group=one.group)
-            for buffer in self.local_buffers():
-                dist.broadcast(buffer, groups.global_rank(Along.RDP, source), group=groups.process_group(Along.RDP))
-
-    def _on_gradient(self, grad: torch.Tensor) -> torch.Tensor | None:
-        self._has_gradients = self._goes.backward = True
-        one = microbatch()
-        if _is_seeded.get():
-            return None
-        if one is None:
-            if not self._is_in_step:
-                self._is_dirty = self._has_gone.backward = True
-            return None
-        if self._server is not None or self._runtime.configuration.fp16:
-            raise ParallelError(
-                "loss.backward() inside a step, where gradients are scaled or lie on several ranks: call "
-                "model.backward(loss)"
-            )
-        return grad / one.total if self._averages else None
 
     def _seed_scale(self, one: Microbatch | None) -> float:
         scale = 1 / one.total if one is not None and self._averages else 1.0
@@ -554,6 +336,15 @@ class DistributedModel(StatefulModel):
                 raise ValueError(f"backward from a tensor of shape {tuple(output.shape)} needs grad_tensors")
             return torch.full_like(output, scale)
         return grad * scale if scale != 1.0 else grad
+
+
+def _cast_floats(value: Any, dtype: torch.dtype) -> Any:
+    """Return nested values with every tensor of a floating-point dtype cast to `dtype`; the rest as it is."""
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return map_leaves(value, cast)
 
 
 def _refuse_replaced(module: torch.nn.Module, _args: Any) -> None:

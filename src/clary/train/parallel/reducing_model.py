@@ -1,0 +1,282 @@
+"""A model whose replicas average gradients: which have come, when they are reduced, and what may change how.
+
+Where: what `DistributedModel` is; the optimizer asks it whether gradients are reduced before it steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel.errors import ParallelError
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.misuse import NO_BACKWARD, Passes
+from clary.train.parallel.reduce.buckets import Replicated
+from clary.train.parallel.reduce.hooks import CommunicationHook, Hook
+from clary.train.parallel.reduce.joining import joining
+from clary.train.parallel.reduce.ordered import OrderedSums
+from clary.train.parallel.reduce.reducer import GradientReducer
+from clary.train.parallel.runtime import Runtime
+from clary.train.parallel.stateful_model import StatefulModel
+from clary.train.parallel.step import microbatch
+
+# The backward pass that runs was begun by `DistributedModel.backward`, which has divided already.
+_is_seeded: ContextVar[bool] = ContextVar("clary_is_seeded", default=False)
+
+
+class ReducingModel(StatefulModel):
+    """Follows the gradients of steps and reduces them.
+
+    Args:
+        module: the model that is wrapped.
+        averages: whether gradients of a step are the mean over its microbatches.
+        passes_per_step: steps with a backward pass between two reductions.
+        bucket_bytes: of gradients that travel together.
+        overlaps: whether they travel while the backward pass goes on.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        runtime: Runtime,
+        *,
+        averages: bool,
+        passes_per_step: int,
+        bucket_bytes: int,
+        overlaps: bool,
+    ) -> None:
+        super().__init__(module, runtime)
+        self._is_sharded = runtime.configuration.sharded_data_parallel_degree > 1
+        self._averages, self._passes_per_step = averages, passes_per_step
+        self._bucket_bytes, self._overlaps = bucket_bytes, overlaps
+        self._num_passes = 0  # since the last reduction
+        self._has_gradients = False  # of this step; set as they come
+        self._is_dirty = False  # gradients have come since the last reduction
+        self._is_in_step = False
+        # Of the step that runs, and of all since the optimizer's last: whether the model was called for training, and
+        # whether a backward pass has begun. One without the other is a mistake that nobody would see.
+        self._goes = Passes()
+        self._has_gone = Passes()
+        self._reducer: GradientReducer | None = None
+        self._ordered: OrderedSums | None = None
+        self._hook_handles: list[Any] = []  # on parameters
+        self._communication_hook: CommunicationHook | None = None
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """Have `hook(state, bucket)` average the gradients of replicas, as a hook of torch's DDP does.
+
+        Args:
+            hook: takes a bucket (`buffer()`, `gradients()`, `parameters()`, `index()`, `is_last()`), whose gradients
+                are not divided; returns a future of the means. Called in the order of buckets, on all replicas alike.
+
+        Raises: RuntimeError if there is a hook; ValueError where the optimizer reduces gradients to shards.
+        """
+        self._check_means("register_comm_hook")
+        if self._communication_hook is not None:
+            raise RuntimeError("register_comm_hook: there is a hook already; a model has one")
+        self._communication_hook = CommunicationHook(state, hook)
+        if self._reducer is not None:
+            self._reducer.set_hook(self._communication_hook)
+
+    _register_comm_hook = register_comm_hook  # its name in SMP 1.2
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> contextlib.AbstractContextManager[None]:
+        """Train with different numbers of batches on each replica: ended replicas count as zero.
+
+        At the end all take the parameters of a replica that had the most; states of optimizers stay apart.
+
+        Args:
+            divide_by_initial_world_size: gradients are means over all replicas; over those that have not ended if not.
+            enable: whether replicas differ; without it nothing is done here.
+            throw_on_early_termination: raise on all replicas once one has ended.
+
+        Raises: ValueError where ranks cannot end apart: with a pipeline or slices, with shards, with half precision.
+        """
+        if not enable:
+            return contextlib.nullcontext()
+        self._check_means("join")
+        configuration = self._runtime.configuration
+        if self._runtime.mesh.degree(Along.MP) > 1 or configuration.fp16 or configuration.bf16:
+            raise ValueError(
+                "join: replicas of a pipeline, of slices or of half precision step together, none can end before the "
+                "others: give every replica the same number of batches (drop_last, or a sampler)"
+            )
+        assert self._reducer is not None
+        return joining(
+            self._reducer,
+            divides_by_active=not divide_by_initial_world_size,
+            throws=throw_on_early_termination,
+            take_from=self._make_replicas_equal,
+        )
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients that have come since it was called last, over replicas. All ranks call it."""
+        self._num_passes, self._has_gradients, self._is_dirty = 0, False, False
+        if self.sharded is not None or self._runtime.configuration.shard_optimizer_state:
+            return  # the optimizer reduces to those who step
+        assert self._reducer is not None
+        self._reducer.reduce()
+
+    def settle_gradients(self) -> bool:
+        """Average the remaining gradients, and take part in other replicas' averages. All ranks call it.
+
+        Returns: whether any replica had gradients, as far as this rank knows.
+        """
+        if self.has_unreduced_gradients:
+            self.reduce_gradients()
+            return True
+        if self._reducer is None or self._runtime.configuration.shard_optimizer_state:
+            return False
+        return self._reducer.settle()
+
+    def check_backward(self, *, have_gradients: bool) -> None:
+        """See that gradients have come where the model was called for training.
+
+        Args:
+            have_gradients: whether any replica has some: one alone may leave out a backward pass.
+
+        Raises: ParallelError if not.
+        """
+        if self._has_gone.forward and not self._has_gone.backward and not have_gradients:
+            raise ParallelError(NO_BACKWARD)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether replicas may end apart now, see `join`."""
+        return self._reducer is not None and self._reducer.is_joined
+
+    def count_step(self) -> None:
+        """Take note that the optimizer has stepped."""
+        self._has_gone = Passes()
+        if self._reducer is not None:
+            self._reducer.count_step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, those of shards and masters too."""
+        self._num_passes, self._has_gradients, self._is_dirty = 0, False, False
+        super().zero_grad(set_to_none)
+        if self.sharded is not None:
+            self.sharded.clear_gradients()
+        if self._reducer is not None:
+            self._reducer.forget()
+        stepper = getattr(self._runtime.optimizer, "stepper", None)
+        if stepper is not None:
+            stepper.zero_grad(set_to_none)
+
+    def group_of(self, parameter: torch.nn.Parameter) -> dist.ProcessGroup:
+        """Return the ranks that hold a parameter of this rank alike."""
+        return self._groups_of[id(parameter)]
+
+    @property
+    def has_unreduced_gradients(self) -> bool:
+        """Whether gradients have come that nobody has averaged: outside of steps, or in an open accumulation."""
+        return self._is_dirty and microbatch() is None
+
+    def _follow_gradients(self) -> None:
+        """Have gradients seen as they come, and averaged over replicas, which start alike; once modules have places."""
+        if self.sharded is not None:
+            trained = [one for one in self.local_parameters() if one.requires_grad]
+        else:
+            trained = self._make_reducer()
+        self._hook_handles += [one.register_hook(self._on_gradient) for one in trained]
+
+    def _make_reducer(self) -> list[torch.nn.Parameter]:
+        """Make replicas equal, and the reducer of their gradients; return the parameters that are trained."""
+        configuration = self._runtime.configuration
+        replicated = [
+            Replicated(name, parameter, self._runtime.groups.process_group(along))
+            for name, parameter, along in self._parameters_and_axes()
+        ]
+        self._groups_of = {id(one.parameter): one.group for one in replicated}
+        self._replicated = replicated
+        self._make_replicas_equal(0)
+        trained = [one for one in replicated if one.parameter.requires_grad]
+        if configuration.deterministic_server and configuration.partitions > 1:
+            self._ordered = OrderedSums(one.parameter for one in trained)
+        self._reducer = GradientReducer(
+            trained,
+            bucket_bytes=self._bucket_bytes,
+            # Ordered sums are there at the end of a step alone; where state is spread the optimizer reduces.
+            overlaps=self._overlaps and self._ordered is None and not configuration.shard_optimizer_state,
+        )
+        if self._communication_hook is not None:
+            self._reducer.set_hook(self._communication_hook)
+        return [one.parameter for one in trained]
+
+    @contextlib.contextmanager
+    def _gradients_followed(self) -> Iterator[None]:
+        """Send buckets as they are complete, or add gradients up in order, while a step runs in here; then reduce.
+
+        State after failure: the step is not counted; where buckets were under way the next reduction raises.
+        """
+        self._has_gradients, self._goes, self._is_in_step = False, Passes(), True
+        reducer, has_failed = self._reducer, True
+        if reducer is not None and self._num_passes == self._passes_per_step - 1:
+            reducer.allow_sending()
+        try:
+            with self._ordered.step() if self._ordered is not None else contextlib.nullcontext():
+                yield
+            has_failed = False
+        finally:
+            self._is_in_step = False
+            if reducer is not None:
+                reducer.forbid_sending(has_failed=has_failed)
+        self._has_gone.add(self._goes)
+        if self._has_gradients:
+            self._is_dirty = True
+            self._num_passes += 1
+            if self._num_passes == self._passes_per_step:
+                self.reduce_gradients()
+
+    def _check_means(self, name: str) -> None:
+        """Refuse a call that changes how replicas average gradients where they do not."""
+        if self._is_sharded or self._runtime.configuration.shard_optimizer_state:
+            raise ValueError(
+                f"{name}: with sharded data parallelism or shard_optimizer_state gradients are reduced to those who "
+                "step, and not averaged; leave it out"
+            )
+
+    def _make_replicas_equal(self, source: int) -> None:
+        """Give all replicas the values of one, by its rank in each group."""
+        groups = self._runtime.groups
+        with torch.no_grad():
+            for one in self._replicated:
+                dist.broadcast(one.parameter.data, dist.get_global_rank(one.group, source), group=one.group)
+            for buffer in self.local_buffers():
+                dist.broadcast(buffer, groups.global_rank(Along.RDP, source), group=groups.process_group(Along.RDP))
+
+    def _on_gradient(self, grad: torch.Tensor) -> torch.Tensor | None:
+        self._has_gradients = self._goes.backward = True
+        one = microbatch()
+        if _is_seeded.get():
+            return None
+        if one is None:
+            if not self._is_in_step:
+                self._is_dirty = self._has_gone.backward = True
+            return None
+        if self._runtime.configuration.partitions > 1 or self._runtime.configuration.fp16:
+            raise ParallelError(
+                "loss.backward() inside a step, where gradients are scaled or lie on several ranks: call "
+                "model.backward(loss)"
+            )
+        return grad / one.total if self._averages else None
+
+
+@contextlib.contextmanager
+def seeded_backward() -> Iterator[None]:
+    """Run a backward pass in here whose seeds are divided by the number of microbatches already."""
+    token = _is_seeded.set(True)
+    try:
+        yield
+    finally:
+        _is_seeded.reset(token)
