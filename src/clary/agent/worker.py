@@ -22,11 +22,12 @@ def _never() -> bool:
 
 
 class Worker:
-    """A named daemon thread that calls `_round` until it returns None; for subclasses.
+    """A named daemon thread that calls `_round` until it returns None.
 
     Args:
         name: of the thread.
         failure: logged, with the traceback, when a round raises; the thread ends then.
+        act: does a round, for a thread that is a part of something larger; subclasses have `_round` instead.
         first_pause_s: before the first round.
 
     Attributes:
@@ -35,8 +36,11 @@ class Worker:
         has_ended: whether the thread has done its last act.
     """
 
-    def __init__(self, name: str, *, failure: str, first_pause_s: float = 0.0) -> None:
+    def __init__(
+        self, name: str, *, failure: str, act: Callable[[], float | None] | None = None, first_pause_s: float = 0.0
+    ) -> None:
         self._failure = failure
+        self._act = act
         self._first_pause_s = first_pause_s
         self._changed = threading.Condition()
         self._is_woken = False
@@ -49,19 +53,17 @@ class Worker:
 
     def flush(self) -> None:
         """Have the next round begin now; returns at once."""
-        with self._changed:
-            self._is_woken = True
-            self._changed.notify_all()
+        self._wake()
 
     def stop(self) -> None:
         """End after the rounds that finish the work, the next of which begins now; returns at once."""
         self.is_stopping = True
-        self.flush()
+        self._wake()
 
     def abort(self) -> None:
         """Begin no further round; returns at once, harmless when repeated."""
         self.is_aborted = True
-        self.flush()
+        self._wake()
 
     def join(self, timeout_s: float = _JOIN_S, *, is_vain: Callable[[], bool] = _never) -> bool:
         """Wait for the thread, which may not have begun; return whether it has ended.
@@ -80,6 +82,14 @@ class Worker:
         self.abort()
         return threading.current_thread() is self._thread or self.join(timeout_s)
 
+    def finish(self, limit_s: float) -> bool:
+        """Stop and join; abort after `limit_s`. Return whether it ended by itself."""
+        self.stop()
+        has_ended = self.join(limit_s)
+        if not has_ended:
+            self.abort()
+        return has_ended
+
     @property
     def is_running(self) -> bool:
         """Whether the thread has begun and not ended."""
@@ -94,13 +104,19 @@ class Worker:
 
     def _round(self) -> float | None:
         """Do one round; return the seconds until the next one, None to end."""
-        raise NotImplementedError
+        assert self._act is not None
+        return self._act()
 
     def _on_failure(self, error: Exception) -> None:
         """Tell that a round has raised; from the thread."""
 
     def _on_end(self) -> None:
         """Free the resources of the rounds; the last act of the thread."""
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
 
     def _run(self) -> None:
         pause_s: float | None = self._first_pause_s

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clary.agent.worker import Worker
 from clary.base.beneath import Folder
 from clary.base.beneath_trees import entries
 from clary.base.errors import ClaryError
@@ -41,7 +42,7 @@ class _Stored:
     at_s: float
 
 
-class FolderMirror:
+class FolderMirror(Worker):
     """Mirrors one folder from a thread of its own.
 
     Args:
@@ -64,6 +65,7 @@ class FolderMirror:
         interval_s: float = INTERVAL_S,
         stores_bare_end: bool = False,
     ) -> None:
+        super().__init__("folder-mirror", failure=f"the mirror of {home.joinpath(*below)} has ended")
         self._home, self._below = home, below
         self._uri = parse_s3_uri(s3_uri)
         self._open_store = open_store
@@ -72,13 +74,10 @@ class FolderMirror:
         self._forgotten: tuple[str, ...] = ()
         self._stored: dict[str, _Stored] = {}
         self._seen_last: set[str] = set()
-        self._wake = threading.Event()
-        self._ending = threading.Event()
+        self._has_forgotten = False
         self._is_quiet = False  # whether nobody writes any more
         self._settled = threading.Event()
-        self._given_up = threading.Event()
         self._store: ObjectStore | None = None
-        self._thread: threading.Thread | None = None
         self._is_complete = False
         self._look_s = 0.0  # that the last look at the folder took
         self._error = ""
@@ -100,71 +99,55 @@ class FolderMirror:
     def start(self) -> None:
         """Begin."""
         self._store = self._open_store()
-        self._thread = threading.Thread(target=self._run, name="folder-mirror", daemon=True)
-        self._thread.start()
+        super().start()
 
     def opened(self) -> Folder:
         """Open the folder, no link followed. Raises: OSError, also where a link has taken its place."""
         with Folder.at(self._home) as home:
             return home.folder("/".join(self._below))
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """Say that nobody writes any more: a round follows at once, and others as before until `finish`."""
         self._is_quiet = True
-        self._wake.set()
+        super().flush()
 
-    def settle(self, timeout_s: float) -> bool:
-        """Wait, after `hurry`, until all is stored or never will be; return whether there is no use in waiting."""
-        return self._thread is None or self._settled.wait(timeout_s)
-
-    def begin_to_finish(self) -> None:
-        """Say that nobody writes any more: one last round follows at once."""
-        self._ending.set()
-        self._wake.set()
+    def wait_stored(self, timeout_s: float) -> bool:
+        """Wait, after `flush`, until all is stored or never will be; return whether there is no use in waiting."""
+        return self._store is None or self._settled.wait(timeout_s)
 
     def finish(self, limit_s: float) -> bool:
-        """Wait for the last round; return whether everything is stored. After `limit_s` it is broken off."""
-        self.begin_to_finish()
-        if self._thread is not None:
-            self._thread.join(limit_s)
-            if self._thread.is_alive():
-                self._error = self._error or f"it took longer than {limit_s:g} s"
-                self.give_up()
+        """Do a last round and end; return whether everything is stored. After `limit_s` it is broken off."""
+        if not super().finish(limit_s):
+            self._error = self._error or f"it took longer than {limit_s:g} s"
         return self._is_complete
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Break everything off; harmless when repeated, from any thread."""
-        self._given_up.set()
-        self.begin_to_finish()
+        super().abort()
         if self._store is not None:
             threading.Thread(target=self._store.close, name="object-store-closing", daemon=True).start()
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return whether it did."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        return self._thread is None or not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
+    def _round(self) -> float | None:
+        if not self._has_forgotten:
             self._forget()
-            is_last = False
-            while not is_last and not self._given_up.is_set():
-                self._wake.wait(max(self._interval_s, MOST_LOAD * self._look_s))
-                self._wake.clear()
-                is_last = self._ending.is_set()
-                is_quiet = is_last or self._is_quiet
-                has_all = self._round(is_quiet=is_quiet)
-                self._is_complete = has_all and is_last
-                if has_all and is_quiet:
-                    self._settled.set()
-        except Exception as error:  # boundary: what is mirrored must not end what is trained
-            logger.exception("the mirror of %s has ended", self._home.joinpath(*self._below))
-            self._error = f"{type(error).__name__}: {error}"
-        finally:
+            self._has_forgotten = True
+            if not (self._is_quiet or self.is_stopping):
+                return self._interval_s
+        is_last = self.is_stopping
+        is_quiet = is_last or self._is_quiet
+        has_all = self._store_changed(is_quiet=is_quiet)
+        self._is_complete = has_all and is_last
+        if has_all and is_quiet:
             self._settled.set()
-            if self._store is not None:
-                self._store.close()
+        return None if is_last else max(self._interval_s, MOST_LOAD * self._look_s)
+
+    def _on_failure(self, error: Exception) -> None:
+        self._error = f"{type(error).__name__}: {error}"
+
+    def _on_end(self) -> None:
+        self._settled.set()
+        if self._store is not None:
+            self._store.close()
 
     def _forget(self) -> None:
         assert self._store is not None
@@ -174,7 +157,7 @@ class FolderMirror:
             except ClaryError as error:
                 logger.warning("%s of an earlier try stays in the store: %s", name, error)
 
-    def _round(self, *, is_quiet: bool) -> bool:
+    def _store_changed(self, *, is_quiet: bool) -> bool:
         """Store the changed files that are due; return whether all of them are stored.
 
         An unreadable file does not hold up the others.
@@ -192,7 +175,7 @@ class FolderMirror:
                 if not names and not self._stored and not self._stores_bare_end:
                     late = []  # the end of a training that has saved nothing is worth nothing
                 for name in (*sorted(names), *sorted(late)):
-                    if self._given_up.is_set():
+                    if self.is_aborted:
                         return False
                     if self._is_due(name, marks[name], is_quiet=is_quiet):
                         unread = self._store_file(folder, name, marks[name]) or unread

@@ -6,24 +6,20 @@ is told. What counts as progress is `progress_policy`'s.
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from clary.agent.autopsy.progress_policy import Reading, Standstill, horizon_s, judge, quiet_s
 from clary.agent.autopsy.progress_reading import evidence, read_counters
+from clary.agent.worker import Worker
 
 INTERVAL_S = 5.0
 _FEWEST_READINGS = 20  # within the limit: shorter limits are looked at more often
-_JOIN_S = 5.0
-
-logger = logging.getLogger(__name__)
 
 
-class ProgressWatch:
-    """Looks at the processes below one.
+class ProgressWatch(Worker):
+    """Looks at the processes below one; nobody is told anything after `abort`.
 
     Args:
         first_pid: first process of the host's program, as this machine numbers it.
@@ -51,39 +47,28 @@ class ProgressWatch:
         self._on_progress = on_progress
         self._on_quiet = on_quiet
         self._interval_s = min(INTERVAL_S, limit_s / _FEWEST_READINGS)
+        super().__init__(
+            "progress-watch",
+            failure="the program's progress could not be read; nothing more is said of it",
+            first_pause_s=self._interval_s,
+        )
         self._readings: deque[Reading] = deque()
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress-watch", daemon=True)
+        self._is_told = self._is_quiet = False
 
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread; nobody is told anything after this."""
-        self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        is_told = is_quiet = False
-        while not self._ending.wait(self._interval_s):
-            try:
-                found = self._look()
-                words = in_words(found, evidence(self._first_pid)) if found is not None and not is_told else ""
-            except Exception:  # boundary: the watch must not end what it watches
-                logger.exception("the program's progress could not be read; nothing more is said of it")
-                return
-            if self._ending.is_set():
-                return
-            if words:
-                self._on_standstill(words)
-            elif is_told and found is None:
-                self._on_progress()
-            was_quiet, is_quiet = is_quiet, quiet_s(self._readings) >= self._limit_s
-            if self._on_quiet is not None and is_quiet and not was_quiet and found is None:
-                self._on_quiet(_quiet_words(self._limit_s))
-            is_told = found is not None
+    def _round(self) -> float | None:
+        found = self._look()
+        words = in_words(found, evidence(self._first_pid)) if found is not None and not self._is_told else ""
+        if self.is_aborted:
+            return None
+        if words:
+            self._on_standstill(words)
+        elif self._is_told and found is None:
+            self._on_progress()
+        was_quiet, self._is_quiet = self._is_quiet, quiet_s(self._readings) >= self._limit_s
+        if self._on_quiet is not None and self._is_quiet and not was_quiet and found is None:
+            self._on_quiet(_quiet_words(self._limit_s))
+        self._is_told = found is not None
+        return self._interval_s
 
     def _look(self) -> Standstill | None:
         now_s = time.monotonic()

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from clary.agent.autopsy.host_dump import LIMIT_S, dump_host
+from clary.agent.companion import Companion, WatchedProgram
 from clary.agent.sender import send_until_taken
 from clary.agent.service_client import AttemptOver, ServiceRefused
 from clary.contract.launch_plan import HostPlan
@@ -29,7 +30,7 @@ _SEND_S = 20.0  # for a service that is away; a dump is worth little later, and 
 logger = logging.getLogger(__name__)
 
 
-class StackDumps:
+class StackDumps(Companion):
     """Takes and sends dumps of one host.
 
     Args:
@@ -49,15 +50,13 @@ class StackDumps:
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def watch(
-        self, first_pid: int | None, ranks: Callable[[], Mapping[int, int]], ml_folder: Path | None = None
-    ) -> None:
-        """Set the running program: its first process, the ranks of its processes, its `/opt/ml`."""
-        self._first_pid, self._ranks = first_pid, ranks
+    def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
+        """Have dumps look at this program."""
+        self._first_pid, self._ranks = program.init_pid, program.ranks_by_pid
         self._ml_folder = ml_folder
 
-    def forget(self) -> None:
-        """Say that nothing runs any more."""
+    def ended(self) -> None:
+        """Have dumps say that nothing runs any more."""
         self._first_pid = None
 
     def ask(self, number: int, reason: str) -> None:
@@ -70,12 +69,13 @@ class StackDumps:
         """Start a dump and return at once an event, which is set when the service has the dump or will not get it."""
         return self._start(UNASKED, reason)
 
-    def close(self) -> None:
-        """Look at no further process, send nothing more, and wait at most `_JOIN_S` for the dumps under way."""
+    def close(self, timeout_s: float = _JOIN_S) -> bool:
+        """Look at no further process, send nothing more, and wait a moment for the dumps under way; returns True."""
         self._ending.set()
         end_s = time.monotonic() + _JOIN_S
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
+        return True  # a look that hangs in the kernel ends with the process
 
     def _start(self, number: int, reason: str) -> threading.Event:
         is_over = threading.Event()

@@ -32,9 +32,9 @@ class CommandResult:
 
 
 class Watch(Protocol):
-    """Looks after a host until it is stopped."""
+    """Looks after a host until it is closed."""
 
-    def stop(self) -> None:
+    def close(self) -> bool:
         """End the watch; harmless when repeated."""
 
 
@@ -60,7 +60,7 @@ def run_in_host(
     with Program.start((process,), sandbox, on_output=tail.add) as program, ExitStack() as stack:
         watch = watch_memory(program, sandbox, excesses.append)
         if watch is not None:
-            stack.callback(watch.stop)
+            stack.callback(watch.close)
         while (result := program.wait(_POLL_S)) is None and not excesses:
             check()
         if result is None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from clary.agent.companion import Companion, WatchedProgram
 from clary.agent.fact_board import FactBoard
 from clary.agent.metrics.connection_source import ConnectionSource
 from clary.agent.metrics.gpu_source import GpuSource
@@ -36,7 +37,7 @@ _NUMBER_OF_PHASE = {phase: float(number) for number, phase in enumerate(HostPhas
 logger = logging.getLogger(__name__)
 
 
-class HostMetrics:
+class HostMetrics(Companion):
     """Measures one host of one attempt; methods belong to the supervisor's thread.
 
     Args:
@@ -58,7 +59,7 @@ class HostMetrics:
         self._store = RowStore()
         self._sampling: Sampling | None = None
         self._shipper: SampleShipper | None = None
-        self._hurried_at_s = 0.0
+        self._flushed_by_s = 0.0  # monotonic
         self._end_row = 0
 
     def start(self) -> None:
@@ -74,28 +75,23 @@ class HostMetrics:
                 gpus = self._host.resources.gpu_indices
                 sources.append(GpuSource(gpus, interval_s=interval_s, xids=self._xids))
             sampling = Sampling(sources, store=self._store, clock=self._clock, interval_s=interval_s, marks=self._marks)
-            shipper = SampleShipper(self._service, store=self._store, on_unwanted=sampling.end)
+            shipper = SampleShipper(self._service, store=self._store, on_unwanted=sampling.abort)
             sampling.start()
             self._sampling = sampling
             shipper.start()
             self._shipper = shipper
         except Exception:  # boundary: metrics must not end what they measure
             logger.exception("%s is not measured", self._host.name)
-            self.end()
+            self.abort()
 
     def measure_every(self, interval_s: float) -> None:
         """Measure so often from now on, if at all; from any thread, harmless when repeated."""
         if self._sampling is not None:
             self._sampling.measure_every(interval_s)
 
-    def begin_program(self, first_pid: int | None, ranks: Mapping[int, int], ml_folder: Path) -> None:
-        """Measure the program too.
-
-        Args:
-            first_pid: its first process, as this machine numbers it; None if that is not known.
-            ranks: pid -> global rank.
-            ml_folder: the host's `/opt/ml` on this machine.
-        """
+    def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
+        """Measure the program too, where its first process is known."""
+        first_pid, ranks = program.init_pid, program.ranks_by_pid()
         if self._sampling is None or first_pid is None:
             return
         has_own_network = self._plan.isolation is Isolation.NAMESPACES
@@ -104,7 +100,7 @@ class HostMetrics:
         if has_own_network and len(self._plan.hosts) > 1:
             self._sampling.add(lambda: ConnectionSource(first_pid))
 
-    def end_program(self) -> None:
+    def ended(self) -> None:
         """Measure no program any more."""
         if self._sampling is not None:
             for kind in (ProgramSource, StepSource, ConnectionSource):
@@ -122,26 +118,26 @@ class HostMetrics:
         self._xids.look()
         return self._xids.errors()
 
-    def hurry(self) -> None:
-        """Have the rows so far sent now; `settle` waits for that."""
+    def flush(self, limit_s: float) -> None:
+        """Have the rows so far sent now; `wait_flushed` waits for that, `limit_s` from now at most."""
         if self._shipper is not None:
-            self._hurried_at_s = time.monotonic()
+            self._flushed_by_s = time.monotonic() + limit_s
             self._end_row = self._store.end
             self._shipper.flush()
 
-    def settle(self, limit_s: float) -> None:
-        """Wait until they are sent, `limit_s` from `hurry` at most."""
+    def wait_flushed(self, is_vain: Callable[[], bool]) -> None:
+        """Wait until they are sent."""
         if self._shipper is not None:
-            self._shipper.wait_sent(self._end_row, self._hurried_at_s + limit_s - time.monotonic())
+            self._shipper.wait_sent(self._end_row, self._flushed_by_s - time.monotonic(), is_vain=is_vain)
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """Measure and send no more; returns at once, harmless when repeated."""
         if self._sampling is not None:
-            self._sampling.end()
+            self._sampling.abort()
         if self._shipper is not None:
             self._shipper.abort()
 
-    def join(self, timeout_s: float = _JOIN_S) -> bool:
+    def close(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for the threads to end; return whether they did. The last call."""
         if self._xids is not None:
             self._xids.close()

@@ -11,9 +11,7 @@ Source: proc(5) for smaps_rollup and statm.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,19 +20,17 @@ from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Sandbox
 from clary.agent.metrics.memory_policy import ProcessUse, excess_in_words, needs_exact, pause_s
 from clary.agent.metrics.process_table import ProcessTable
+from clary.agent.worker import Worker
 from clary.contract.launch_plan import Isolation
 
 _MAX_OPEN_FILES = 128  # of an agent's 1024; the table of what is measured has most of the others
 _KIB = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_JOIN_LIMIT_S = 5.0
 _OWN = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
 
-logger = logging.getLogger(__name__)
 
-
-class MemoryWatch:
-    """Watches the processes of one host from a thread of its own, until it is stopped or has ended the host.
+class MemoryWatch(Worker):
+    """Watches the processes of one host until it is closed, or has ended the host.
 
     Args:
         host: its name, for the words.
@@ -57,41 +53,27 @@ class MemoryWatch:
         has_own_shared_memory: bool,
         on_excess: Callable[[str], None],
     ) -> None:
+        # A program is not ended because nobody can read its memory.
+        super().__init__(f"clary-memory-{host}", failure=f"memory of {host} is not watched any more")
         self._host = host
         self._limit_bytes = limit_bytes
         self._advice = advice
         self._has_own_shared_memory = has_own_shared_memory
         self._on_excess = on_excess
         self._table = ProcessTable(first_pid, ranks=ranks, members=None, max_open_files=_MAX_OPEN_FILES)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"clary-memory-{host}", daemon=True)
 
-    def start(self) -> None:
-        """Begin to watch."""
-        self._thread.start()
+    def _round(self) -> float | None:
+        began_s = time.monotonic()
+        used_bytes, uses = self._look()
+        if used_bytes > self._limit_bytes:
+            if not self.is_aborted:
+                words = excess_in_words(self._host, used_bytes, self._limit_bytes, uses, advice=self._advice)
+                self._on_excess(words)
+            return None
+        return pause_s(used_bytes, self._limit_bytes, cost_s=time.monotonic() - began_s)
 
-    def stop(self) -> None:
-        """End the watch; harmless when repeated, and from the watch's own thread."""
-        self._stopping.set()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_LIMIT_S)
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                began_s = time.monotonic()
-                used_bytes, uses = self._look()
-                if used_bytes > self._limit_bytes:
-                    if not self._stopping.is_set():
-                        words = excess_in_words(self._host, used_bytes, self._limit_bytes, uses, advice=self._advice)
-                        self._on_excess(words)
-                    return
-                cost_s = time.monotonic() - began_s
-                self._stopping.wait(pause_s(used_bytes, self._limit_bytes, cost_s=cost_s))
-        except Exception:  # boundary: agent supervisor; a program is not ended because nobody can read its memory
-            logger.exception("memory of %s is not watched any more", self._host)
-        finally:
-            self._table.close()
+    def _on_end(self) -> None:
+        self._table.close()
 
     def _look(self) -> tuple[int, list[ProcessUse]]:
         """Return what the host uses, never less than it does, and what its processes use if that was looked at."""

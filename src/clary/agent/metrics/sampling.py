@@ -7,12 +7,14 @@ is left out from then on; nothing that happens here reaches the host's life.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 
 from clary.agent.metrics.row_store import RowStore
 from clary.agent.metrics.sources import Source, Values
+from clary.agent.worker import Worker
 from clary.base.clock import Clock
 
 MAX_LOAD = 0.04  # of one processor; what costs more is measured less often
@@ -21,8 +23,8 @@ _JUMP_MS = 1000  # by which the time of day may be ahead before it is taken over
 logger = logging.getLogger(__name__)
 
 
-class Sampling:
-    """Measures until `close`.
+class Sampling(Worker):
+    """Measures until it is aborted.
 
     Args:
         sources: asked in this order; from the thread alone.
@@ -41,6 +43,7 @@ class Sampling:
         interval_s: float,
         marks: Callable[[], Values] = dict,
     ) -> None:
+        super().__init__("metrics-sampling", failure="nothing is measured any more")
         self._sources = sources
         self._store = store
         self._clock = clock
@@ -48,15 +51,9 @@ class Sampling:
         self._marks = marks
         self._changes: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # guards `_changes`
-        self._ending = threading.Event()
-        self._woken = threading.Event()  # set with the end, and by another interval
-        self._thread = threading.Thread(target=self._run, name="metrics-sampling", daemon=True)
+        self._next_s = math.inf  # when the next row is due
         self._began_s = clock.monotonic()
         self._began_ms = _milliseconds(clock)
-
-    def start(self) -> None:
-        """Begin to measure."""
-        self._thread.start()
 
     def add(self, make: Callable[[], Source]) -> None:
         """Have a source made and asked from the next row on; returns at once."""
@@ -80,44 +77,25 @@ class Sampling:
         """Have rows follow each other so from now on; returns at once. GPUs are asked as often as before."""
         if interval_s != self._interval_s:
             self._interval_s = interval_s
-            self._woken.set()
-
-    def end(self) -> None:
-        """Measure no more; returns at once."""
-        self._ending.set()
-        self._woken.set()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return whether it did."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+            self.flush()
 
     def _change(self, change: Callable[[], None]) -> None:
         with self._lock:
             self._changes.append(change)
 
-    def _run(self) -> None:
-        try:
-            self._measure()
-        except Exception:  # boundary: metrics must not end what they measure
-            logger.exception("nothing is measured any more")
-        finally:
-            self._carry_out_changes()
-            for source in self._sources:
-                source.close()
+    def _round(self) -> float | None:
+        beat_s = min(self._next_s, time.monotonic())
+        used_s = time.thread_time()
+        self._carry_out_changes()
+        self._store.add(self._time_ms(), self._row())
+        used_s = time.thread_time() - used_s
+        self._next_s = next_beat_s(beat_s, now_s=time.monotonic(), interval_s=max(self._interval_s, used_s / MAX_LOAD))
+        return max(0.0, self._next_s - time.monotonic())
 
-    def _measure(self) -> None:
-        next_s = time.monotonic()
-        while not self._ending.is_set():
-            used_s = time.thread_time()
-            self._carry_out_changes()
-            self._store.add(self._time_ms(), self._row())
-            used_s = time.thread_time() - used_s
-            next_s = next_beat_s(next_s, now_s=time.monotonic(), interval_s=max(self._interval_s, used_s / MAX_LOAD))
-            if self._woken.wait(max(0.0, next_s - time.monotonic())):
-                self._woken.clear()
-                next_s = time.monotonic()
+    def _on_end(self) -> None:
+        self._carry_out_changes()
+        for source in self._sources:
+            source.close()
 
     def _carry_out_changes(self) -> None:
         with self._lock:

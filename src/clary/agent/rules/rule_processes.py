@@ -14,8 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.worker import Worker
 from clary.base.errors import AgentError, ClaryError
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.job_rules import MAX_DETAILS_CHARACTERS, RuleFacts, RulePlan
@@ -85,8 +84,8 @@ class RuleWorld:
     since: float = 0.0
 
 
-class RuleProcesses:
-    """Runs the rules of a job from one thread.
+class RuleProcesses(Worker):
+    """Runs the rules of a job; `finish` waits until each has read all saved tensors.
 
     Args:
         rules: at least one.
@@ -103,6 +102,7 @@ class RuleProcesses:
         tell: Callable[[tuple[RuleFacts, ...]], None],
         say: Callable[[str], None],
     ) -> None:
+        super().__init__("rules", failure="rules can not be evaluated")
         self._rules = tuple(rules)
         self._world = world
         self._tell = tell
@@ -113,54 +113,41 @@ class RuleProcesses:
         self._started: tuple[int, ...] = ()  # index of the rule of each process
         self._running: dict[int, int] = {}  # index of the process -> index of the rule
         self._host: RuleHost | None = None
-        self._ending = threading.Event()
-        self._deadline_s: float | None = None
-        self._thread = threading.Thread(target=self._run, name="rules", daemon=True)
+        self._has_launched = False
 
     @property
     def facts(self) -> tuple[RuleFacts, ...]:
         """How each rule stands, in the order of the rules."""
         return tuple(self._facts)
 
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread.start()
-
-    def finish(self, limit_s: float) -> None:
+    def finish(self, limit_s: float) -> bool:
         """Wait at most `limit_s` until each rule has read all saved tensors; stop the rules that have not."""
-        self._deadline_s = time.monotonic() + limit_s
-        if self._thread.ident is not None:
-            self._thread.join(limit_s + 2 * POLL_S)
-        self.end()
+        return super().finish(limit_s) or self.join(2 * POLL_S)
 
-    def end(self) -> None:
-        """Stop them all; harmless when repeated."""
-        self._ending.set()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread and the processes to end; return whether they did."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
+    def _round(self) -> float | None:
         try:
-            self._publish()
-            self._launch(self._orders())
-            while self._running and not self._ending.wait(POLL_S):
+            if self._has_launched:
                 self._look()
-                if self._deadline_s is not None and time.monotonic() > self._deadline_s:
-                    break
-            if self._running:
+            else:
+                self._has_launched = True
+                self._publish()
+                self._launch(self._orders())
+        except ClaryError as error:
+            self._blame(error.message)
+            return None
+        return POLL_S if self._running else None
+
+    def _on_failure(self, error: Exception) -> None:
+        self._blame(f"{type(error).__name__}: {error}")
+
+    def _on_end(self) -> None:
+        try:
+            if self.is_aborted and self._running:
                 self._look()
             why = "it was stopped before it had read everything that was saved"
             for index in self._running.values():
-                self._facts[index] = replace(self._facts[index], status=RuleStatus.STOPPED, details=why)
-        except ClaryError as error:
-            self._blame(error.message)
-        except Exception as error:  # boundary: rules must not end what they look at
-            logger.exception("rules can not be evaluated")
-            self._blame(f"{type(error).__name__}: {error}")
+                if self._facts[index].status is RuleStatus.IN_PROGRESS:
+                    self._facts[index] = replace(self._facts[index], status=RuleStatus.STOPPED, details=why)
         finally:
             if self._host is not None:
                 self._host.close()
@@ -210,7 +197,7 @@ class RuleProcesses:
 
     def _launch(self, orders: Mapping[int, PurePosixPath]) -> None:
         self._started, self._running = tuple(orders), dict(enumerate(orders))
-        if not orders or self._ending.is_set():
+        if not orders or self.is_aborted:
             return
         processes = [
             ProcessSpec(

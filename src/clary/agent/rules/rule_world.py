@@ -138,7 +138,7 @@ class RulesHost:
     def close(self) -> None:
         """End the remaining processes and clean up."""
         if self._watch is not None:
-            self._watch.stop()
+            self._watch.close()
         self._program.close()
 
     def _end_for_excess(self, words: str) -> None:

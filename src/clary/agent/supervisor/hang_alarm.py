@@ -10,8 +10,10 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 from clary.agent.autopsy.progress_watch import ProgressWatch
+from clary.agent.companion import Companion, WatchedProgram
 from clary.agent.fact_board import FactBoard
 from clary.agent.log.host_log import HostLog
 from clary.base.errors import Fault
@@ -24,7 +26,7 @@ _OTHERS_S = 5.0  # then for those of the other hosts: a report, the look, the wa
 logger = logging.getLogger(__name__)
 
 
-class HangAlarm:
+class HangAlarm(Companion):
     """Watches the progress of one program.
 
     Args:
@@ -54,8 +56,9 @@ class HangAlarm:
         self._gets_on = threading.Event()  # or the watch has ended: nobody is ended for the present alarm any more
         self.failure: Failure | None = None  # of a program that was ended because it hangs
 
-    def start(self, first_pid: int | None) -> None:
-        """Begin to look at the processes below one; at none where that is not known, or not wanted."""
+    def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
+        """Look at the processes of the program, where they are known and that is wanted."""
+        first_pid = program.init_pid
         if first_pid is None or not self._plan.hang_timeout_s:
             return
         self._watch = ProgressWatch(
@@ -77,7 +80,11 @@ class HangAlarm:
             at=datetime.now(UTC),
         )
 
-    def close(self) -> None:
+    def ended(self) -> None:
+        """End the watch; harmless when repeated."""
+        self.abort()
+
+    def abort(self) -> None:
         """End the watch; harmless when repeated."""
         self._gets_on.set()
         if self._watch is not None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from clary.agent.companion import Companion, WatchedProgram
 from clary.agent.fact_board import FactBoard
 from clary.agent.rules.rule_processes import RuleProcesses
 from clary.agent.supervisor.steps import Mirror, Steps
@@ -25,7 +27,7 @@ _LOOK_S = 0.1  # between two looks at whether waiting is of use
 logger = logging.getLogger(__name__)
 
 
-class HostDebugging:
+class HostDebugging(Companion):
     """Mirrors and rules of one host.
 
     Args:
@@ -58,7 +60,7 @@ class HostDebugging:
         self._rules: RuleProcesses | None = None
         self._is_finished = False
 
-    def begin(self) -> None:
+    def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
         """Begin with the program that has just been started."""
         try:
             if self._plan.mirrors:
@@ -84,22 +86,18 @@ class HostDebugging:
                 facts = [RuleFacts(name=rule.name, status=RuleStatus.ERROR, details=words) for rule in self._plan.rules]
                 self._board.tell(rules=tuple(facts))
 
-    def end_program(self) -> None:
+    def ended(self) -> None:
         """Say that the program has ended: nothing more is saved, and what is left goes to the store at once."""
         for plan, mirror in self._mirrors.items():
             if plan.marks_end:
                 self._set_end(mirror, self._end_name, is_ended=True)
-            mirror.hurry()
+            mirror.flush()
 
-    def settle(self, limit_s: float, *, give_up: Callable[[], bool]) -> None:
-        """Wait for what the program has saved to be stored: no upload may follow in which `finish` waits for it.
-
-        Args:
-            give_up: asked whether there is no use in waiting any more.
-        """
+    def wait_stored(self, limit_s: float, *, is_vain: Callable[[], bool]) -> None:
+        """Wait until saved files are stored: no upload may follow in which `finish` waits for them."""
         deadline_s = time.monotonic() + limit_s
         for mirror in self._mirrors.values():
-            while time.monotonic() < deadline_s and not give_up() and not mirror.settle(_LOOK_S):
+            while time.monotonic() < deadline_s and not is_vain() and not mirror.wait_stored(_LOOK_S):
                 pass
 
     def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
@@ -129,14 +127,14 @@ class HostDebugging:
                 self._say(f"{plan.what}: {files} at {plan.s3_uri}")
         return tuple(notes)
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """Break off everything; harmless when repeated."""
         if self._rules is not None:
-            self._rules.end()
+            self._rules.abort()
         for mirror in self._mirrors.values():
-            mirror.give_up()
+            mirror.abort()
 
-    def join(self, timeout_s: float = _JOIN_S) -> bool:
+    def close(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for threads and processes to end; return whether they did."""
         deadline_s = time.monotonic() + timeout_s
         has_ended = self._rules is None or self._rules.join(timeout_s)

@@ -30,6 +30,7 @@ from clary.agent.health.link_verdicts import (
 )
 from clary.agent.health.network_doctor import NetworkDoctor, network_order
 from clary.agent.log.host_log import HostLog
+from clary.agent.worker import Worker
 from clary.base.errors import AgentError
 from clary.contract.health import Check, FindingState, HealthAction, HealthFinding
 from clary.contract.launch_plan import Isolation, LaunchPlan
@@ -63,7 +64,13 @@ class HostHealth:
         self._log = log
         self._interval_s = interval_s
         self._waits_for_all = plan.health_action is HealthAction.REPLACE
-        self._ending = threading.Event()  # nobody is told anything any more
+        self._is_ended = False  # nobody is told anything any more
+        self._watch = Worker(
+            "health-watch",
+            failure=f"the health of {host} could not be checked; it is left alone",
+            act=self._look_after,
+            first_pause_s=interval_s,
+        )
         self._is_network_known = threading.Event()  # as far as it is waited for
         self._network: tuple[HealthFinding, ...] = ()  # set before that
         self._better_interface = ""  # set before that too
@@ -122,30 +129,32 @@ class HostHealth:
     def start(self) -> None:
         """Begin to look after the host while its program runs."""
         if self.is_wanted:
-            self._start_thread(self._look_after, "health-watch")
+            self._watch.start()
 
-    def end_watch(self) -> None:
+    def ended(self) -> None:
         """The program has ended: tell nobody anything any more; peers whose program may still run are answered."""
         with self._lock:
-            if not self._ending.is_set():
-                self._ending.set()
+            if not self._is_ended:
+                self._is_ended = True
+                self._watch.abort()
                 if self._record:
                     self._record = settled(self._record, "the host's part was over before this was known")
                     self._board.note(health=tuple(self._record.values()))
 
-    def close(self) -> None:
+    def abort(self) -> None:
         """End everything; nobody is told anything after this. Harmless when repeated."""
-        self.end_watch()
+        self.ended()
         self._end_network_check()
 
-    def join(self, timeout_s: float = _JOIN_S) -> bool:
-        """Wait for the threads to end; return whether they did."""
+    def close(self, timeout_s: float = _JOIN_S) -> bool:
+        """Wait for the threads to end, after `abort`; return whether they did."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+        has_ended = self._watch.join(max(0.0, deadline_s - time.monotonic()))
+        return has_ended and not any(thread.is_alive() for thread in threads)
 
     def _end_network_check(self) -> None:
         with self._lock:
@@ -217,17 +226,13 @@ class HostHealth:
         job = self._plan.network_checked_for
         return f"found well when {job} had these hosts" if job else ""
 
-    def _look_after(self) -> None:
-        while not self._ending.wait(self._interval_s):
-            try:
-                found = check_host(self._plan, self._host, self._under_way, writes=False, computes=False)
-            except Exception:  # boundary: agent supervisor; checks must not end what they check
-                logger.exception("the health of %s could not be checked; it is left alone", self._host.name)
-                return
-            turned = [finding for finding in found if self._has_news(finding)]
-            if turned and not self._ending.is_set():
-                self._has_turned.update(finding.check for finding in turned)
-                self._tell(turned)
+    def _look_after(self) -> float:
+        found = check_host(self._plan, self._host, self._under_way, writes=False, computes=False)
+        turned = [finding for finding in found if self._has_news(finding)]
+        if turned and not self._is_ended:
+            self._has_turned.update(finding.check for finding in turned)
+            self._tell(turned)
+        return self._interval_s
 
     def _has_news(self, finding: HealthFinding) -> bool:
         """Whether a check came out otherwise than last time: numbers alone are none, and change with every look.
@@ -241,7 +246,7 @@ class HostHealth:
 
     def _tell(self, found: Sequence[HealthFinding]) -> None:
         with self._lock:
-            if self._ending.is_set():
+            if self._is_ended:
                 return
             before, self._record = self._record, merged(self._record, found)
             facts = {"health": tuple(self._record.values())}

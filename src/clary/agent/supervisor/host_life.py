@@ -105,7 +105,7 @@ class HostLife:
         self._flush.expect_stop(grace_s, reason=reason)
         if self._board.phase in (HostPhase.PREPARING, HostPhase.PREPARED):
             self._preparation.give_up()
-            self._health.close()
+            self._health.abort()
             self._log.say(f"stopped before the program was started{why}")
             self._enter_exited()
         elif self._watch is not None:
@@ -145,8 +145,8 @@ class HostLife:
     def end_everything(self) -> None:
         """Kill the program and break off every step, at once; harmless when repeated."""
         watch, self._watch = self._watch, None
-        self.companions.end()
-        self._health.close()
+        self.companions.abort()
+        self._health.abort()
         if watch is not None:
             watch.close()
         if self._board.phase in BEFORE_EXIT:
@@ -165,7 +165,7 @@ class HostLife:
             self._upload.join(max(0.0, deadline_s - time.monotonic()))
             has_ended = has_ended and not self._upload.is_alive()
         has_ended = self._flush.join(max(0.0, deadline_s - time.monotonic())) and has_ended
-        has_ended = self._health.join(max(0.0, deadline_s - time.monotonic())) and has_ended
+        has_ended = self._health.close(max(0.0, deadline_s - time.monotonic())) and has_ended
         has_ended = self.companions.close(max(0.0, deadline_s - time.monotonic())) and has_ended
         self._steps.close()
         return has_ended
@@ -182,7 +182,7 @@ class HostLife:
             return
         self._add_notes(self._steps.notes)
         if error is not None:
-            self._health.close()
+            self._health.abort()
             if not is_expected(error):
                 logger.error("unexpected error while preparing", exc_info=error)
             failure = failure_of(error)
@@ -223,7 +223,7 @@ class HostLife:
         )
         watch.start()
         self._begin_mirror(program.init_pid)
-        self.companions.begin_program(program)
+        self.companions.begin(program)
         self._health.start()
         self._board.add_timing("start", time.monotonic() - started_s)
         self._add_notes(self._steps.notes)
@@ -272,8 +272,8 @@ class HostLife:
         """Every process is gone: gather what is to be known, and let the service know it."""
         watch, self._watch = self._watch, None
         assert watch is not None
-        self.companions.end_program()
-        self._health.end_watch()
+        self.companions.ended()
+        self._health.ended()
         watch.close()
         self._log.end_output()
         end = end_of(
@@ -319,7 +319,7 @@ class HostLife:
 
     def _enter_exited(self, **changes: Any) -> None:
         if self._is_stopped or changes.get("failure") or self._board.facts.failure is not None:
-            self.companions.store_saved()
+            self.companions.wait_stored()
         self._drain(LAST_ROWS_S)
         self._board.enter(HostPhase.EXITED, **changes)
 
@@ -332,7 +332,7 @@ class HostLife:
             staged = [from_plain(StagedPart, part) for part in arguments.get("staged", ())]
         except ValueError as error:
             raise ContractError(f"order to upload: {error}; its arguments were {dict(arguments)!r}") from error
-        self._health.close()  # every host's program has ended
+        self._health.abort()  # every host's program has ended
         self._board.enter(HostPhase.UPLOADING)
         omits = arguments.get(OMITS_EMPTY_MODEL) is True
         self._upload = threading.Thread(target=self._run_upload, args=(role, staged, omits), name="upload", daemon=True)
@@ -372,9 +372,9 @@ class HostLife:
 
     def _drain(self, last_rows_s: float) -> None:
         """Have log lines stored; rows of metrics go beside them and may take `last_rows_s` at most."""
-        self.companions.hurry()
+        self.companions.flush(last_rows_s)
         self._log.drain(self._around.drain_s, give_up=self._around.is_vain)
-        self.companions.settle(last_rows_s)
+        self.companions.wait_flushed()
 
     def _add_notes(self, notes: Sequence[str]) -> None:
         for note in notes:

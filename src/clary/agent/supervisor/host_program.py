@@ -127,7 +127,7 @@ class HostProgram:
     def close(self) -> None:
         """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""
         if self._watch is not None:
-            self._watch.stop()
+            self._watch.close()
         self._program.close()
         for feeder in self._feeders:
             feeder.stop()

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from clary.agent.companion import Companion, WatchedProgram
 from clary.agent.sender import send_until_taken
 from clary.agent.service_client import AttemptOver, ServiceRefused
 from clary.agent.small_files import names_in, open_regular, read_start, remove, write_whole
@@ -44,6 +45,7 @@ _WRITE_S = 120.0  # for a trace to be written, after the longest window
 _ANSWER_S = 5.0  # for a rank to say that it has seen a request, after the last moment to begin
 _SEND_S = 30.0  # for a service that is away
 _MAX_STATE_BYTES = 64 * 1024
+_LAST_TRACES_S = 10.0  # for traces of a program that has ended
 _JOIN_S = 2.0
 
 logger = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ class ProfileReceiver(Protocol):
         """Hand over a part of a rank's trace."""
 
 
-class ProfileWindows:
+class ProfileWindows(Companion):
     """The profiles of one host.
 
     Args:
@@ -92,7 +94,7 @@ class ProfileWindows:
         self._program_is_over = threading.Event()
         self._ending = threading.Event()
 
-    def begin(self) -> None:
+    def prepare(self, ml_folder: Path) -> None:
         """Leave the request that the job itself makes, before its program starts."""
         if self._window is not None:
             window = self._window
@@ -106,9 +108,9 @@ class ProfileWindows:
                 )
             )
 
-    def watch(self, ranks: Callable[[], Mapping[int, int]]) -> None:
-        """Say what runs: which processes are which ranks."""
-        self._ranks = ranks
+    def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
+        """Follow the ranks of this program."""
+        self._ranks = program.ranks_by_pid
 
     def ask(self, request: ProfileRequest) -> None:
         """Pass a request on; each once, and once more when it is cancelled. Returns at once."""
@@ -123,16 +125,17 @@ class ProfileWindows:
                 self._threads = [other for other in self._threads if other.is_alive()] + [thread]
                 thread.start()
 
-    def end_program(self, limit_s: float) -> None:
-        """Say that the program is gone; what it has left is sent within `limit_s`."""
+    def ended(self) -> None:
+        """Send the traces that the program has left, within `_LAST_TRACES_S`; no wait where none are being taken."""
         self._program_is_over.set()
-        self._join(limit_s)
+        self._join(_LAST_TRACES_S)
 
-    def close(self) -> None:
-        """Follow and send nothing more; what is being sent is waited for, for `_JOIN_S`."""
+    def close(self, timeout_s: float = _JOIN_S) -> bool:
+        """Follow and send nothing more, and wait a moment for the profiles being sent; returns True."""
         self._ending.set()
         self._program_is_over.set()
         self._join(_JOIN_S)
+        return True
 
     def _join(self, limit_s: float) -> None:
         end_s = time.monotonic() + limit_s

@@ -1,12 +1,9 @@
 """All that goes along with the program of one host: what measures it, reads it, watches it and looks at it.
 
 Where: `host_life` holds them and says when the program is about to start, runs and has ended; `supervisor` passes on
-what receipts ask for. None of them moves the host from phase to phase, and none ends it by itself.
-
-    measure --> prepare --> [the program starts] --> begin_program --> [it is gone] --> end_program --> settle, finish
-
-`end` breaks off at any time, `close` comes last. Health is not among them: it is the host's, and begins long before the
-program.
+what receipts ask for. None of them moves the host from phase to phase, and none ends it by itself. `companion` has the
+order of the verbs. Measuring begins before `prepare`; health is not among them: it is the host's, and begins long
+before the program.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from clary.agent.autopsy.stack_dumps import StackDumps
+from clary.agent.companion import Companion
 from clary.agent.metrics.host_metrics import HostMetrics
 from clary.agent.rendezvous.rendezvous_policy import meeting_place
 from clary.agent.rendezvous.rendezvous_watch import RendezvousWatch
@@ -29,7 +27,6 @@ from clary.contract.deep_profiles import window_of
 from clary.contract.launch_plan import LaunchPlan
 
 _LAST_FILES_S = 5.0  # for saved tensors of a program that was stopped or has failed: no upload may follow
-_PROFILE_S = 10.0  # for traces of a program that has ended; nothing to wait for where none are being taken
 
 
 class ProgramCompanions:
@@ -85,8 +82,19 @@ class ProgramCompanions:
             on_hung=on_hung,
             has_gpus=bool(self._host.resources.gpu_indices),
         )
-        self._rendezvous: RendezvousWatch | None = None
         self._debugging = HostDebugging(plan, host=host, board=around.board, steps=around.steps, say=around.log.say)
+        rendezvous = RendezvousWatch(
+            lambda num_processes: meeting_place(plan, self._host, num_processes=num_processes), board=around.board
+        )
+        self._all: tuple[Companion, ...] = (
+            self._hang,
+            rendezvous,
+            self._debugging,
+            self._training,
+            self._metrics,
+            self.dumps,
+            self.profiles,
+        )
 
     def measure(self) -> None:
         """Begin to measure the host, whose program may be far off."""
@@ -102,20 +110,13 @@ class ProgramCompanions:
 
     def prepare(self) -> None:
         """Leave what the program is to find, and note what stands before it writes."""
-        self.profiles.begin()
-        self._training.prepare(self._steps.ml_folder)
+        for companion in self._all:
+            companion.prepare(self._steps.ml_folder)
 
-    def begin_program(self, program: RunningProgram) -> None:
+    def begin(self, program: RunningProgram) -> None:
         """Begin with a program that has just been started."""
-        self._debugging.begin()
-        self.dumps.watch(program.init_pid, program.ranks_by_pid, self._steps.ml_folder)
-        self.profiles.watch(program.ranks_by_pid)
-        self._hang.start(program.init_pid)
-        place = meeting_place(self._plan, self._host, num_processes=program.num_processes)
-        self._rendezvous = RendezvousWatch(place, board=self._around.board)
-        self._rendezvous.start(program.init_pid)
-        self._training.begin_program()
-        self._metrics.begin_program(program.init_pid, program.ranks_by_pid(), self._steps.ml_folder)
+        for companion in self._all:
+            companion.begin(program, self._steps.ml_folder)
 
     def blame_hang(self, words: str) -> None:
         """Take note that the program is ended because it hangs."""
@@ -135,49 +136,38 @@ class ProgramCompanions:
         """Return what the driver has told of this host's GPUs so far."""
         return self._metrics.gpu_errors()
 
-    def end_program(self) -> None:
-        """Every process of the program is gone; what is taken of its ranks is waited for, for `_PROFILE_S`."""
-        self._hang.close()
-        self.dumps.forget()
-        self.profiles.end_program(_PROFILE_S)
-        if self._rendezvous is not None:
-            self._rendezvous.close()
-        self._debugging.end_program()
-        self._metrics.end_program()
-        self._training.end_program()
+    def ended(self) -> None:
+        """Take note that every process of the program is gone."""
+        for companion in self._all:
+            companion.ended()
 
-    def store_saved(self) -> None:
-        """Wait for what the program has saved to be stored, where no upload may follow; for `_LAST_FILES_S`."""
-        self._debugging.settle(_LAST_FILES_S, give_up=self._around.is_vain)
+    def wait_stored(self) -> None:
+        """Wait for the program's saved files to be stored, where no upload may follow; for `_LAST_FILES_S`."""
+        self._debugging.wait_stored(_LAST_FILES_S, is_vain=self._around.is_vain)
 
-    def hurry(self) -> None:
-        """Have rows of metrics sent now; `settle` waits for that."""
-        self._metrics.hurry()
+    def flush(self, limit_s: float) -> None:
+        """Begin to send everything measured so far, rows of metrics within `limit_s`; `wait_flushed` waits for it."""
+        for companion in self._all:
+            companion.flush(limit_s)
 
-    def settle(self, last_rows_s: float) -> None:
-        """Wait until the last rows, `last_rows_s` from `hurry` at most, and the last values are sent."""
-        self._metrics.settle(last_rows_s)
-        self._training.settle(self._around.is_vain)
+    def wait_flushed(self) -> None:
+        """Wait until the last rows and values are sent, or their time is over."""
+        for companion in self._all:
+            companion.wait_flushed(self._around.is_vain)
 
     def finish(self) -> tuple[str, ...]:
-        """Wait until rules and saved files are done with; return what is not, in sentences. Of the upload's thread."""
+        """Wait for rules and saved files; return the unfinished ones in sentences. Of the upload's thread."""
         return self._debugging.finish()
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """Break off everything; harmless when repeated."""
-        self._hang.close()
-        if self._rendezvous is not None:
-            self._rendezvous.close()
-        self._metrics.end()
-        self._debugging.end()
-        self._training.end()
+        for companion in self._all:
+            companion.abort()
 
     def close(self, timeout_s: float) -> bool:
-        """Free everything, after `end`; return whether what has a limit has ended within `timeout_s`."""
+        """Free everything, after `abort`; return whether all threads with a limit have ended within `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
-        has_ended = self._metrics.join(timeout_s)
-        has_ended = self._debugging.join(max(0.0, deadline_s - time.monotonic())) and has_ended
-        has_ended = self._training.join(max(0.0, deadline_s - time.monotonic())) and has_ended
-        self.dumps.close()
-        self.profiles.close()
+        has_ended = True
+        for companion in self._all:
+            has_ended = companion.close(max(0.0, deadline_s - time.monotonic())) and has_ended
         return has_ended

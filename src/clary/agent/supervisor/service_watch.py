@@ -8,7 +8,6 @@ for `ORPHAN_TIMEOUT_S`, or says that the attempt is over, the host is given up.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -21,6 +20,7 @@ from clary.agent.service_client import (
     ServiceRefused,
     ServiceUnreachable,
 )
+from clary.agent.worker import Worker
 from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Order, Report, ReportReceipt
 from clary.contract.deep_profiles import ProfileRequest
 
@@ -45,7 +45,7 @@ class Talk(Protocol):
         """Break off the wait for an order."""
 
 
-class Heartbeat:
+class Heartbeat(Worker):
     """Reports the facts at each change of phase, and each `interval_s` in between.
 
     Args:
@@ -73,6 +73,7 @@ class Heartbeat:
         interval_s: float = HEARTBEAT_INTERVAL_S,
         orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
     ) -> None:
+        super().__init__("heartbeat", failure="nothing is reported any more")
         self._service = service
         self._board = board
         self._on_over = on_over
@@ -83,57 +84,43 @@ class Heartbeat:
         self._on_away = on_away
         self._interval_s = interval_s
         self._orphan_timeout_s = orphan_timeout_s
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._heard_at_s = time.monotonic()
+        self._is_away = False
+        self._back_off = BackOff(cap_s=interval_s)
 
-    def start(self) -> None:
-        """Begin to report; the first report is sent at once."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float) -> bool:
-        """End the thread; return whether it ended in time."""
-        self._stopping.set()
+    def abort(self) -> None:
+        """Report no more; returns at once."""
+        super().abort()
         self._board.close()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def _on_end(self) -> None:
+        self._board.close()  # nobody is told anything from here on, so that nobody needs to wait for it
+
+    def _round(self) -> float | None:
         try:
-            self._report_until_stopped()
-        finally:
-            self._board.close()  # nobody is told anything from here on, so that nobody needs to wait for it
-
-    def _report_until_stopped(self) -> None:
-        heard_at_s = time.monotonic()
-        is_away = False
-        back_off = BackOff(cap_s=self._interval_s)
-        while not self._stopping.is_set():
-            try:
-                self._tell(timeout_s=REQUEST_TIMEOUT_S if is_away else FIRST_SILENCE_S)
-                if is_away:
-                    logger.warning("the service is back after %.1f s", time.monotonic() - heard_at_s)
-                    self._on_away(False)
-                heard_at_s, is_away = time.monotonic(), False
-                back_off.reset()
-                self._board.wait_until_urgent(self._interval_s)
-                continue
-            except AttemptOver as error:
-                self._on_over(error.message)
-                return
-            except (ServiceUnreachable, ServiceRefused) as error:
-                if not is_away:
-                    logger.warning("the service does not take reports: %s", error)
-                    self._on_away(True)
-                is_away = True
-            except Exception:  # boundary: heartbeat loop; without it the host would count as lost
-                logger.exception("a report could not be made")
-                is_away = True
-            away_s = time.monotonic() - heard_at_s
-            if away_s > self._orphan_timeout_s:
-                self._on_over(f"the service has been away for {away_s:.0f} s")
-                return
-            self._stopping.wait(back_off.next_s())
+            self._tell(timeout_s=REQUEST_TIMEOUT_S if self._is_away else FIRST_SILENCE_S)
+            if self._is_away:
+                logger.warning("the service is back after %.1f s", time.monotonic() - self._heard_at_s)
+                self._on_away(False)
+            self._heard_at_s, self._is_away = time.monotonic(), False
+            self._back_off.reset()
+            self._board.wait_until_urgent(self._interval_s)
+            return 0.0
+        except AttemptOver as error:
+            self._on_over(error.message)
+            return None
+        except (ServiceUnreachable, ServiceRefused) as error:
+            if not self._is_away:
+                logger.warning("the service does not take reports: %s", error)
+                self._on_away(True)
+        except Exception:  # boundary: heartbeat loop; without it the host would count as lost
+            logger.exception("a report could not be made")
+        self._is_away = True
+        away_s = time.monotonic() - self._heard_at_s
+        if away_s > self._orphan_timeout_s:
+            self._on_over(f"the service has been away for {away_s:.0f} s")
+            return None
+        return self._back_off.next_s()
 
     def _tell(self, *, timeout_s: float) -> None:
         report, mark = self._board.next_report()
@@ -150,7 +137,7 @@ class Heartbeat:
             self._on_interval(receipt.metrics_interval_s)
 
 
-class OrderWatch:
+class OrderWatch(Worker):
     """Waits for orders and passes each on once, in the order of their numbers.
 
     Args:
@@ -167,18 +154,14 @@ class OrderWatch:
         on_over: Callable[[str], None],
         wait_s: float = ORDER_WAIT_S,
     ) -> None:
+        super().__init__("orders", failure="no order is waited for any more")
         self._service = service
         self._on_order = on_order
         self._on_over = on_over
         self._wait_s = wait_s
         self._last_number = 0
         self._missed_number = 0  # newest order that a receipt spoke of and that had not come by then
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
-
-    def start(self) -> None:
-        """Begin to wait for orders."""
-        self._thread.start()
+        self._back_off = BackOff(cap_s=1.0)
 
     def expect(self, number: int) -> None:
         """Take note that order `number` stands; asked again if it has not come by the second such word.
@@ -189,29 +172,19 @@ class OrderWatch:
             self._service.wake_orders()
         self._missed_number = number
 
-    def stop(self, timeout_s: float) -> bool:
-        """End the thread once its call is broken off; return whether it ended in time."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        back_off = BackOff(cap_s=1.0)
-        while not self._stopping.is_set():
-            try:
-                order = self._service.next_order(self._last_number, wait_s=self._wait_s)
-            except AttemptOver as error:
-                self._on_over(error.message)
-                return
-            except (ServiceUnreachable, ServiceRefused):
-                self._stopping.wait(back_off.next_s())  # the heartbeat tells the story of a service that is away
-                continue
-            except Exception:  # boundary: as the heartbeat loop; an order may still come
-                logger.exception("the wait for an order failed")
-                self._stopping.wait(back_off.next_s())
-                continue
-            back_off.reset()
-            if order is not None:
-                self._last_number = order.number
-                self._on_order(order)
+    def _round(self) -> float | None:
+        try:
+            order = self._service.next_order(self._last_number, wait_s=self._wait_s)
+        except AttemptOver as error:
+            self._on_over(error.message)
+            return None
+        except (ServiceUnreachable, ServiceRefused):
+            return self._back_off.next_s()  # the heartbeat tells the story of a service that is away
+        except Exception:  # boundary: as the heartbeat loop; an order may still come
+            logger.exception("the wait for an order failed")
+            return self._back_off.next_s()
+        self._back_off.reset()
+        if order is not None:
+            self._last_number = order.number
+            self._on_order(order)
+        return 0.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
+from clary.agent.companion import WatchedProgram
 from clary.agent.rules.rule_processes import RuleWorld
 from clary.base.beneath import Folder
 from clary.base.errors import ClaryError
@@ -34,23 +35,12 @@ class Uploaded:
     uris: tuple[str, ...] = ()
 
 
-class RunningProgram(Protocol):
+class RunningProgram(WatchedProgram, Protocol):
     """The processes of the program on this host."""
-
-    @property
-    def init_pid(self) -> int | None:
-        """First process of the program, as this machine numbers it."""
-
-    @property
-    def num_processes(self) -> int:
-        """Processes that were started, each of which `wait_for_exits` returns once."""
 
     @property
     def not_isolated(self) -> tuple[str, ...]:
         """What the program shares with the machine, in words."""
-
-    def ranks_by_pid(self) -> Mapping[int, int]:
-        """Return process -> rank of those ranks that run; empty for processes that are no ranks of the agent's own."""
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
         """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`.
@@ -140,16 +130,16 @@ class Mirror(Protocol):
     def opened(self) -> Folder:
         """Open the folder, no link followed. Raises: OSError."""
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """Store at once what is left: nobody writes any more. `finish` comes later, or never."""
 
-    def settle(self, timeout_s: float) -> bool:
-        """Wait, after `hurry`, until all is stored or never will be; return whether there is no use in waiting."""
+    def wait_stored(self, timeout_s: float) -> bool:
+        """Wait, after `flush`, until all is stored or never will be; return whether there is no use in waiting."""
 
     def finish(self, limit_s: float) -> bool:
         """Store what is left, now that nobody writes any more; return whether everything is stored."""
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Break everything off; harmless when repeated."""
 
     def join(self, timeout_s: float) -> bool:

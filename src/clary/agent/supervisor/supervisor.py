@@ -249,7 +249,7 @@ class Supervisor:
                 self._board.enter(HostPhase.RELEASED)
             self._board.wait_until_told(self._limits.last_report_s)
         self._service.break_off()
-        stopped = [self._heartbeat.stop(self._limits.join_s), self._orders.stop(self._limits.join_s)]
+        stopped = [self._heartbeat.close(self._limits.join_s), self._orders.close(self._limits.join_s)]
         if life is not None:
             stopped.append(life.close())
         if log is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from clary.agent.companion import Companion, WatchedProgram
 from clary.agent.small_files import write_whole
 from clary.agent.training.file_kinds import folders_to_watch
 from clary.agent.training.file_reading import FileReading
@@ -29,7 +30,7 @@ _DEFAULT_FOLDER = "output/tensorboard"
 logger = logging.getLogger(__name__)
 
 
-class HostTraining:
+class HostTraining(Companion):
     """Reads what a program writes of its training; methods belong to the supervisor's thread.
 
     Args:
@@ -86,27 +87,27 @@ class HostTraining:
         self._is_away = is_away
         self._hand_out_token()
 
-    def begin_program(self) -> None:
+    def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
         """Read while the program runs."""
         if self._watch is not None:
             self._watch.start()
 
-    def end_program(self) -> None:
-        """Look once more and send what there is; `settle` waits for that."""
+    def ended(self) -> None:
+        """Read the files once more and send every value; `wait_flushed` waits for that."""
         if self._watch is not None:
             self._watch.stop()
 
-    def settle(self, is_vain: Callable[[], bool]) -> None:
+    def wait_flushed(self, is_vain: Callable[[], bool]) -> None:
         """Wait until the last values are sent, for a moment at most; less once there is no use in it."""
         if self._watch is not None:
             self._watch.join(LAST_VALUES_S, is_vain=is_vain)
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """Read and send no more; returns at once, harmless when repeated."""
         if self._watch is not None:
             self._watch.abort()
 
-    def join(self, timeout_s: float = _JOIN_S) -> bool:
+    def close(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for the thread to end; return whether it did."""
         return self._watch is None or self._watch.join(timeout_s)
 

@@ -43,7 +43,7 @@ def mirror(tmp_path, store):
         interval_s=0.02,
     )
     yield made
-    made.give_up()
+    made.abort()
     assert made.join(LIMIT_S)
 
 

@@ -26,7 +26,7 @@ def mirror(tmp_path, store):
     (tmp_path / "tensors").mkdir()
     made = FolderMirror(tmp_path, ("tensors",), s3_uri="s3://bucket/t/", open_store=lambda: store, interval_s=NEVER_S)
     yield made
-    made.give_up()
+    made.abort()
     assert made.join(LIMIT_S)
 
 
@@ -38,17 +38,17 @@ def test_what_lies_there_is_stored_at_once_with_what_says_that_the_training_is_o
     mirror.start()
     (tmp_path / "tensors" / "a").write_text("x")
     (tmp_path / "tensors" / "END_OF_JOB.ts").touch()
-    assert not mirror.settle(0.0)
-    mirror.hurry()
-    assert mirror.settle(LIMIT_S)
+    assert not mirror.wait_stored(0.0)
+    mirror.flush()
+    assert mirror.wait_stored(LIMIT_S)
     assert [key.removeprefix("t/") for _, key in store.objects] == ["a", "END_OF_JOB.ts"]
 
 
 def test_a_mirror_that_was_hurried_can_still_be_finished(mirror, store, tmp_path):
     mirror.start()
     (tmp_path / "tensors" / "a").write_text("x")
-    mirror.hurry()
-    assert mirror.settle(LIMIT_S)
+    mirror.flush()
+    assert mirror.wait_stored(LIMIT_S)
     (tmp_path / "tensors" / "b").write_text("y")
     assert mirror.finish(LIMIT_S)
     assert keys(store) == ["a", "b"]
@@ -61,18 +61,18 @@ def test_a_store_that_refuses_is_asked_again_after_the_hurry(tmp_path, store):
     mirror = FolderMirror(tmp_path, ("tensors",), s3_uri="s3://bucket/t/", open_store=lambda: store, interval_s=0.02)
     mirror.start()
     try:
-        mirror.hurry()
-        assert not mirror.settle(0.2)
+        mirror.flush()
+        assert not mirror.wait_stored(0.2)
         store.fail_on = set()
-        assert mirror.settle(LIMIT_S)
+        assert mirror.wait_stored(LIMIT_S)
         assert keys(store) == ["a"]
     finally:
-        mirror.give_up()
+        mirror.abort()
         assert mirror.join(LIMIT_S)
 
 
 def test_nobody_waits_for_a_mirror_that_was_given_up_or_never_began(mirror):
-    assert mirror.settle(LIMIT_S)
+    assert mirror.wait_stored(LIMIT_S)
     mirror.start()
-    mirror.give_up()
-    assert mirror.settle(LIMIT_S)
+    mirror.abort()
+    assert mirror.wait_stored(LIMIT_S)

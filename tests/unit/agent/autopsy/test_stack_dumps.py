@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_processes_below_the_first_one_are_looked_at(dumps_of):
     process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "up\n"
-        dumps.watch(os.getpid(), lambda: {process.pid: 3})
+        dumps.begin(SimpleNamespace(init_pid=os.getpid(), ranks_by_pid=lambda: {process.pid: 3}), None)
         dumps.ask(1, "")
         wait_for(lambda: sent)
     finally:
@@ -157,7 +158,7 @@ def test_a_look_that_fails_is_told_in_the_dump(dumps_of, monkeypatch):
 
     monkeypatch.setattr(stack_dumps, "dump_host", fail)
     dumps = dumps_of(sent.append)
-    dumps.watch(os.getpid(), dict)
+    dumps.begin(SimpleNamespace(init_pid=os.getpid(), ranks_by_pid=dict), None)
     dumps.ask(1, "")
     wait_for(lambda: sent)
     assert sent[0].error == "OSError: no /proc here"

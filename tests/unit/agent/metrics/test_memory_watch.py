@@ -66,7 +66,7 @@ def watched():
 
     yield start
     for first, watch in made:
-        watch.stop()
+        watch.close()
         os.killpg(first.pid, signal.SIGKILL)
         first.communicate()
 

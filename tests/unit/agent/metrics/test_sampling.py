@@ -62,7 +62,7 @@ def sampling_of():
 
     yield build
     for sampling in made:
-        sampling.end()
+        sampling.abort()
         assert sampling.join(DEADLINE_S)
 
 
@@ -77,7 +77,7 @@ def test_every_row_has_the_values_of_every_source_and_the_marks(sampling_of):
     store, one, other = RowStore(), FakeSource(), FakeSource("rank-0/cpu_percent")
     sampling = sampling_of(one, other, store=store, marks=lambda: {"host/phase": 2.0})
     wait_until(lambda: store.end >= 3)
-    sampling.end()
+    sampling.abort()
     assert sampling.join(DEADLINE_S)
     batch = store.batch()
     assert batch.names == ("host/phase", "host/cpu_percent", "rank-0/cpu_percent")
@@ -132,7 +132,7 @@ def test_a_source_that_hangs_does_not_keep_who_ends_the_thread(sampling_of):
             return {}
 
     sampling = sampling_of(FakeHungSource(), store=RowStore())
-    sampling.end()
+    sampling.abort()
     assert not sampling.join(0.05)
     held.set()
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,11 @@ from clary.base.clock import SystemClock
 LIMIT_S = 20.0
 CONNECTS = "import socket, sys, time\nkept = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\ntime.sleep(60)"
 SLEEPS = "import time\ntime.sleep(60)"
+
+
+def program_of(pid):
+    """Return a program of which `pid` is the first process."""
+    return SimpleNamespace(init_pid=pid, num_processes=1)
 
 
 @pytest.fixture
@@ -59,13 +65,13 @@ def watch():
             num_processes=num_processes,
         )
         board = FactBoard(clock=SystemClock())
-        started.append(RendezvousWatch(place, board=board, **changes))
-        started[-1].start(pid)
+        started.append(RendezvousWatch(lambda _: place, board=board, **changes))
+        started[-1].begin(program_of(pid), None)
         return board, started[-1]
 
     yield start
     for one in started:
-        one.close()
+        one.abort()
     assert set(threading.enumerate()) <= before
 
 
@@ -119,16 +125,16 @@ def test_a_program_that_ends_unconnected_leaves_the_answer_to_its_exit(program, 
     time.sleep(0.3)
     os.killpg(program.pid, signal.SIGKILL)
     time.sleep(0.3)
-    watched.close()
+    watched.abort()
     assert board.facts.awaits_rendezvous
     assert board.facts.rendezvous_at is None
 
 
 def test_nobody_is_watched_without_a_place_or_a_process():
     board = FactBoard(clock=SystemClock())
-    RendezvousWatch(None, board=board).start(os.getpid())
+    RendezvousWatch(lambda _: None, board=board).begin(program_of(os.getpid()), None)
     place = MeetingPlace(ports=frozenset({1}), addresses=frozenset(), others=frozenset(), num_processes=2)
-    RendezvousWatch(place, board=board).start(None)
+    RendezvousWatch(lambda _: place, board=board).begin(program_of(None), None)
     assert not board.facts.awaits_rendezvous
     assert "rendezvous-watch" not in [thread.name for thread in threading.enumerate()]
 

@@ -118,7 +118,7 @@ def run(setup):
 
     yield begin
     for rules in started:
-        rules.end()
+        rules.abort()
         assert rules.join(LIMIT_S)
 
 
@@ -267,7 +267,7 @@ def test_what_is_no_python_file_is_no_rule(tmp_path):
 
 def test_nothing_is_left_running_when_it_is_ended_at_once(setup, run):
     rules = run(plan())
-    rules.end()
+    rules.abort()
     assert rules.join(LIMIT_S)
     assert setup.last()[0][0] == "Stopped"
     assert not any(thread.name == "rules" for thread in threading.enumerate())

@@ -38,7 +38,7 @@ class Host:
             on_hung=lambda _: self.ended.set(),
             has_gpus=has_gpus,
         )
-        self.alarm.start(1)
+        self.alarm.begin(SimpleNamespace(init_pid=1), None)
         self.watch = self.alarm._watch
 
     def take_dump(self, words):
@@ -57,7 +57,7 @@ def no_processes(monkeypatch):
 def test_a_host_with_gpus_is_looked_at_while_it_spins_and_nobody_is_alarmed_or_ended():
     host = Host(has_gpus=True)
     host.watch.on_quiet(QUIET)
-    host.alarm.close()
+    host.alarm.abort()
     assert host.dumps == [QUIET]
     assert QUIET in host.said[0]
     assert host.told == []
@@ -72,5 +72,5 @@ def test_a_program_that_stands_still_is_looked_at_told_and_ended():
     host = Host(has_gpus=True)
     host.watch.on_standstill("no progress")
     assert host.ended.wait(30.0)
-    host.alarm.close()
+    host.alarm.abort()
     assert (host.dumps, host.told) == (["no progress"], [{"standstill": "no progress"}])

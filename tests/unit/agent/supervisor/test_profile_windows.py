@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,7 +101,7 @@ def states(profile):
 def test_a_request_reaches_the_ranks_and_their_traces_the_service(make_host, monkeypatch):
     monkeypatch.setattr(profile_windows, "PIECE_BYTES", 10)
     host = make_host()
-    host.windows.watch(lambda: {100: 0, 101: 1})
+    host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: {100: 0, 101: 1}), None)
     host.windows.ask(asked())
     host.windows.ask(host.request())  # with the next receipt
     assert host.request().num_steps == 3
@@ -119,7 +120,7 @@ def test_a_request_reaches_the_ranks_and_their_traces_the_service(make_host, mon
 def test_a_rank_that_ends_within_its_window_is_lost_and_the_others_are_kept(make_host):
     host = make_host()
     live = {100: 0, 101: 1}
-    host.windows.watch(lambda: dict(live))
+    host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: dict(live)), None)
     host.windows.ask(asked())
     host.write(1, RankState.RECORDING)
     host.wait_for(lambda last: last.ranks)
@@ -131,13 +132,13 @@ def test_a_rank_that_ends_within_its_window_is_lost_and_the_others_are_kept(make
 
 def test_the_end_of_the_program_ends_the_profile_and_brings_what_it_left(make_host):
     host = make_host()
-    host.windows.watch(lambda: {100: 0, 101: 1})
+    host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: {100: 0, 101: 1}), None)
     host.windows.ask(asked())
     host.write(1, RankState.WAITING)
     host.wait_for(lambda last: last.ranks)
     host.write(0, RankState.DONE, trace=b"a")
-    host.windows.watch(dict)
-    host.windows.end_program(LIMIT_S)
+    host.windows.begin(SimpleNamespace(ranks_by_pid=dict), None)
+    host.windows.ended()
     assert host.receiver.last.is_final
     assert states(host.receiver.last) == {0: RankState.DONE, 1: RankState.LOST}
     assert host.receiver.traces[7, 0] == b"a"
@@ -145,7 +146,7 @@ def test_the_end_of_the_program_ends_the_profile_and_brings_what_it_left(make_ho
 
 def test_ranks_that_were_not_asked_are_not_waited_for(make_host):
     host = make_host()
-    host.windows.watch(lambda: {100: 0, 101: 1})
+    host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: {100: 0, 101: 1}), None)
     host.windows.ask(asked(ranks=(1,)))
     host.write(1, RankState.REFUSED, words="it profiles itself")
     assert states(host.final()) == {1: RankState.REFUSED}
@@ -163,17 +164,17 @@ def test_a_program_whose_ranks_are_not_known_is_done_when_no_more_come(make_host
 def test_ranks_that_never_answer_are_given_up_with_what_profiles_need(make_host, monkeypatch):
     monkeypatch.setattr(profile_windows, "_ANSWER_S", 0.0)
     host = make_host()
-    host.windows.watch(lambda: {100: 0})
+    host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: {100: 0}), None)
     host.windows.ask(asked(give_up_at=time.time() + 0.3))
     assert "torch 2.5 or later" in host.final().ranks[0].words
-    host.windows.watch(dict)
+    host.windows.begin(SimpleNamespace(ranks_by_pid=dict), None)
     host.windows.ask(asked(number=8, give_up_at=time.time() + 0.3))
     assert "no rank of algo-1 has answered" in host.wait_for(lambda last: last.number == 8 and last.is_final).error
 
 
 def test_what_the_job_itself_asks_for_is_there_before_its_program_starts(make_host):
     host = make_host(window=Window(start_step=5, num_steps=2))
-    host.windows.begin()
+    host.windows.prepare(None)
     request = host.request(1)
     assert (request.start_step, request.num_steps, request.give_up_at) == (5, 2, 0)
 
@@ -202,7 +203,7 @@ def test_an_attempt_that_is_over_is_told_nothing_more(make_host):
     host.receiver.refusals = [AttemptOver("over")]
     host.windows.ask(asked())
     host.write(0, RankState.DONE, trace=b"abc")
-    host.windows.end_program(LIMIT_S)
+    host.windows.ended()
     assert host.receiver.profiles == []
 
 

@@ -40,19 +40,19 @@ class FakeMirror:
         with Folder.at(self.folder) as folder:
             yield folder
 
-    def hurry(self):
-        self.calls.append("hurry")
+    def flush(self):
+        self.calls.append("flush")
 
-    def settle(self, timeout_s):
-        self.calls.append("settle")
+    def wait_stored(self, timeout_s):
+        self.calls.append("wait")
         return self.is_complete
 
     def finish(self, limit_s):
         self.calls.append("finish")
         return self.is_complete
 
-    def give_up(self):
-        self.calls.append("give up")
+    def abort(self):
+        self.calls.append("abort")
 
     def join(self, timeout_s):
         return True
@@ -90,11 +90,11 @@ def debugging(steps, said, *, host="algo-1", mirrors=(), rules=(), num_hosts=1, 
 def test_a_job_without_tensors_asks_for_nothing(said):
     steps = FakeDebuggingSteps({})
     subject = debugging(steps, said)
-    subject.begin()
-    subject.end_program()
+    subject.begin(None, None)
+    subject.ended()
     assert subject.finish() == ()
-    subject.end()
-    assert subject.join()
+    subject.abort()
+    assert subject.close()
     assert (steps.num_asked, said) == (0, [])
 
 
@@ -104,10 +104,10 @@ def test_the_end_of_the_program_is_marked_where_trials_look_for_it(said, tmp_pat
     (tmp_path / "tensors" / END_OF_JOB).touch()  # of an earlier program
     mirrors = {MIRROR: FakeMirror(tmp_path / "tensors"), EVENTS: FakeMirror(tmp_path / "events")}
     subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors)
-    subject.begin()
+    subject.begin(None, None)
     assert not (tmp_path / "tensors" / END_OF_JOB).exists()
     mirrors[EVENTS].num_stored = 1
-    subject.end_program()
+    subject.ended()
     assert (tmp_path / "tensors" / END_OF_JOB).exists()
     assert not (tmp_path / "events" / END_OF_JOB).exists()
     assert subject.finish() == ()
@@ -117,12 +117,12 @@ def test_the_end_of_the_program_is_marked_where_trials_look_for_it(said, tmp_pat
 def test_a_host_of_several_marks_its_own_end_and_not_that_of_all(said, tmp_path):
     mirrors = {MIRROR: FakeMirror(tmp_path)}
     subject = debugging(FakeDebuggingSteps(mirrors), said, host="algo-2", mirrors=mirrors, num_hosts=2)
-    subject.begin()
-    subject.end_program()
+    subject.begin(None, None)
+    subject.ended()
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [
         "ended/algo-2.try-1.of-2"
     ]
-    subject.begin()
+    subject.begin(None, None)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
@@ -133,7 +133,7 @@ def test_an_attempt_has_the_ends_of_those_before_taken_out_of_the_store(said, tm
     ):
         mirrors = {MIRROR: FakeMirror(tmp_path), EVENTS: FakeMirror(tmp_path)}
         subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors, num_hosts=num_hosts, attempt=3)
-        subject.begin()
+        subject.begin(None, None)
         assert mirrors[MIRROR].calls == [f"forget {', '.join(names)}", "start"]
         assert mirrors[EVENTS].calls == ["start"]
 
@@ -144,8 +144,8 @@ def test_a_hosts_mark_is_not_written_through_a_link(said, tmp_path):
     (tmp_path / "tensors" / "ended").symlink_to(tmp_path / "elsewhere")
     mirrors = {MIRROR: FakeMirror(tmp_path / "tensors")}
     subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors, num_hosts=2)
-    subject.begin()
-    subject.end_program()
+    subject.begin(None, None)
+    subject.ended()
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -153,27 +153,27 @@ def test_a_mark_is_not_written_through_a_link(said, tmp_path):
     (tmp_path / "tensors").mkdir()
     mirrors = {MIRROR: FakeMirror(tmp_path / "tensors")}
     subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors)
-    subject.begin()
+    subject.begin(None, None)
     (tmp_path / "tensors" / END_OF_JOB).symlink_to(tmp_path / "elsewhere")
-    subject.end_program()
+    subject.ended()
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_what_was_not_stored_is_a_note(said, tmp_path):
     mirrors = {MIRROR: FakeMirror(tmp_path, is_complete=False)}
     subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors)
-    subject.begin()
+    subject.begin(None, None)
     assert subject.finish() == ("tensors: not everything was stored at s3://b/t/: the store refused",)
-    subject.end()
-    assert mirrors[MIRROR].calls == ["start", "finish", "give up"]
+    subject.abort()
+    assert mirrors[MIRROR].calls == ["start", "finish", "abort"]
 
 
 def test_rules_run_on_the_first_host_alone_and_a_failure_there_is_only_said(said):
     first, second = FakeDebuggingSteps({}), FakeDebuggingSteps({})
-    debugging(second, said, host="algo-2", rules=[RULE], num_hosts=2).begin()
+    debugging(second, said, host="algo-2", rules=[RULE], num_hosts=2).begin(None, None)
     assert second.num_asked == 0
     subject = debugging(first, said, rules=[RULE])
-    subject.begin()
+    subject.begin(None, None)
     assert first.num_asked == 1
     assert said == ["saved tensors are not looked at: OSError: no room"]
     assert subject.finish() == ()
@@ -184,7 +184,7 @@ def test_rules_run_on_the_first_host_alone_and_a_failure_there_is_only_said(said
 def test_a_second_upload_waits_for_nothing_and_says_nothing_again(said, tmp_path):
     mirror = FakeMirror(tmp_path, is_complete=False)
     subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
-    subject.begin()
+    subject.begin(None, None)
     assert len(subject.finish(1.0)) == 1
     assert subject.finish(1.0) == ()
     assert mirror.calls == ["start", "finish"]
@@ -194,7 +194,7 @@ def test_a_defect_in_the_end_does_not_hold_up_the_host(said, tmp_path, monkeypat
     mirror = FakeMirror(tmp_path)
     monkeypatch.setattr(mirror, "finish", lambda limit_s: 1 / 0)
     subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
-    subject.begin()
+    subject.begin(None, None)
     assert "ZeroDivisionError" in subject.finish(1.0)[0]
 
 
@@ -211,7 +211,7 @@ def test_marks_of_earlier_tries_are_taken_out_of_a_folder_that_outlives_them(sai
     for name in ("END_OF_JOB.ts", "ended/algo-1.try-1.of-2", "ended/algo-2.try-1.of-2", "ended/worker_0.json"):
         (tmp_path / name).touch()
     mirrors = {MIRROR: FakeMirror(tmp_path)}
-    debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors, num_hosts=2, attempt=2).begin()
+    debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors, num_hosts=2, attempt=2).begin(None, None)
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["ended/algo-2.try-1.of-2", "ended/worker_0.json"]
 
@@ -220,12 +220,12 @@ def test_what_is_left_is_waited_for_until_it_is_stored_or_nobody_needs_it(said, 
     for is_complete, is_vain, num_looks in ((True, False, 1), (False, True, 0)):
         mirror = FakeMirror(tmp_path, is_complete=is_complete)
         subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
-        subject.begin()
-        subject.end_program()
-        subject.settle(60.0, give_up=lambda is_vain=is_vain: is_vain)
-        assert mirror.calls == ["start", "hurry", *["settle"] * num_looks]
+        subject.begin(None, None)
+        subject.ended()
+        subject.wait_stored(60.0, is_vain=lambda is_vain=is_vain: is_vain)
+        assert mirror.calls == ["start", "flush", *["wait"] * num_looks]
     mirror = FakeMirror(tmp_path, is_complete=False)
     subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
-    subject.begin()
-    subject.settle(0.01, give_up=lambda: False)
-    assert "settle" in mirror.calls
+    subject.begin(None, None)
+    subject.wait_stored(0.01, is_vain=lambda: False)
+    assert "wait" in mirror.calls

@@ -99,8 +99,8 @@ def watched(tmp_path, monkeypatch):
     plan = make_plan(hosts=make_hosts(1), work_folder=str(tmp_path), health_checks=True)
     health = HostHealth(plan, host="algo-1", board=board, log=log, interval_s=0.02)
     yield health, board, log
-    health.close()
-    assert health.join(DEADLINE_S)
+    health.abort()
+    assert health.close(DEADLINE_S)
 
 
 def wait_until(holds) -> None:
@@ -165,8 +165,8 @@ def test_what_the_thorough_checks_found_is_not_taken_back_by_the_quick_ones(watc
     num_quick_looks.clear()
     health.start()
     wait_until(lambda: len(num_quick_looks) > 1)  # the first has been weighed
-    health.close()
-    assert health.join(DEADLINE_S)
+    health.abort()
+    assert health.close(DEADLINE_S)
     assert disk_of(board).state is FindingState.WARN
 
 
@@ -266,10 +266,10 @@ def with_peer(tmp_path, monkeypatch):
 
     yield begin
     for health, check in begun:
-        health.close()
+        health.abort()
         check.join(DEADLINE_S)
         assert not check.is_alive()
-        assert health.join(DEADLINE_S)
+        assert health.close(DEADLINE_S)
 
 
 def network_states(board):
@@ -334,10 +334,10 @@ def test_a_program_that_ends_before_the_rest_is_measured_leaves_it_as_not_checke
     health, doctor, board, log, check = with_peer(HealthAction.WARN)
     doctor.ports.put(PortReading())
     check.join(DEADLINE_S)
-    health.end_watch()
+    health.ended()
     assert not doctor.is_ended, "peers may still want answers"
     doctor.rest.put(MEASURED)
-    assert health.join(DEADLINE_S)
+    assert health.close(DEADLINE_S)
     assert network_states(board)["link", "algo-2"] == "skipped"
     (link,) = [item for item in board.facts.health if item.peer == "algo-2"]
     assert link.words == "the host's part was over before this was known"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_steps import FakeProgram, FakeSteps
@@ -87,12 +88,12 @@ def test_a_plan_that_wants_nothing_measured_gets_no_rows(tmp_path, host_of):
         board = FactBoard(clock=SystemClock())
         metrics = HostMetrics(other.plan, host="algo-1", board=board, service=FakeReceiver(), clock=SystemClock())
         metrics.start()
-        metrics.begin_program(1, {}, tmp_path)
-        metrics.hurry()
-        metrics.settle(LAST_ROWS_S)
-        metrics.end_program()
-        metrics.end()
-        assert metrics.join()
+        metrics.begin(SimpleNamespace(init_pid=1, ranks_by_pid=dict), tmp_path)
+        metrics.flush(LAST_ROWS_S)
+        metrics.wait_flushed(lambda: False)
+        metrics.ended()
+        metrics.abort()
+        assert metrics.close()
 
 
 class FakeReceiver:
@@ -165,11 +166,11 @@ def test_each_attempt_numbers_its_rows_from_0(tmp_path):
         metrics = HostMetrics(plan, host="algo-1", board=board, service=FakeKeepingReceiver(), clock=SystemClock())
         metrics.start()
         time.sleep(0.3)
-        metrics.hurry()
-        metrics.settle(LAST_ROWS_S)
+        metrics.flush(LAST_ROWS_S)
+        metrics.wait_flushed(lambda: False)
         wait_until(lambda taken=taken: taken)
-        metrics.end()
-        assert metrics.join()
+        metrics.abort()
+        assert metrics.close()
         assert taken[0].first_row == 0
 
 
@@ -181,6 +182,6 @@ def test_gpus_are_asked_for_only_where_the_plan_has_some(tmp_path, monkeypatch):
     board = FactBoard(clock=SystemClock())
     metrics = HostMetrics(plan, host="algo-1", board=board, service=FakeReceiver(), clock=SystemClock())
     metrics.start()
-    metrics.end()
-    assert metrics.join()
+    metrics.abort()
+    assert metrics.close()
     assert made == []

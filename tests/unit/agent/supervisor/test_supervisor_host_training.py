@@ -88,14 +88,14 @@ def test_values_and_progress_of_a_host_reach_the_service_before_its_program_coun
 def test_values_wait_for_a_service_that_is_away_and_come_once(ml_folder):
     receiver = FakeReceiver(ServiceUnreachable("away"), ServiceUnreachable("away"))
     training = training_of(ml_folder, receiver)
-    training.begin_program()
+    training.begin(None, None)
     for step in range(1, 6):
         write(ml_folder, step)
-    training.end_program()
-    training.settle(lambda: False)
+    training.ended()
+    training.wait_flushed(lambda: False)
     assert [finding.step for batch in receiver.batches for finding in batch.findings] == [1, 2, 3, 4, 5]
-    training.end()
-    assert training.join(WAIT_S)
+    training.abort()
+    assert training.close(WAIT_S)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -104,22 +104,22 @@ def test_a_service_that_refuses_values_does_not_hold_up_the_end(ml_folder, is_kn
     receiver = FakeReceiver(refusal)
     training = training_of(ml_folder, receiver)
     write(ml_folder, 1)
-    training.begin_program()
-    training.end_program()
-    training.settle(lambda: False)
+    training.begin(None, None)
+    training.ended()
+    training.wait_flushed(lambda: False)
     assert receiver.batches == []
-    training.end()
-    assert training.join(WAIT_S)
+    training.abort()
+    assert training.close(WAIT_S)
 
 
 def test_a_defect_in_reading_is_not_the_hosts(ml_folder, monkeypatch):
     training = training_of(ml_folder, None)
     write(ml_folder, 1)
-    training.begin_program()
-    training.end_program()
-    training.settle(lambda: False)
-    training.end()
-    assert training.join(WAIT_S)
+    training.begin(None, None)
+    training.ended()
+    training.wait_flushed(lambda: False)
+    training.abort()
+    assert training.close(WAIT_S)
 
 
 def test_a_local_path_outside_the_tree_is_said(ml_folder):
@@ -127,11 +127,11 @@ def test_a_local_path_outside_the_tree_is_said(ml_folder):
     document = {"S3OutputPath": "s3://bucket/boards", "LocalPath": "/srv/logs"}
     plan = make_plan(config_documents={"tensorboardoutputconfig": document})
     training = training_of(ml_folder, FakeReceiver(), plan, notes)
-    training.begin_program()
+    training.begin(None, None)
     assert len(notes) == 1
     assert "/srv/logs" in notes[0]
-    training.end()
-    assert training.join(WAIT_S)
+    training.abort()
+    assert training.close(WAIT_S)
 
 
 def test_progress_is_told_while_looks_at_files_wait_because_they_cost_much(ml_folder, monkeypatch):
@@ -139,15 +139,15 @@ def test_progress_is_told_while_looks_at_files_wait_because_they_cost_much(ml_fo
     receiver = FakeReceiver()
     progress = ProgressWatch(SystemClock())
     training = training_of(ml_folder, receiver, progress=progress)
-    training.begin_program()
+    training.begin(None, None)
     for step in (1, 2):
         progress.feed([f"step {step}/9"], rank=0)
         deadline_s = time.monotonic() + WAIT_S
         while not any(batch.progress and batch.progress.done == step for batch in receiver.batches):
             assert time.monotonic() < deadline_s, f"step {step} was not told"
             time.sleep(0.05)
-    training.end()
-    assert training.join(WAIT_S)
+    training.abort()
+    assert training.close(WAIT_S)
 
 
 def test_a_program_is_not_let_wait_for_a_service_that_is_away(ml_folder):
@@ -185,11 +185,11 @@ def test_too_many_names_are_said_once(ml_folder, monkeypatch):
     with (ml_folder / "output/metrics/sagemaker/1.json").open("a") as file:
         for name in ("loss", "other", "third"):
             print(json.dumps({"MetricName": name, "Value": 1, "Timestamp": 1_700_000_000}), file=file)
-    training.begin_program()
-    training.end_program()
-    training.settle(lambda: False)
+    training.begin(None, None)
+    training.ended()
+    training.wait_flushed(lambda: False)
     assert [finding.name for batch in receiver.batches for finding in batch.findings] == ["loss"]
     assert len(notes) == 1
     assert "more names" in notes[0]
-    training.end()
-    assert training.join(WAIT_S)
+    training.abort()
+    assert training.close(WAIT_S)

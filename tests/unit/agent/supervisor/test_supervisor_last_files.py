@@ -44,10 +44,10 @@ class FakeSlowMirror:
         with Folder.at(self.folder) as folder:
             yield folder
 
-    def hurry(self) -> None:
-        self.calls.append("hurry")
+    def flush(self) -> None:
+        self.calls.append("flush")
 
-    def settle(self, timeout_s: float) -> bool:
+    def wait_stored(self, timeout_s: float) -> bool:
         self.is_asked.set()
         is_stored = self.is_stored.wait(timeout_s)
         if is_stored:
@@ -58,7 +58,7 @@ class FakeSlowMirror:
         self.calls.append("finish")
         return True
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         self.calls.append("give up")
 
     def join(self, timeout_s: float) -> bool:
@@ -93,7 +93,7 @@ def test_a_host_that_is_stopped_has_ended_when_its_tensors_are_stored(service: F
     assert HostPhase.EXITED not in service.phases
     mirror.is_stored.set()
     service.wait_for_phase(HostPhase.EXITED)
-    assert mirror.calls == ["start", "hurry", "settled"]
+    assert mirror.calls == ["start", "flush", "settled"]
     service.order(OrderKind.RELEASE)
 
 
@@ -113,5 +113,5 @@ def test_a_program_that_has_finished_is_not_waited_for_before_its_upload(service
     service.lead_through_life()
     host_of(FakeSavingSteps(mirror)).program.end(0)
     service.wait_for_phase(HostPhase.DONE)
-    assert mirror.calls[:3] == ["start", "hurry", "finish"]
+    assert mirror.calls[:3] == ["start", "flush", "finish"]
     assert not mirror.is_asked.is_set()

@@ -40,11 +40,11 @@ def training(service: FakeService, metrics_file: Path, tmp_path: Path):
         service.plan, host="algo-1", service=client, progress=progress, clock=clock, on_note=lambda note: None
     )
     training.prepare(tmp_path / "ml")
-    training.begin_program()
+    training.begin(None, None)
     yield training
-    training.end()
+    training.abort()
     client.break_off()
-    assert training.join(DEADLINE_S)
+    assert training.close(DEADLINE_S)
     client.close()
 
 
@@ -72,8 +72,8 @@ def test_an_answer_that_is_lost_doubles_no_value(service, training, metrics_file
     write(metrics_file, 0, 10)
     wait_for_steps(service, 10)
     write(metrics_file, 10, 15)
-    training.end_program()
-    training.settle(lambda: False)
+    training.ended()
+    training.wait_flushed(lambda: False)
     assert steps_of(service) == list(range(15))
 
 
@@ -83,10 +83,10 @@ def test_values_outlive_a_service_that_dies_between_storing_and_answering(servic
     wait_for_steps(service, 5)
     service.kill()
     write(metrics_file, 5, 10)
-    training.end_program()
+    training.ended()
     time.sleep(0.3)
     service.restart()
-    training.settle(lambda: False)
+    training.wait_flushed(lambda: False)
     assert steps_of(service) == list(range(10))
 
 
@@ -98,8 +98,8 @@ def test_values_that_are_refused_are_given_up_and_later_ones_arrive(service, tra
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     write(metrics_file, 1, 4)
-    training.end_program()
-    training.settle(lambda: False)
+    training.ended()
+    training.wait_flushed(lambda: False)
     assert steps_of(service) == [1, 2, 3]
     assert service.next_finding == 4, "the number of the value that was given up is not used again"
 
@@ -110,9 +110,9 @@ def test_the_wait_for_last_values_ends_at_its_deadline_where_the_service_hangs(
     monkeypatch.setattr("clary.agent.training.host_training.LAST_VALUES_S", 0.3)
     service.partition()
     write(metrics_file, 0, 1)
-    training.end_program()
+    training.ended()
     began_s = time.monotonic()
-    training.settle(lambda: False)
+    training.wait_flushed(lambda: False)
     assert 0.3 <= time.monotonic() - began_s < DEADLINE_S
     service.heal()
 
@@ -120,8 +120,8 @@ def test_the_wait_for_last_values_ends_at_its_deadline_where_the_service_hangs(
 def test_the_wait_for_last_values_ends_at_once_when_it_is_vain(service, training, metrics_file):
     service.partition()
     write(metrics_file, 0, 1)
-    training.end_program()
+    training.ended()
     began_s = time.monotonic()
-    training.settle(lambda: True)
+    training.wait_flushed(lambda: True)
     assert time.monotonic() - began_s < DEADLINE_S / 4
     service.heal()

@@ -34,6 +34,7 @@ from clary.agent.checkpoints.evidence.processes import ProgramProcesses
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.log_names import is_log
 from clary.agent.checkpoints.scanning import FileFacts, Snapshot, facts_of, scan
+from clary.agent.worker import Worker
 from clary.base.clock import Clock
 
 _TICK_S = 2.0  # from one look at who is alive to the next, when nothing happens
@@ -81,7 +82,7 @@ class _Probed:
     file: FileId | None  # None: it is not there any more, or not as it was
 
 
-class Witness:
+class Witness(Worker):
     """Watches one folder.
 
     Args:
@@ -97,6 +98,8 @@ class Witness:
         note: Callable[[str], None],
         least_rest_s: float,
     ) -> None:
+        # Looks go on without what happens between them.
+        super().__init__("checkpoint-witness", failure="unexpected error in the witness of checkpoints")
         self._folder = folder
         self._clock = clock
         self._least_rest_s = least_rest_s
@@ -108,9 +111,8 @@ class Witness:
         self._looked_s = -inf
         self._find_again_s = -inf  # not before
         self._full_s = -inf  # when the disk was last seen full
-        self._is_closing = threading.Event()
+        self._is_early = self._is_closed = False
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="checkpoint-witness", daemon=True)
 
     def start(self) -> None:
         """Begin to watch, before the program starts; files already in the folder have no history. Does not raise."""
@@ -124,7 +126,7 @@ class Witness:
             except OSError as error:
                 logger.warning("checkpoints: %s", error)  # the first look says so aloud
             self._looked_s = self._clock.monotonic()
-        self._thread.start()
+        super().start()
 
     def follow(self, first_pid: int | None) -> None:
         """Watch the program too.
@@ -136,19 +138,20 @@ class Witness:
             self._processes.first_pid = first_pid
             self._look_for_processes()
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = _JOIN_S) -> bool:
         """End; harmless when repeated."""
-        if self._is_closing.is_set():
-            return
-        self._is_closing.set()
+        if self._is_closed:
+            return not self.is_running
+        self._is_closed = True
+        self.abort()
         os.write(self._wake_writer, b"x")
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_S)
+        has_ended = self.join(timeout_s)
         with self._lock:
             self._events.close()
             self._processes.close()
         os.close(self._wake_writer)
         os.close(self._wake_reader)
+        return has_ended
 
     def decide(
         self, snapshot: Snapshot, paths: Collection[str], *, end: ProgramEnd | None = None
@@ -356,20 +359,14 @@ class Witness:
         self._find_again_s = now_s + max(_FIND_S, _NUM_PAUSES * took_s)
         return False
 
-    def _run(self) -> None:
-        is_early = False
-        try:
-            while not self._is_closing.is_set():
-                waited = [self._wake_reader]
-                if self._events.descriptor is not None:
-                    waited.append(self._events.descriptor)
-                ready, _, _ = select.select(waited, [], [], _FIND_S if is_early else _TICK_S)
-                if self._is_closing.is_set():
-                    return
-                with self._lock:
-                    if self._events.read() or not ready:
-                        is_early = self._look_for_processes()
-                    self._look_for_room(self._clock.monotonic())
-                self._is_closing.wait(_PAUSE_S)
-        except Exception:  # boundary: agent supervisor; looks go on without what happens between them
-            logger.exception("unexpected error in the witness of checkpoints")
+    def _round(self) -> float | None:
+        waited = [self._wake_reader]
+        if self._events.descriptor is not None:
+            waited.append(self._events.descriptor)
+        ready, _, _ = select.select(waited, [], [], _FIND_S if self._is_early else _TICK_S)
+        if not self.is_aborted:
+            with self._lock:
+                if self._events.read() or not ready:
+                    self._is_early = self._look_for_processes()
+                self._look_for_room(self._clock.monotonic())
+        return _PAUSE_S

@@ -1,0 +1,58 @@
+"""The verbs of everything that goes along with the program of a host: what measures it, reads it, watches it.
+
+Where: `supervisor.program_companions` iterates over companions, whatever room they live in:
+
+    prepare --> [the program starts] --> begin --> [its processes are gone] --> ended --> flush, wait_flushed --> close
+
+`abort` breaks off at any time before `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+
+class WatchedProgram(Protocol):
+    """The processes of the program, as far as companions look at them."""
+
+    @property
+    def init_pid(self) -> int | None:
+        """First process of the program, as this machine numbers it; None if that is not known."""
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that were started."""
+
+    def ranks_by_pid(self) -> Mapping[int, int]:
+        """Return process -> rank of those ranks that run; empty for processes that are no ranks of the agent's own."""
+
+
+class Companion:
+    """Does nothing at any of these moments, which subclasses override; all but `flush` on the supervisor's thread.
+
+    None of them raises into the host's life.
+    """
+
+    def prepare(self, ml_folder: Path) -> None:
+        """Get ready before the program starts; the host's `/opt/ml` is built."""
+
+    def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
+        """Begin with a program that has just been started."""
+
+    def ended(self) -> None:
+        """Take note that every process of the program is gone."""
+
+    def flush(self, limit_s: float) -> None:
+        """Begin to send everything measured so far, within `limit_s` where the companion has no limit of its own."""
+
+    def wait_flushed(self, is_vain: Callable[[], bool]) -> None:
+        """Wait, after `flush`, until it is sent or its time is over; less once `is_vain` says so."""
+
+    def abort(self) -> None:
+        """Break off everything; harmless when repeated."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Free everything, after `abort`; return whether its threads have ended within `timeout_s`."""
+        return True
