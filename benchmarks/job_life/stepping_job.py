@@ -19,7 +19,7 @@ from benchmarks.training.step_history import Step, parse
 from clary.base.errors import EngineError
 from clary.base.processes import ProcessId
 from clary.control.engines.local import killing
-from clary.control.engines.local.attempt_record import hosts_folder
+from clary.control.engines.local.attempt_record import pool_folder
 from clary.testing.gangs import first_process
 
 INSTANCE_TYPE = "ml.m5.large"
@@ -141,7 +141,9 @@ class SteppingJob:
 
     def _agent(self, attempt: int, host: str) -> ProcessId | None:
         try:
-            folder = hosts_folder(self._folder / str(attempt))
+            folder = pool_folder(self._folder / str(attempt))
+            if folder is None:
+                return None
             agent = json.loads((folder / "engine.json").read_text())["agents"][host]
         except (OSError, ValueError, KeyError, EngineError):
             return None  # its hosts are not there yet, or not any more

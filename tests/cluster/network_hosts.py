@@ -10,6 +10,8 @@ from pathlib import Path
 
 import clary
 from clary.contract.launch_plan import Resources
+from clary.control.engines.interface import Released
+from clary.control.engines.local.engine import LocalEngine
 from clary.testing.launch_plans import make_hosts, make_plan
 
 SOURCE = str(Path(clary.__file__).parent.parent)
@@ -19,6 +21,22 @@ sys.path.insert(0, {SOURCE!r})
 from clary.control.engines.local.network import namespaces
 namespaces.setns(os.open(sys.argv[1], os.O_RDONLY), namespaces.CLONE_NEWNET)
 """
+
+
+class LocalHosts(LocalEngine):
+    """The local engine with a pool for each job, which is named after it and goes with its attempt."""
+
+    async def launch(self, plan):
+        folder = self._folder(f"pool_{plan.job_name}", 1)
+        return await super().launch(replace(plan, pool=folder.parent.name, pool_folder=str(folder)))
+
+    async def release(self, job_name, attempt):
+        names = [job_name] if job_name.startswith("pool_") else [f"pool_{job_name}", job_name]
+        released = [await super(LocalHosts, self).release(name, attempt) for name in names]
+        return Released(
+            killed=tuple(words for each in released for words in each.killed),
+            removed=tuple(words for each in released for words in each.removed),
+        )
 
 
 class Host:

@@ -4,11 +4,10 @@ import asyncio
 import os
 
 import pytest
-from network_hosts import ECHO_SERVER, Host, Server, plan_of
+from network_hosts import ECHO_SERVER, Host, LocalHosts, Server, plan_of
 
 from clary.base.errors import EngineError
 from clary.contract.launch_plan import Link
-from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.network_faults import part
 from clary.control.settings import Settings
 
@@ -36,7 +35,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 async def engine(tmp_path):
-    engine = LocalEngine(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
+    engine = LocalHosts(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
     yield engine
     for folder in (tmp_path / "jobs").glob("*/*"):
         await engine.release(folder.parent.name, int(folder.name))

@@ -12,14 +12,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from network_hosts import ECHO_SERVER, SOURCE, Host, Server, plan_of
+from network_hosts import ECHO_SERVER, SOURCE, Host, LocalHosts, Server, plan_of
 
 import clary
 from clary.base.errors import EngineError
 from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Isolation, Link
 from clary.control.engines.local import attempt_record
-from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.network import fabric, network_spec
 from clary.control.engines.local.network_faults import partition
 from clary.control.settings import Settings
@@ -39,7 +38,7 @@ with socket.create_connection(("{address}", 7777), timeout=10) as connection:
 
 @pytest.fixture
 async def engine(tmp_path):
-    engine = LocalEngine(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
+    engine = LocalHosts(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
     yield engine
     for folder in (tmp_path / "jobs").glob("*/*"):
         await engine.release(folder.parent.name, int(folder.name))
@@ -48,7 +47,7 @@ async def engine(tmp_path):
 
 
 def anchor_of(plan):
-    return attempt_record.read_ready(Path(plan.work_folder)).anchor
+    return attempt_record.read_ready(Path(plan.pool_folder)).anchor
 
 
 async def test_namespaces_are_chosen_here(engine):
@@ -93,12 +92,12 @@ async def test_two_jobs_at_once_have_the_same_addresses_and_ports_and_do_not_mee
 async def test_launch_twice_and_by_another_service_is_the_same_network(engine, tmp_path):
     plan = await engine.launch(plan_of(2))
     assert await engine.launch(plan_of(2)) == plan
-    another = LocalEngine(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
+    another = LocalHosts(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
     assert await another.launch(plan_of(2)) == plan
 
 
 async def test_two_services_that_launch_at_once_make_one_network(engine, tmp_path):
-    another = LocalEngine(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
+    another = LocalHosts(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
     first, second = await asyncio.gather(engine.launch(plan_of(2)), another.launch(plan_of(2)))
     assert first.network.anchor_pid == second.network.anchor_pid
     assert another._children.keys() | engine._children.keys() >= {first.network.anchor_pid}
@@ -290,7 +289,7 @@ with socket.create_connection(("127.0.0.1", {port}), timeout=20) as connection:
 
 
 def engine_for(port, tmp_path):
-    return LocalEngine(Settings(home=str(tmp_path)), f"http://127.0.0.1:{port}")
+    return LocalHosts(Settings(home=str(tmp_path)), f"http://127.0.0.1:{port}")
 
 
 async def test_hosts_reach_the_service_under_its_own_url_with_half_close_both_ways(tmp_path):
@@ -416,8 +415,8 @@ async def test_anchor_ends_by_itself_when_its_folder_is_gone_or_released(engine,
     one = await engine.launch(plan_of(1, job_name="one"))
     two = await engine.launch(plan_of(1, job_name="two"))
     anchors = [anchor_of(one), anchor_of(two)]
-    shutil.rmtree(one.work_folder)
-    (Path(two.work_folder) / "released").touch()
+    shutil.rmtree(one.pool_folder)
+    (Path(two.pool_folder) / "released").touch()
     async with asyncio.timeout(10):
         while any(anchor.is_alive() for anchor in anchors):
             await asyncio.sleep(0.05)
@@ -444,7 +443,7 @@ async def test_dead_tap_switch_is_started_again(engine):
 
 
 async def test_network_that_can_not_be_made_says_why(engine, tmp_path):
-    folder = tmp_path / "jobs" / "broken" / "1"
+    folder = tmp_path / "jobs" / "pool_broken" / "1"
     (folder / "network-ready.json").mkdir(parents=True)  # so the anchor can not write there
     with pytest.raises(EngineError, match=r"(?s)anchor of the job's network ended with exit code 1: .*IsADirectory"):
         await engine.launch(plan_of(1, job_name="broken"))
@@ -479,7 +478,8 @@ async def main():
     engine = LocalEngine(Settings(home=sys.argv[2]), "http://127.0.0.1:4570")
     isolation, sentences = engine.isolation()
     print(isolation.value, *sentences)
-    plan = await engine.launch(make_plan(hosts=make_hosts(2)))
+    folder = f"{sys.argv[2]}/jobs/pool_0123456789ab/1"
+    plan = await engine.launch(make_plan(hosts=make_hosts(2), pool_folder=folder))
     print(plan.network.user_namespace_path is not None)
     join = '''
 import os, socket, sys
@@ -509,7 +509,8 @@ server.accept()[0].sendall(b"hello")
     await partition(plan, "algo-2", up=True)
     stray = await start("algo-2", "import time; time.sleep(300)")
     await stray.stdout.readline()
-    released = await engine.release(plan.job_name, plan.attempt)
+    released = await engine.release_pool(plan.pool)
+    await engine.release(plan.job_name, plan.attempt)
     print(len(released.killed), await stray.wait())
 
 asyncio.run(main())

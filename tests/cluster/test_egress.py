@@ -100,8 +100,11 @@ async def main():
     await proxy.close()
     num_local = hits.count("local")
     engine = LocalEngine(Settings(home=sys.argv[3]), "http://127.0.0.1:4570", egress=policy)
-    plan = await engine.launch(make_plan(hosts=make_hosts(1)))
-    shut = await engine.launch(make_plan(hosts=make_hosts(1), job_name="shut", network_isolation=True))
+    folder = f"{{sys.argv[3]}}/jobs/pool_{{{{}}}}/1".format
+    plan = await engine.launch(make_plan(hosts=make_hosts(1), pool_folder=folder("open")))
+    shut = await engine.launch(
+        make_plan(hosts=make_hosts(1), job_name="shut", pool_folder=folder("shut"), network_isolation=True)
+    )
     def ask(plan, address, port):
         code = f'''
 import os, socket, sys
@@ -124,6 +127,8 @@ except OSError as error:
         ["nsenter", f"--net={{plan.network.namespace_paths['algo-1']}}", "ip", "-4", "-o", "addr", "show", "lo"],
         capture_output=True, text=True,
     ).stdout
+    for pool in ("pool_open", "pool_shut"):
+        await engine.release_pool(pool)
     await engine.release("job-1", 1)
     await engine.release("shut", 1)
     print(json.dumps({{
@@ -167,7 +172,8 @@ async def main():
     port = server.sockets[0].getsockname()[1]
     engine = LocalEngine(Settings(home=sys.argv[1]), f"http://{{HOST}}:{{port}}")
     for name in ("one", "two"):
-        plan = await engine.launch(make_plan(hosts=make_hosts(1), job_name=name))
+        folder = f"{{sys.argv[1]}}/jobs/pool_{{name}}/1"
+        plan = await engine.launch(make_plan(hosts=make_hosts(1), job_name=name, pool_folder=folder))
         inside = await asyncio.create_subprocess_exec(
             sys.executable, "-S", "-c", FROM_A_HOST, plan.network.namespace_paths["algo-1"], str(port)
         )
@@ -184,6 +190,7 @@ async def main():
         writer.close()
     await proxy.close()
     for name in ("one", "two"):
+        await engine.release_pool(f"pool_{{name}}")
         await engine.release(name, 1)
     print(json.dumps(counted))
 

@@ -82,7 +82,9 @@ class Holder:
     def _begin(self, folder):
         assert self.process.stdout.readline() == "ready\n"
         self.plan = make_plan(
-            hosts=tuple(replace(host, disk_bytes=SIZE) for host in make_hosts(1)), work_folder=str(folder)
+            hosts=tuple(replace(host, disk_bytes=SIZE) for host in make_hosts(1)),
+            work_folder=str(folder),
+            pool_folder=str(folder),
         )
         record = attempt_record.create_record(folder)
         attempt_record.write_record(folder, replace(record, agents={"algo-1": ProcessId.of(self.process.pid)}))

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from network_hosts import LocalHosts
 
 from clary.agent.fact_board import FactBoard
 from clary.agent.health.link_verdicts import network_findings, port_findings
@@ -20,7 +21,6 @@ from clary.agent.supervisor.host_health import HostHealth
 from clary.base.clock import SystemClock
 from clary.contract.health import Check, FindingState, HealthAction
 from clary.contract.launch_plan import Link, NetworkPlan, Resources
-from clary.control.engines.local.engine import LocalEngine
 from clary.control.jobs.health import LOPSIDED, diagnose, with_lopsided
 from clary.control.settings import Settings
 from clary.testing.lab_network import LabLink, LabNetwork
@@ -405,12 +405,12 @@ def test_a_host_whose_network_program_never_starts_is_not_called_sick(examine, t
 
 
 async def test_links_that_a_job_has_asked_to_be_slow_are_well(examine, tmp_path):
-    engine = LocalEngine(Settings(home=str(tmp_path / "home")), "http://127.0.0.1:4570")
+    engine = LocalHosts(Settings(home=str(tmp_path / "home")), "http://127.0.0.1:4570")
     shape = Link(rate_mbit_s=50, delay_ms=60, loss_percent=3)
     hosts = tuple(
         replace(host, resources=Resources(num_cpus=1, memory_bytes=None, link=shape)) for host in make_hosts(2)
     )
-    plan = make_plan(hosts=hosts, work_folder=str(tmp_path / "home" / "jobs" / "job-1" / "1"))
+    plan = make_plan(hosts=hosts)
     try:
         plan = await engine.launch(plan)
         for host in plan.hosts:

@@ -74,7 +74,7 @@ class AgentAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAddress:
-    """Which host of which warm pool an agent stands for, and where its service is."""
+    """Which host of which pool an agent stands for, and where its service is."""
 
     service_url: str
     pool: str
@@ -203,7 +203,7 @@ class ServiceClient:
 
 
 class PoolClient:
-    """Asks the service for the attempts that one host of a warm pool serves; one thread asks, any may break it off."""
+    """Asks the service for the attempts that one host of a pool serves; one thread asks, any may break it off."""
 
     def __init__(self, address: PoolAddress, *, token: str) -> None:
         self.address = address

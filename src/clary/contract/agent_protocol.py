@@ -14,7 +14,7 @@ transitions turn facts into statuses and the next order.
     POST samples   SampleBatch               -> SampleReceipt   (`contract.metric_samples`; rows, each stored once)
     POST training  TrainingBatch             -> TrainingReceipt (`contract.training_values`; findings, each stored once)
 
-The agents of a warm pool live from job to job. Below `/clary/v1/pools/{pool}/{host}/`, opened by the pool's token:
+Agents belong to pools and may outlive a job. Below `/clary/v1/pools/{pool}/{host}/`, opened by the pool's token:
 
     GET  assignment?after=JOB:ATTEMPT&wait_s=S -> PoolAssignment (long poll: null when there is no new one yet)
 """
@@ -72,6 +72,9 @@ class OrderKind(StrEnum):
     RELEASE = "release"  # leave; nothing more is owed
 
 
+# Of an order to leave: whether the host serves no other attempt, so that its agent ends instead of asking for one.
+IS_LAST = "is_last"
+
 # Of an order to upload: whether the leader writes no archive of the model where no host has one.
 OMITS_EMPTY_MODEL = "omits_empty_model"
 
@@ -96,7 +99,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAssignment:
-    """The attempt that a host of a warm pool serves next."""
+    """The attempt that a host of a pool serves next."""
 
     job: str
     attempt: int

@@ -184,10 +184,11 @@ class LaunchPlan:
     service_url: str  # where agents report
     agent_token: str = field(repr=False)  # bearer token of this attempt's agents
     work_folder: str = ""  # folder of this attempt on the host's machine
-    pool: str = ""  # warm pool whose hosts the attempt runs on; empty for hosts that come and go with it
+    pool: str = ""  # whose hosts the attempt runs on
     pool_token: str = field(default="", repr=False)  # bearer token of the pool's agents
+    shares_hosts: bool = False  # whether the pool's hosts may have served another attempt, or may yet serve one
     has_standby: bool = True  # whether an interpreter stands by on the pool's hosts between jobs
-    pool_folder: str = ""  # what stays on the hosts of the pool from job to job lies below it
+    pool_folder: str = ""  # of the pool's network and agents, and of what stays on its hosts from job to job
     cache_folder: str = ""  # environments, requirements and objects kept between jobs on the host's machine
     channel_cache_bytes: int = 0  # bound on the objects of channels and code that are kept there; 0: none are
     config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...

@@ -90,7 +90,7 @@ class RootSecrets:
         return self._derive(f"agent:{attempt_id}").hex()
 
     def pool_token(self, pool: str) -> str:
-        """Derive the bearer token of one warm pool's agents."""
+        """Derive the bearer token of one pool's agents."""
         return self._derive(f"pool:{pool}").hex()
 
     @property

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from clary.base.errors import ObjectStoreError, WireError
-from clary.contract.agent_protocol import HostFacts, HostPhase, LogBatch, LogReceipt, ProcessExit, Report, ReportReceipt
+from clary.contract.agent_protocol import (
+    IS_LAST,
+    HostFacts,
+    HostPhase,
+    LogBatch,
+    LogReceipt,
+    ProcessExit,
+    Report,
+    ReportReceipt,
+)
 from clary.contract.launch_plan import Credentials, Endpoint, Environment, Isolation
 from clary.control.jobs import deadlines
 from clary.control.jobs.training_job import TrainingJob
@@ -231,7 +240,8 @@ class ControlPlane:
     async def leave(self, agent: FakeAgent) -> None:
         """Let an agent that was released go: to its end, or back to its pool."""
         job = self.hub.live_job(agent.name)
-        if job is not None and job.pool:
+        order = job.hosts[agent.host].order if job is not None and agent.host in job.hosts else None
+        if job is not None and order is not None and not order.arguments.get(IS_LAST):
             served = f"{agent.name}:{agent.attempt}"
             await self.pool_gateway.next_assignment(job.pool, agent.host, after=served, wait_s=0)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from clary.contract.launch_plan import Isolation, LaunchPlan, NetworkPlan
 from clary.control.engines.interface import CutOff, HeldAttempt, Released
@@ -37,8 +38,8 @@ class FakeEngine:
         self.put_aside: list[str] = []
         self.cut_off_hosts: dict[str, str] = {}  # host name -> why
         self.links_well_at: dict[str, datetime] = {}  # host name -> when its link was last well, where that is known
-        self._alive: dict[str, dict[str, bool]] = {}  # attempt or pool -> host name -> whether its agent lives
-        self._places: dict[str, str] = {}  # attempt -> attempt or pool that has its agents
+        self._alive: dict[str, dict[str, bool]] = {}  # pool/1 -> host name -> whether its agent lives
+        self._pools: dict[str, str] = {}  # attempt -> pool/1 that has its agents
 
     def machine(self) -> Machine:
         """Return the machine to divide among hosts."""
@@ -60,12 +61,12 @@ class FakeEngine:
         key = _key(plan.job_name, plan.attempt)
         self.started.append(key)
         _raise_next(self.start_errors)
-        self._places[key] = _hosts_key(plan)
-        self._alive[_hosts_key(plan)] = {host.name: True for host in plan.hosts}
+        self._pools[key] = _pool_key(plan)
+        self._alive[_pool_key(plan)] = {host.name: True for host in plan.hosts}
 
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
         """Return host name -> whether its agent lives."""
-        alive = self._alive.get(_hosts_key(plan), {})
+        alive = self._alive.get(_pool_key(plan), {})
         return {host.name: alive.get(host.name, False) for host in plan.hosts}
 
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
@@ -79,10 +80,10 @@ class FakeEngine:
     async def fence(self, plan: LaunchPlan, host: str) -> None:
         """Let the host's agent end."""
         self.fenced.append(f"{_key(plan.job_name, plan.attempt)}/{host}")
-        self._alive[_hosts_key(plan)][host] = False
+        self._alive[_pool_key(plan)][host] = False
 
     async def release(self, job_name: str, attempt: int) -> Released:
-        """Forget the attempt's agents."""
+        """Note the attempt, and forget agents that have no folder but the attempt's own."""
         self.released.append(_key(job_name, attempt))
         _raise_next(self.release_errors)
         self._alive.pop(_key(job_name, attempt), None)
@@ -92,7 +93,7 @@ class FakeEngine:
         """Forget the pool's agents."""
         self.released_pools.append(pool)
         _raise_next(self.release_errors)
-        self._alive.pop(pool, None)
+        self._alive.pop(_key(pool, 1), None)
         return Released()
 
     async def forget(self, job_name: str) -> None:
@@ -114,22 +115,21 @@ class FakeEngine:
 
     def end_agent(self, job_name: str, host: str, *, attempt: int = 1) -> None:
         """Let an agent end, of itself or not."""
-        key = _key(job_name, attempt)
-        self._alive[self._places.get(key, key)][host] = False
+        self._alive[self._pools[_key(job_name, attempt)]][host] = False
 
     def end_pool_agent(self, pool: str, host: str) -> None:
-        """Let an agent of a warm pool end."""
-        self._alive[pool][host] = False
+        """Let an agent of a pool end."""
+        self._alive[_key(pool, 1)][host] = False
 
     def end_all_agents(self, job_name: str, *, attempt: int = 1) -> None:
         """Let all agents of an attempt end."""
-        key = _key(job_name, attempt)
-        for host in self._alive[self._places.get(key, key)]:
+        for host in self._alive[self._pools[_key(job_name, attempt)]]:
             self.end_agent(job_name, host, attempt=attempt)
 
 
-def _hosts_key(plan: LaunchPlan) -> str:
-    return plan.pool or _key(plan.job_name, plan.attempt)
+def _pool_key(plan: LaunchPlan) -> str:
+    folder = Path(plan.pool_folder)
+    return f"{folder.parent.name}/{folder.name}"
 
 
 def _key(job_name: str, attempt: int) -> str:

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import (
     AGENT_PATH,
+    POOL_PATH,
     HostFacts,
     HostPhase,
     LogBatch,
@@ -128,7 +129,7 @@ class FakeService:
         """Script the orders of a job that runs undisturbed: run, upload, release."""
         self.order_at(HostPhase.PREPARED, OrderKind.RUN)
         self.order_at(HostPhase.EXITED, OrderKind.UPLOAD, role="lead", staged=[])
-        self.order_at(HostPhase.DONE, OrderKind.RELEASE)
+        self.order_at(HostPhase.DONE, OrderKind.RELEASE, is_last=True)
 
     def wait_for(self, what: str, condition: Callable[[FakeService], object], timeout_s: float = WAIT_S) -> None:
         """Wait until `condition` holds; AssertionError naming `what` and the last facts if it does not in time."""
@@ -349,9 +350,14 @@ class _Handler(BaseHTTPRequestHandler):
         service = self.server.service
         url = urlsplit(self.path)
         base = AGENT_PATH.format(job=service.plan.job_name, attempt=service.plan.attempt, host=service.host)
-        if self.headers.get("Authorization") != f"Bearer {service.token}":
+        pool = POOL_PATH.format(pool=service.plan.pool, host=service.host)
+        token = service.plan.pool_token if url.path.startswith(pool + "/") else service.token
+        reply: tuple[int, Any] | None
+        if self.headers.get("Authorization") != f"Bearer {token}":
             service.unauthorized.append(self.path)
-            reply: tuple[int, Any] | None = (HTTPStatus.FORBIDDEN, {"message": "wrong token"})
+            reply = (HTTPStatus.FORBIDDEN, {"message": "wrong token"})
+        elif url.path.startswith(pool + "/"):
+            reply = (HTTPStatus.GONE, {"message": "the pool has ended"})
         elif not url.path.startswith(base + "/"):
             reply = (HTTPStatus.NOT_FOUND, {"message": f"expected {base}/..., got {url.path}"})
         else:

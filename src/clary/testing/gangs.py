@@ -18,7 +18,7 @@ from typing import Any
 from clary.base.processes import ProcessId, read_arguments, read_entry
 from clary.control.engines.local import cleaning, killing
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
-from clary.control.engines.local.attempt_record import hosts_folder
+from clary.control.engines.local.attempt_record import pool_folder
 from clary.control.engines.local.network_faults import partition
 from clary.testing.launch_plans import make_hosts, make_plan
 
@@ -71,7 +71,8 @@ class Gang:
         self._sagemaker = sagemaker
         self._logs = logs
         self.ranks = self._wait_for_ranks()
-        self.mark = json.loads((self.folder / "engine.json").read_text())["mark"]
+        self.pool_folder = pool_folder(self.folder) or self.folder
+        self.mark = json.loads((self.pool_folder / "engine.json").read_text())["mark"]
         self.processes = self._all_processes()
         self.cgroups_at_start = self.cgroups()
 
@@ -93,14 +94,14 @@ class Gang:
 
     def cut_link(self, host: str) -> float:
         """Cut a host off the others; return when that began, which takes an interpreter to start."""
-        plan = make_plan(job_name=self.name, hosts=make_hosts(len(HOSTS)), work_folder=str(self.folder))
+        plan = make_plan(job_name=self.name, hosts=make_hosts(len(HOSTS)), pool_folder=str(self.pool_folder))
         died_at_s = time.monotonic()
         asyncio.run(partition(plan, host, up=False))
         return died_at_s
 
     def agent(self, host: str) -> ProcessId:
         """Return the agent of a host."""
-        record = json.loads((hosts_folder(self.folder) / "engine.json").read_text())["agents"][host]
+        record = json.loads((self.pool_folder / "engine.json").read_text())["agents"][host]
         return ProcessId(record["pid"], record["started"])
 
     def init(self, host: str) -> ProcessId:
@@ -122,7 +123,11 @@ class Gang:
         """Return the remaining processes of the job, zombies included, and its mounts."""
         processes = [f"process {item.pid}" for item in self.processes if is_in_proc(item)]
         marked = [f"process {item.pid}" for item in killing.with_variable(MARK_VARIABLE, self.mark)]
-        return [*dict.fromkeys(processes + marked), *cleaning.mounts_below(self.folder)]
+        return [
+            *dict.fromkeys(processes + marked),
+            *cleaning.mounts_below(self.folder),
+            *cleaning.mounts_below(self.pool_folder),
+        ]
 
     def watch_the_end(self, died_at_s: float) -> GangEnd:
         """Return when the job was terminal and when nothing was left of it.

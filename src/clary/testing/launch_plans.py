@@ -19,6 +19,7 @@ from clary.contract.launch_plan import (
 )
 
 JOB_NAME = "job-1"
+POOL = "pool_0123456789ab"
 
 
 def make_hosts(
@@ -78,6 +79,8 @@ def make_plan(
         "object_store": endpoint,
         "job_endpoint": endpoint,
         "service_url": "http://127.0.0.1:4570",
+        "pool": POOL,
+        "pool_token": "token-of-the-pool",
         "agent_token": "token-of-the-attempt",
         "work_folder": "/var/lib/clary/job-1",
     }

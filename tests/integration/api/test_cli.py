@@ -62,11 +62,11 @@ def secrets_of(service, name):
     plan = json.loads(service.clary("plan", name).stdout)
     secrets["job's key"] = keys.job_secret(plan["job_endpoint"]["credentials"]["access_key_id"])
     (record,) = service.home.glob(f"jobs/{name}/*/engine.json")
+    (record,) = service.home.glob(f"jobs/{json.loads(record.read_text())['pool']}/*/engine.json")
     (agent,) = json.loads(record.read_text())["agents"].values()
     variables = Path(f"/proc/{agent['pid']}/environ").read_bytes().split(b"\0")
-    (secrets["agent's token"],) = [
-        entry.partition(b"=")[2].decode() for entry in variables if entry.startswith(b"CLARY_AGENT_TOKEN=")
-    ]
+    for what, variable in (("agent's token", b"CLARY_AGENT_TOKEN="), ("pool's token", b"CLARY_POOL_TOKEN=")):
+        (secrets[what],) = [entry.partition(b"=")[2].decode() for entry in variables if entry.startswith(variable)]
     assert all(len(secret) >= 30 for secret in secrets.values())
     return secrets
 

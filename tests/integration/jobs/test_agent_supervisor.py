@@ -33,13 +33,14 @@ class AgentUnderTest:
         self.process = subprocess.Popen(
             [
                 sys.executable,
-                *("-m", "clary.agent", "--service", service.url, "--job", plan.job_name),
-                *("--attempt", str(plan.attempt), "--host", service.host),
+                *("-m", "clary.agent", "--service", service.url, "--pool", plan.pool),
+                *("--job", plan.job_name, "--attempt", str(plan.attempt), "--host", service.host),
             ],
             env={
                 **os.environ,
                 "PYTHONPATH": str(Path(clary.__file__).parents[1]),
                 "CLARY_AGENT_TOKEN": service.token,
+                "CLARY_POOL_TOKEN": plan.pool_token,
                 MARK: mark,
             },
             start_new_session=True,
@@ -75,7 +76,7 @@ def run_agent(tmp_path: Path) -> Iterator[Callable[..., AgentUnderTest]]:
         service = FakeService(agent_plan(tmp_path, command=command, **changes))
         services.append(service)
         service.order_at(HostPhase.PREPARED, OrderKind.RUN)
-        service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
+        service.order_at(HostPhase.EXITED, OrderKind.RELEASE, is_last=True)
         agents.append(AgentUnderTest(service, mark=str(tmp_path)))
         return agents[-1]
 
@@ -218,7 +219,7 @@ def test_an_interpreter_that_is_not_there_is_told_by_name(tmp_path: Path) -> Non
     plan = agent_plan(tmp_path, command=("/bin/true",))
     plan = replace(plan, environment=replace(plan.environment, python="/no/such/python"))
     with FakeService(plan) as service:
-        service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
+        service.order_at(HostPhase.EXITED, OrderKind.RELEASE, is_last=True)
         agent = AgentUnderTest(service, mark=str(tmp_path / "other"))
         facts = service.wait_for_phase(HostPhase.EXITED)
         assert "/no/such/python" in facts.failure.message
@@ -229,7 +230,7 @@ def test_an_interpreter_that_is_not_there_is_told_by_name(tmp_path: Path) -> Non
 def test_a_command_line_without_token_is_refused(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(clary.__file__).parents[1])}
     environment.pop("CLARY_AGENT_TOKEN", None)
-    options = ("--service", "http://127.0.0.1:1", "--job", "j", "--attempt", "1", "--host", "algo-1")
+    options = ("--service", "http://127.0.0.1:1", "--pool", "p", "--job", "j", "--attempt", "1", "--host", "algo-1")
     command = [sys.executable, "-m", "clary.agent", *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20)
     assert done.returncode == 2

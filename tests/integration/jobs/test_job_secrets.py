@@ -94,6 +94,7 @@ def secrets_of(home, victim, own):
     for label, name in (("victim", victim), ("own", own)):
         plan = json.loads(rows[name])["plan"]
         secrets[f"{label} agent token"] = plan["agent_token"]
+        secrets[f"{label} pool token"] = plan["pool_token"]
         secrets[f"{label} job key"] = plan["job_endpoint"]["credentials"]["secret_access_key"]
         secrets[f"{label} collective secret"] = collective_secret(from_plain(LaunchPlan, plan))
         secrets["store key"] = plan["object_store"]["credentials"]["secret_access_key"]

@@ -36,7 +36,7 @@ def own_service(tmp_path):
 
 
 def agent_pids(service):
-    record = next(service.home.glob("jobs/*/*/engine.json"))
+    record = next(service.home.glob("jobs/pool_*/1/engine.json"))
     return [agent["pid"] for agent in json.loads(record.read_text())["agents"].values()]
 
 

@@ -13,6 +13,8 @@ from boto3_clients import Clients, job_request, unique, wait
 from botocore.exceptions import ClientError
 from running_service import start_service
 
+from clary.control.engines.local.attempt_record import pool_folder
+
 pytestmark = [pytest.mark.timeout(300)]
 
 
@@ -28,7 +30,7 @@ def service_pid(service):
 
 
 def agent_pids(service, name):
-    record = next(service.home.glob(f"jobs/{name}/*/engine.json"))
+    record = pool_folder(service.home / "jobs" / name / "1") / "engine.json"
     return [agent["pid"] for agent in json.loads(record.read_text())["agents"].values()]
 
 

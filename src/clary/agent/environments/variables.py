@@ -179,7 +179,7 @@ def service_variables(
             )
         ),
     }
-    if plan.pool:
+    if plan.shares_hosts:
         variables["SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"] = str(pool_cache(plan, host.name, inside))
     if hps.is_enabled(plan.hyperparameters, hps.CUDA_ON_CPU):
         variables[hps.CUDA_ON_CPU_VARIABLE] = "1"

@@ -56,7 +56,7 @@ def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> Me
         addresses=frozenset(other.address for other in plan.hosts),
         others=others,
         num_processes=num_processes,
-        may_have_old=bool(plan.pool),
+        may_have_old=plan.shares_hosts,
     )
 
 

@@ -1,7 +1,8 @@
-"""The agent of one host of a warm pool: serves one attempt after the other.
+"""The agent of one host of a pool: serves one attempt after the other.
 
-Where: `python -m clary.agent --pool` runs one. Between attempts it asks the service what is next, and tells by asking
-that it is done with the last. Each attempt has a supervisor of its own; nothing of one reaches the next.
+Where: `python -m clary.agent` runs one. It is started for an attempt, and leaves with it where the service says that
+the pool ends, too. Else it asks the service what is next, and tells by asking that it is done with the last. Each
+attempt has a supervisor of its own; nothing of one reaches the next.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Assignments(Protocol):
 class Attempt(Protocol):
     """One attempt on this host; `Supervisor` in life."""
 
+    is_last: bool  # once it is over: whether the host serves no other
+
     def run(self) -> int:
         """Live through it and return an exit code."""
 
@@ -56,7 +59,8 @@ class PoolAgent:
     """Runs one host of a pool; `run` returns the agent's exit code.
 
     Args:
-        assignments: where to ask.
+        first: the attempt to begin with.
+        assignments: where to ask for others.
         make_attempt: builds what lives through an attempt.
         between: returns what makes ready for the next attempt, always the same; asked for once one has been served.
         orphan_s: how long the service may be away while nothing runs.
@@ -64,12 +68,14 @@ class PoolAgent:
 
     def __init__(
         self,
+        first: PoolAssignment,
         assignments: Assignments,
         *,
         make_attempt: Callable[[PoolAssignment], Attempt],
         between: Callable[[], Between],
         orphan_s: float = ORPHAN_S,
     ) -> None:
+        self._first = first
         self._assignments = assignments
         self._make_attempt = make_attempt
         self._between = between
@@ -95,22 +101,22 @@ class PoolAgent:
                 self._between().close()
 
     def _serve(self) -> int:
-        served = ""
-        while True:
-            assignment = self._next(served)
-            if assignment is None:
-                return EXIT_TERMINATED if self._terminated.is_set() else EXIT_RELEASED
-            self._attempt = self._make_attempt(assignment)
+        assignment: PoolAssignment | None = self._first
+        while assignment is not None:
+            attempt = self._attempt = self._make_attempt(assignment)
             if self._terminated.is_set():  # it came while the attempt was being made, and found nothing to tell
                 return EXIT_TERMINATED
-            code = self._attempt.run()
+            code = attempt.run()
             self._attempt = None
             if code != EXIT_RELEASED or self._terminated.is_set():
                 logger.error("attempt %s ended with code %d: this host serves no other", assignment.name, code)
                 return code if code != EXIT_RELEASED else EXIT_TERMINATED
-            served = assignment.name
+            if attempt.is_last:
+                return EXIT_RELEASED
             self._has_prepared = True
             self._between().prepare()
+            assignment = self._next(assignment.name)
+        return EXIT_TERMINATED if self._terminated.is_set() else EXIT_RELEASED
 
     def _next(self, served: str) -> PoolAssignment | None:
         """Ask until there is an attempt to serve; None when there will be none."""

@@ -27,6 +27,7 @@ from clary.agent.supervisor.surroundings import Surroundings
 from clary.base.clock import Clock, SystemClock
 from clary.contract.agent_protocol import (
     HEARTBEAT_INTERVAL_S,
+    IS_LAST,
     HostPhase,
     LogBatch,
     LogReceipt,
@@ -151,6 +152,7 @@ class Supervisor:
         self._exit_code: int | None = None  # set when it is time to leave
         self._terminated_at_s: float | None = None  # when SIGTERM came
         self._is_over = False  # the service wants nothing of this attempt any more
+        self.is_last = False  # told to leave the host's pool with the attempt
 
     def terminate(self) -> None:
         """Stop the program with a short grace and leave. Safe in a signal handler."""
@@ -296,6 +298,7 @@ class Supervisor:
         logger.info("order %d: %s %s", order.number, order.kind, order.reason)
         self._board.take_up(order.number)
         if order.kind is OrderKind.RELEASE:
+            self.is_last = bool(order.arguments.get(IS_LAST))
             self._exit_code = EXIT_RELEASED
         else:
             self._life.obey(order)

@@ -154,7 +154,7 @@ class HostSteps:
             write_train_library(self._tree)
             for place in self._mirrored:
                 place.make()
-            if self._plan.pool:
+            if self._plan.shares_hosts:
                 self._pool_cache.mkdir(parents=True, exist_ok=True)
             if self._plan.checkpoint_s3_uri is not None:
                 checkpoints = HostCheckpoints(self._plan, self._host.name, tree=self._tree, host_folder=self._folder)
@@ -165,7 +165,7 @@ class HostSteps:
 
     @property
     def _pool_cache(self) -> Path:
-        """Folder of the host's warm pool that its jobs hand on, on this machine."""
+        """Folder of the host's pool that its jobs hand on, on this machine."""
         return Path(self._plan.pool_folder) / self._host.name / POOL_CACHE_FOLDER
 
     def fetch_code(self) -> None:
@@ -487,7 +487,7 @@ class HostSteps:
                         read_only=is_read_only,
                     )
                 )
-        if self._plan.pool:
+        if self._plan.shares_hosts:
             seen_at = pool_cache(self._plan, self._host.name, MlTree(OPT_ML))
             binds.append(Bind(source=str(self._pool_cache), target=str(seen_at)))
         if self._checkpoints is not None and self._checkpoints.is_bound:

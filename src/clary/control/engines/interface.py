@@ -34,7 +34,7 @@ class CutOff:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldAttempt:
-    """An attempt, or a warm pool, whose hosts may exist."""
+    """An attempt or a pool that may still exist."""
 
     name: str  # of the job or of the pool
     attempt: int
@@ -54,13 +54,13 @@ class Engine(Protocol):
         """Return how hosts are kept apart, and sentences about what is not."""
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
-        """Build the job's network and return the plan with network, addresses and work folder filled in.
+        """Build the pool's network and return the plan with network, addresses and work folder filled in.
 
-        Nothing that runs code of a user is started. State after failure: what was made stays until `release`.
+        Nothing that runs code of a user is started. State after failure: what was made stays until it is released.
         """
 
     async def start_agents(self, plan: LaunchPlan) -> None:
-        """Start one agent per host of a plan that `launch` returned; fails if an agent has ended already."""
+        """Start one agent per host of a plan that `launch` returned, where none runs."""
 
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
         """Return host name -> whether its agent runs; false for one that was never started."""
@@ -75,24 +75,22 @@ class Engine(Protocol):
         """
 
     async def release(self, job_name: str, attempt: int) -> Released:
-        """End whatever is left of the attempt and take its network, mounts, cgroups and host folders away.
+        """End whatever is left of the attempt and take its mounts, cgroups and host folders away.
+
+        The agents and the network are its pool's and stay.
 
         Only processes that were recorded, or that can be told for certain to be the attempt's, are signalled. Logs
         of the attempt stay. After this the attempt can not be launched again.
         """
 
     async def release_pool(self, pool: str) -> Released:
-        """End the agents of a warm pool and whatever is left on its hosts, and take the pool's network away.
-
-        Plans that name a pool run on its agents, which `release` leaves alone. Of such a plan `start_agents` starts
-        those anew that have ended.
-        """
+        """End the agents of a pool and whatever is left on its hosts, and take the pool's network away."""
 
     async def forget(self, job_name: str) -> None:
         """Remove what released attempts of a job have left in folders; called when the job itself is deleted."""
 
     async def unreleased(self) -> list[HeldAttempt]:
-        """Return the attempts and warm pools of this service that nobody has released, known to it or not."""
+        """Return the attempts and pools of this service that nobody has released, known to it or not."""
 
     async def set_aside(self, job_name: str) -> str:
         """Move away what a released job has left that nobody knows, and return where to; its name can be used again."""

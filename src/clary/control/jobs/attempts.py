@@ -62,7 +62,10 @@ def follow(job: TrainingJob) -> TrainingJob:
     assert job.ending is not None
     if all(_has_finished(record.facts) for record in job.hosts.values()):
         return replace(job, ending=None, end_cause=EndCause.SUCCESS, stop_ordered_at=None)
-    return replace(job, hosts=host_orders.release(job)) if job.is_leaving else job
+    if not job.is_leaving:
+        return job
+    is_last = job.ending.kind is not AttemptEnd.RESTARTED or job.not_before is not None
+    return replace(job, hosts=host_orders.release(job, is_last=is_last))
 
 
 def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> TrainingJob:

@@ -109,6 +109,14 @@ class Released:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolGiven:
+    """An attempt that an older release began without a pool has one from now on."""
+
+    pool: str
+    plan: Mapping[str, Any]  # LaunchPlan in plain form, with the pool
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolReused:
     """Another job has taken the hosts of the job's warm pool."""
 
@@ -142,6 +150,7 @@ Event = (
     | Reclaimed
     | UploadOverdue
     | Released
+    | PoolGiven
     | PoolReused
     | PoolEnded
     | RuleEvaluationChanged

@@ -17,6 +17,7 @@ from clary.base.plain import to_plain
 from clary.contract.agent_protocol import (
     FAILURE_GRACE_S,
     FAILURE_REASON,
+    IS_LAST,
     OMITS_EMPTY_MODEL,
     HostPhase,
     Order,
@@ -48,9 +49,10 @@ def stop(job: TrainingJob, *, reason: str, grace_s: float) -> Mapping[str, HostR
     }
 
 
-def release(job: TrainingJob) -> Mapping[str, HostRecord]:
-    """Return the hosts with the order to leave."""
-    return {name: _with_order(record, OrderKind.RELEASE) for name, record in job.hosts.items()}
+def release(job: TrainingJob, *, is_last: bool) -> Mapping[str, HostRecord]:
+    """Return the hosts with the order to leave the attempt; `is_last`: and their pool, which ends with it."""
+    arguments = {IS_LAST: is_last}
+    return {name: _with_order(record, OrderKind.RELEASE, arguments=arguments) for name, record in job.hosts.items()}
 
 
 def is_uploading(job: TrainingJob) -> bool:

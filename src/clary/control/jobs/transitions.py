@@ -210,6 +210,11 @@ def _released(job: TrainingJob, event: events.Released, now: datetime) -> Traini
     return warm_pools.park(job) if event.keeps_pool else warm_pools.end(job, now=now)
 
 
+def _pool_given(job: TrainingJob, event: events.PoolGiven, now: datetime) -> TrainingJob:
+    del now
+    return job if job.pool or job.is_released else replace(job, pool=event.pool, plan=event.plan)
+
+
 def _pool_reused(job: TrainingJob, event: events.PoolReused, now: datetime) -> TrainingJob:
     return warm_pools.hand_over(job, by=event.by, now=now)
 
@@ -237,6 +242,7 @@ _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
     events.Reclaimed: attempts.reclaim,
     events.UploadOverdue: _upload_overdue,
     events.Released: _released,
+    events.PoolGiven: _pool_given,
     events.PoolReused: _pool_reused,
     events.PoolEnded: _pool_ended,
     events.RuleEvaluationChanged: _rule_evaluation_changed,
@@ -333,12 +339,12 @@ def _finish(job: TrainingJob, now: datetime) -> TrainingJob:
         status=status,
         training_ended_at=now if job.training_started_at is not None else None,
         model_artifacts_uri=host_orders.model_uri(job, uploaded),
-        hosts=host_orders.release(job),
     )
     message = MESSAGES[secondary]
     if cause is EndCause.RULE:
         message = f"{message}: {reason_to_stop(job)[:MAX_REASON_CHARACTERS]}"
     job = warm_pools.on_finish(enter(job, secondary, message, now=now), now)
+    job = replace(job, hosts=host_orders.release(job, is_last=not warm_pools.is_available(job)))
     rows = (*job.transitions[:-1], replace(job.transitions[-1], ended_at=now))
     return replace(job, transitions=rows)
 

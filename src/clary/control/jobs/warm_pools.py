@@ -1,7 +1,7 @@
 """Warm pools: whose hosts stay after a job, for how long, and which job may have them. Pure.
 
-A pool is also what the hosts of a job that may be tried again are in, without a word of it in the API: those that live
-stay for the next attempt.
+Every attempt runs on the hosts of a pool. Most pools end with it. That of a job that is tried again keeps living hosts,
+without a word of it in the API; that of a job with a keep-alive period waits for other jobs.
 
 Where: `transitions` moves a job's `warm_pool`; the reconciler asks which pool fits a waiting job and which is due to
 end. A pool is held by one job at a time: by the one that runs on it, or by the last one that did.
@@ -86,14 +86,14 @@ def stays_after_end(job: TrainingJob) -> PoolDecision:
 
 def park(job: TrainingJob) -> TrainingJob:
     """Return a job whose pool can be taken: nothing of the job is left on its hosts."""
-    if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
+    if job.warm_pool is None or not is_available(job):
         return job
     return replace(job, warm_pool=replace(job.warm_pool, is_parked=True))
 
 
 def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
     """Return a job whose pool another one holds from now on."""
-    if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
+    if job.warm_pool is None or not is_available(job):
         return job
     pool = replace(job.warm_pool, status=WarmPoolStatus.REUSED, left_at=now, reused_by=by, is_parked=False)
     return replace(job, warm_pool=pool, pool="", is_released=True, modified_at=now)
@@ -103,7 +103,7 @@ def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob
     """Return a job whose waiting hosts nobody can have any more, before they are taken back."""
     if not job.is_terminal:  # one that waits with its hosts, which are gone already
         return replace(job, pool="", pool_gpus=()) if not job.hosts else job
-    if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
+    if job.warm_pool is None or not is_available(job):
         return job
     pool = replace(job.warm_pool, status=WarmPoolStatus.TERMINATED, left_at=now, reason=reason, is_parked=False)
     return replace(job, warm_pool=pool, modified_at=now)
@@ -134,6 +134,11 @@ def can_be_updated(job: TrainingJob) -> bool:
     return is_there and bool(job.pool)
 
 
+def is_available(job: TrainingJob) -> bool:
+    """Whether the hosts of an ended job are to wait for another one."""
+    return job.warm_pool is not None and job.warm_pool.status is WarmPoolStatus.AVAILABLE
+
+
 def is_parked(job: TrainingJob) -> bool:
     """Whether the job has ended and its hosts wait, ready to be taken."""
     return job.is_terminal and bool(job.pool) and job.warm_pool is not None and job.warm_pool.is_parked
@@ -142,7 +147,7 @@ def is_parked(job: TrainingJob) -> bool:
 def is_becoming_available(job: TrainingJob, *, now: datetime) -> bool:
     """Whether the job has just ended and its hosts will wait, but something of it is still being put away."""
     pool = job.warm_pool
-    if not job.is_terminal or not job.pool or pool is None or pool.status is not WarmPoolStatus.AVAILABLE:
+    if not job.is_terminal or not job.pool or pool is None or not is_available(job):
         return False
     return not pool.is_parked and pool.retained_s(now) < COMING_S
 

@@ -185,7 +185,7 @@ class Admission:
         limit = self._settings.warm_pool_max_hosts
         if job.keep_alive_s == 0 or limit == 0 or job.num_hosts <= limit:
             return
-        kept = sum(len(other.hosts) for other in self._hub.active_jobs() if other.is_terminal and other.pool)
+        kept = sum(len(other.hosts) for other in self._hub.active_jobs() if warm_pools.is_available(other))
         raise WireError(
             "ResourceLimitExceeded",
             f"The account-level service limit '{job.instance_groups[0].instance_type} for training warm pool usage' is "

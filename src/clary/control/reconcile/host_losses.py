@@ -65,11 +65,9 @@ def cut_off_hosts(
     ]
 
 
-def may_lack_agents(job: TrainingJob, alive: Mapping[str, bool]) -> bool:
-    """Whether a launch may have been cut short: those agents of a pool that live go on by themselves, and say so."""
-    if job.pool:
-        return any(record.report_number == 0 for record in job.hosts.values())
-    return is_unheard(job) and not any(alive.values())
+def may_lack_agents(job: TrainingJob) -> bool:
+    """Whether a launch may have been cut short; agents that live go on by themselves, whatever is started beside."""
+    return any(record.report_number == 0 for record in job.hosts.values())
 
 
 def is_unheard(job: TrainingJob) -> bool:

@@ -152,7 +152,8 @@ class Launcher:
     async def _hosts_asked(
         self, job: TrainingJob, place: Place, mapping: HostMapping, *, pool: str, holder: TrainingJob | None
     ) -> events.HostsAsked:
-        environment = self._admission.environment(JobRequest(job.request).image)
+        request = JobRequest(job.request)
+        environment = self._admission.environment(request.image)
         resources = mapping.resources(place.gpus)
         plan = build_plan(
             job,
@@ -161,6 +162,8 @@ class Launcher:
             resources=resources,
             environment=environment,
             pool=pool,
+            # What may be tried again keeps the hosts that live, though nobody else gets them in the end.
+            shares_hosts=holder is not None or request.keep_alive_s > 0 or job.restart_rule.max_restarts > 0,
             network_checked_for="" if holder is None else health.job_of_good_links(holder),
         )
         epoch = int(self._clock.now().timestamp())

@@ -54,7 +54,8 @@ def build_plan(
     mapping: HostMapping,
     resources: Mapping[str, Resources],
     environment: Environment,
-    pool: str = "",
+    pool: str,
+    shares_hosts: bool,
     network_checked_for: str = "",
 ) -> LaunchPlan:
     """Return the plan of the job's next attempt, without addresses: those come from the engine.
@@ -65,7 +66,8 @@ def build_plan(
         mapping: hosts of the job on this machine.
         resources: host name to what it may use, GPUs included.
         environment: Python environment that stands for the image.
-        pool: warm pool whose hosts these are; empty for hosts that come and go with the attempt.
+        pool: whose hosts these are.
+        shares_hosts: whether they may have served another attempt, or may yet serve one.
         network_checked_for: job that had these very hosts last, if their links were found well.
     Raises: WireError: a file system of the request is in the settings no more.
     """
@@ -115,8 +117,9 @@ def build_plan(
         agent_token=site.secrets.agent_token(attempt_id),
         work_folder=str(site.folder.jobs / job.name / str(attempt)),
         pool=pool,
-        pool_token=site.secrets.pool_token(pool) if pool else "",
-        pool_folder=str(site.folder.jobs / pool / "1") if pool else "",
+        pool_token=site.secrets.pool_token(pool),
+        shares_hosts=shares_hosts,
+        pool_folder=str(site.folder.jobs / pool / "1"),
         has_standby=settings.standby_hosts,
         cache_folder=str(site.folder.cache),
         channel_cache_bytes=settings.channel_cache_bytes,

@@ -1,4 +1,4 @@
-"""Warm pools as the reconciler sees them: which one a waiting job gets, which ones are due to end.
+"""Pools as the reconciler sees them: which one a waiting job gets, which ones are due to end.
 
 Where: the reconciler asks on its passes; the rules are `jobs.warm_pools`'.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import logging
 import secrets
+from dataclasses import replace
 from datetime import datetime
 
 from clary.base.clock import Clock
-from clary.base.plain import from_plain
+from clary.base.plain import from_plain, to_plain
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.statuses import SecondaryStatus, WarmPoolStatus
+from clary.contract.statuses import SecondaryStatus
 from clary.control.engines.interface import Engine
 from clary.control.jobs import events, health, warm_pools
-from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import AttemptEnd, TrainingJob
 from clary.control.jobs.warm_pools import PoolDecision
 from clary.control.reconcile.gateways.pool_gateway import PoolGateway
@@ -43,22 +43,25 @@ class PoolKeeper:
             if holder.is_terminal and (taker := self.taker_of(holder)) is not None:
                 await self._hub.apply(holder.name, events.PoolReused(by=taker.name))
 
+    async def adopt(self, job: TrainingJob) -> TrainingJob:
+        """Return a job with a pool whose attempt an older release began, with agents and network in its own folder.
+
+        That folder becomes the pool's. There is nothing below the pool's name, so that taking it back does nothing, and
+        taking the attempt back ends everything.
+        """
+        plan, pool = from_plain(LaunchPlan, job.plan), _new_pool()
+        token = self._gateway.token_of(pool)
+        plan = replace(plan, pool=pool, pool_token=token, pool_folder=plan.work_folder)
+        return await self._hub.apply(job.name, events.PoolGiven(pool=pool, plan=to_plain(plan)))
+
     def taker_of(self, holder: TrainingJob) -> TrainingJob | None:
         """Return the job that has taken an ended one's pool, though that may not be written down there yet."""
-        if not holder.pool:
-            return None
         others = [job for job in self._hub.active_jobs() if job.pool == holder.pool and job.name != holder.name]
         return next((job for job in others if _order(job) > _order(holder)), None)
 
     def pool_for(self, job: TrainingJob, holder: TrainingJob | None) -> str:
-        """Return the pool on which a job is to run: its own, the one that `holder` left, a new one or none."""
-        if job.pool:
-            return job.pool
-        if holder is not None:
-            return holder.pool
-        # What may be tried again keeps the hosts that live, though nobody else gets them in the end.
-        is_kept = JobRequest(job.request).keep_alive_s > 0 or job.restart_rule.max_restarts > 0
-        return f"pool_{secrets.token_hex(6)}" if is_kept else ""
+        """Return the pool on which a job is to run: its own, the one that `holder` left, or a new one."""
+        return job.pool or (holder.pool if holder is not None else _new_pool())
 
     def find(self, job: TrainingJob) -> TrainingJob | None:
         """Return the job whose hosts wait and fit, the one that waits longest; None if there is none."""
@@ -84,7 +87,7 @@ class PoolKeeper:
 
     async def decide(self, job: TrainingJob) -> PoolDecision:
         """Say whether the hosts of an attempt that is over stay: for the job's next attempt, or for another job."""
-        if not job.pool or job.plan is None:
+        if job.plan is None:
             return PoolDecision(stays=False, reason="there are no hosts to keep")
         if not job.is_terminal:
             is_restart = job.ending is not None and job.ending.kind is AttemptEnd.RESTARTED
@@ -97,7 +100,7 @@ class PoolKeeper:
             cut_off = await self._engine.cut_off(from_plain(LaunchPlan, job.plan))
             reason = "; ".join(host.why for host in cut_off.values()) or "the job is tried again"
             return PoolDecision(stays=not cut_off, reason=reason)
-        if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
+        if not warm_pools.is_available(job):
             return PoolDecision(stays=False, reason="no other job may have its hosts")
         decision = warm_pools.stays_after_end(job)
         if not decision.stays:
@@ -113,8 +116,7 @@ class PoolKeeper:
 
     def announce(self, job: TrainingJob) -> None:
         """Let the agents of a job's pool see that it has an attempt to serve."""
-        if job.pool:
-            self._gateway.wake(job.pool)
+        self._gateway.wake(job.pool)
 
     async def give_up(self, job: TrainingJob, reason: str) -> None:
         """Let nobody have the hosts that wait after an ended job any more; the next pass takes them back."""
@@ -140,6 +142,10 @@ class PoolKeeper:
         if silent:
             return f"the agent of {', '.join(silent)} has not asked for work for {SILENT_S:g} s"
         return "; ".join(host.why for host in (await self._engine.cut_off(plan)).values())
+
+
+def _new_pool() -> str:
+    return f"pool_{secrets.token_hex(6)}"
 
 
 def _order(job: TrainingJob) -> tuple[datetime, bool]:

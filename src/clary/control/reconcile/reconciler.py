@@ -160,6 +160,8 @@ class Reconciler:
 
     async def _follow(self, job: TrainingJob) -> None:
         """Notice what has become of a job's hosts, and do what is due."""
+        if not job.pool and job.plan is not None:
+            job = await self._pools.adopt(job)
         if warm_pools.is_parked(job):
             if self._pools.taker_of(job) is None and (reason := await self._pools.why_over(job, self.is_draining)):
                 await self._pools.give_up(job, reason)
@@ -170,7 +172,7 @@ class Reconciler:
         plan = from_plain(LaunchPlan, job.plan)
         alive = await self._engine.agents_alive(plan)
         cut_off = await self._engine.cut_off(plan)
-        if not self.launcher.has_launched(job) and host_losses.may_lack_agents(job, alive):
+        if not self.launcher.has_launched(job) and host_losses.may_lack_agents(job):
             # Asked for by a service that ended before it could start the agents.
             if job.end_cause is None and job.ending is None:
                 self.launcher.begin(job)

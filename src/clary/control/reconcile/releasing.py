@@ -71,7 +71,7 @@ class Releaser:
         return list(self._fences.values())
 
     def fence(self, job: TrainingJob, plan: LaunchPlan, host: str) -> None:
-        """End what still runs on a lost host; a failure is left to the release, which tries again until it is done."""
+        """End all processes of a lost host; a failure is left to the release, which tries again until it is done."""
         key = f"{job.name}/{job.attempt}/{host}"
         if key in self._fences:
             return
@@ -96,20 +96,20 @@ class Releaser:
             alive = await self._engine.agents_alive(from_plain(LaunchPlan, job.plan))
             # A lost host's agent obeys nobody; what still runs there must not outlive the job by this wait.
             waits_for = [host for host, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST]
-            # The agents of a pool stay, and say that they are done; one that has ended says nothing any more.
-            if any(alive[host] and not (job.pool and self._pools.has_come_back(job, host)) for host in waits_for):
+            # Agents that stay with their pool say that they are done; one that has ended says nothing any more.
+            if any(alive[host] and not self._pools.has_come_back(job, host) for host in waits_for):
                 return
         self._tasks.begin(job, self.release)
 
     async def release(self, job: TrainingJob) -> None:
         """Take back the hosts of an attempt; where that fails, `release_when_left` tries again after a pause."""
         try:
-            if job.pool:
+            decision = await self._pools.decide(job)
+            if decision.stays:
                 await self._fence_lost(job)
             await salvage_lost_hosts(self._logs, job, self._clock)
             await self._seal_logs(job)
-            decision = await self._pools.decide(job)
-            if job.pool and not decision.stays:
+            if job.pool and not decision.stays:  # else it was given back while the job waited
                 await self._pools.end(job.pool)
             await self._engine.release(job.name, job.attempt)
         except ClaryError as error:
@@ -133,9 +133,7 @@ class Releaser:
                 log.warning("job %s: its hosts are not released: %s", job.name, error.message)
 
     async def _fence_lost(self, job: TrainingJob) -> None:
-        """End what lives on the lost hosts of a pool, which would go on there for another attempt."""
-        if job.plan is None:
-            return
+        """End the processes on lost hosts of a pool that stays: they would go on there beside another attempt."""
         plan = from_plain(LaunchPlan, job.plan)
         for host, record in job.hosts.items():
             if record.facts.phase is HostPhase.LOST or not self._pools.has_come_back(job, host):

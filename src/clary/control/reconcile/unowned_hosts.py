@@ -26,30 +26,30 @@ log = logging.getLogger(__name__)
 
 
 class Hosts(Protocol):
-    """What is needed of the engine."""
+    """Part of the engine that `UnownedHosts` needs."""
 
     async def unreleased(self) -> list[HeldAttempt]:
-        """Return what nobody has released."""
+        """Return the attempts and pools that nobody has released."""
 
     async def release(self, job_name: str, attempt: int) -> Released:
         """Take an attempt's hosts back."""
 
     async def release_pool(self, pool: str) -> Released:
-        """Take a warm pool's hosts back."""
+        """Take a pool's hosts back."""
 
     async def set_aside(self, job_name: str) -> str:
         """Move the folder of an unknown job away."""
 
 
 class JobReader(Protocol):
-    """What is needed of the store."""
+    """Part of the store that `UnownedHosts` needs."""
 
     async def get_job(self, name: str) -> TrainingJob | None:
         """Read a job; raises JobUnreadable."""
 
 
 class UnownedHosts:
-    """Takes back what nobody owns."""
+    """Takes hosts back that no job owns."""
 
     def __init__(self, hub: JobHub, engine: Hosts, store: JobReader) -> None:
         self._hub = hub
@@ -58,15 +58,16 @@ class UnownedHosts:
         self._task: asyncio.Task[None] | None = None
 
     async def take_back(self) -> None:
-        """Release what no job owns, or begin to: what is not done after a while goes on in the background."""
+        """Release hosts that no job owns; after START_WAIT_S the rest is released in the background."""
         found = [held for held in await self._engine.unreleased() if not self._is_owned(held)]
         if not found:
             return
+        found.sort(key=lambda held: not _POOL.fullmatch(held.name))  # agents go before what they write to
         self._task = asyncio.create_task(self._release_all(found), name="unowned-hosts")
         await asyncio.wait([self._task], timeout=START_WAIT_S)
 
     async def close(self) -> None:
-        """Leave what is not done to the next service."""
+        """Leave the remaining hosts to the next service."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""HTTP for the agents of warm pools.
+"""HTTP for the agents of pools.
 
 Source: contract/agent_protocol.py, which lists the request.
 """

@@ -117,12 +117,12 @@ def links_to_store(world: FaultWorld) -> Link:
 def cut_off_host(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
     """Cut a host off its job's other hosts."""
     host = choose(sorted(world.agents(job_name)), fault)
-    if host is None or world.anchor(job_name) is None:
+    folder = world.pool_folder(job_name)
+    if host is None or folder is None or world.anchor(job_name) is None:
         return None
 
     def set_link(direction: str) -> None:
-        folder = str(world.attempt_folder(job_name))
-        command = [sys.executable, "-S", "-m", FAULT_COMMAND, folder, host, direction]
+        command = [sys.executable, "-S", "-m", FAULT_COMMAND, str(folder), host, direction]
         environment = {"PYTHONPATH": str(Path(clary.__file__).parents[1])}
         # The job may end meanwhile, and its network with it.
         subprocess.run(command, env=environment, timeout=COMMAND_TIMEOUT_S, capture_output=True, check=False)

@@ -91,18 +91,19 @@ def damage_store_record(world: FaultWorld, fault: Fault) -> Damage | None:
 
 def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
     """Damage the engine's record of a job's processes; the job must not notice."""
-    path = world.attempt_folder(job_name) / "engine.json"
-    if not job_name or not ruin(path, fault):
+    folder = world.pool_folder(job_name)
+    path = (folder or world.attempt_folder(job_name)) / "engine.json"
+    if folder is None or not ruin(path, fault):
         return None
     return damage_of(fault, f"{path.name}, {fault.ruin}", job_name=job_name)
 
 
 def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Damage the spec or the ready file of a job's network holder, which writes it again while it lives."""
-    folder = world.attempt_folder(job_name)
-    path = choose([folder / READY_FILE, folder / SPEC_FILE], fault)
-    anchor = world.anchor(job_name) if job_name else None
-    if anchor is None or path is None:
+    """Damage a file of the process that holds a job's network; it writes the file again while it lives."""
+    folder = world.pool_folder(job_name)
+    anchor = world.anchor(job_name)
+    path = choose([folder / READY_FILE, folder / SPEC_FILE], fault) if folder is not None else None
+    if anchor is None or folder is None or path is None:
         return None
     before = path.read_bytes() if path.exists() else b""
     if not before or not ruin(path, fault):

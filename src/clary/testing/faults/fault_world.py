@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clary.base.errors import EngineError
 from clary.base.processes import ProcessId, exec_deadline, read_arguments
+from clary.control.engines.local.attempt_record import pool_folder
 from clary.control.settings import SETTINGS_FILE
 from clary.testing.faults.fault_clients import FaultClients
 from clary.testing.faults.fault_clock import FaultClock, find_compiler
@@ -111,10 +113,10 @@ class FaultWorld:
             self._mounts.clear()
 
     def _kill_what_is_left(self) -> None:
-        """Kill the processes that an orderly service would have ended: the store, agents, networks."""
+        """End the store, agents and networks, as a service that leaves in order does."""
         left = [self.store_process()]
-        for folder in (self.home / "jobs").glob("*"):
-            left += [*self.agents(folder.name).values(), self.anchor(folder.name)]
+        for folder in (self.home / "jobs").glob("pool_*/*"):
+            left += [*_agents_in(folder).values(), _anchor_in(folder)]
         for process in left:
             if process is not None:
                 process.kill(timeout_s=DOWN_TIMEOUT_S)
@@ -141,23 +143,22 @@ class FaultWorld:
         """The folder of a job's only attempt."""
         return self.home / "jobs" / job_name / "1"
 
-    def agents(self, job_name: str) -> dict[str, ProcessId]:
-        """Return host name -> agent, for living agents."""
+    def pool_folder(self, job_name: str) -> Path | None:
+        """The folder of the pool whose hosts the attempt runs on; None where nothing says so yet, or any more."""
         try:
-            recorded = json.loads((self.attempt_folder(job_name) / "engine.json").read_text())["agents"]
-        except (OSError, ValueError, KeyError):
-            return {}
-        agents = {host: ProcessId(item["pid"], item["started"]) for host, item in recorded.items()}
-        return {host: agent for host, agent in agents.items() if agent.is_alive()}
+            return pool_folder(self.attempt_folder(job_name))
+        except EngineError:
+            return None
+
+    def agents(self, job_name: str) -> dict[str, ProcessId]:
+        """Return host name -> agent, of living agents."""
+        folder = self.pool_folder(job_name)
+        return {} if folder is None else _agents_in(folder)
 
     def anchor(self, job_name: str) -> ProcessId | None:
         """The process that holds a job's network, if it lives."""
-        try:
-            ready = json.loads((self.attempt_folder(job_name) / "network-ready.json").read_text())
-            anchor = ProcessId(ready["pid"], ready["started"])
-        except (OSError, ValueError, KeyError):
-            return None
-        return anchor if anchor.is_alive() else None
+        folder = self.pool_folder(job_name)
+        return None if folder is None else _anchor_in(folder)
 
     def processes_of_jobs(self) -> dict[str, dict[int, str]]:
         """Return job name -> pid -> command line of every living process that names a job of this folder."""
@@ -195,3 +196,21 @@ class FaultWorld:
         options = f"size={size_mib}m,mode=0700"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "clary-faults", str(folder)], check=True)
         self._mounts.append(folder)
+
+
+def _agents_in(pool: Path) -> dict[str, ProcessId]:
+    try:
+        recorded = json.loads((pool / "engine.json").read_text())["agents"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    agents = {host: ProcessId(item["pid"], item["started"]) for host, item in recorded.items()}
+    return {host: agent for host, agent in agents.items() if agent.is_alive()}
+
+
+def _anchor_in(pool: Path) -> ProcessId | None:
+    try:
+        ready = json.loads((pool / "network-ready.json").read_text())
+        anchor = ProcessId(ready["pid"], ready["started"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return anchor if anchor.is_alive() else None

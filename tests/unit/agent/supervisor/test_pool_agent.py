@@ -1,4 +1,4 @@
-"""The agent of a warm pool's host: one attempt after the other, and when it leaves."""
+"""The agent of a pool's host: one attempt after the other, and when it leaves."""
 
 import threading
 import time
@@ -38,8 +38,9 @@ class FakeAssignments:
 class FakeAttempt:
     """Ends with a code, or when it is told to."""
 
-    def __init__(self, assignment, code):
+    def __init__(self, assignment, code, *, is_last):
         self.assignment = assignment
+        self.is_last = is_last
         self.code = code
         self.began = threading.Event()
         self.told = threading.Event()
@@ -72,52 +73,62 @@ def assignment(job):
     return PoolAssignment(job=job, attempt=1, token=f"token of {job}")
 
 
-def serve(answers, codes=(EXIT_RELEASED,) * 9, **options):
+def serve(answers, codes=(EXIT_RELEASED,) * 9, *, last="", **options):
     assignments, attempts = FakeAssignments(answers), []
     left = list(codes)
 
     def make_attempt(found):
-        attempts.append(FakeAttempt(found, left.pop(0)))
+        attempts.append(FakeAttempt(found, left.pop(0), is_last=found.job == last))
         return attempts[-1]
 
     between = options.pop("between", FakeBetween())
-    agent = PoolAgent(assignments, make_attempt=make_attempt, between=lambda: between, **options)
+    agent = PoolAgent(assignment("a"), assignments, make_attempt=make_attempt, between=lambda: between, **options)
     return agent, assignments, attempts
 
 
 def test_attempts_are_served_one_after_the_other_and_each_question_names_the_last():
     over = AttemptOver("the pool has ended")
     between = FakeBetween()
-    agent, assignments, attempts = serve([None, assignment("a"), None, assignment("b"), over], between=between)
+    agent, assignments, attempts = serve([None, assignment("b"), over], between=between)
     assert agent.run() == EXIT_RELEASED
     assert (between.num_prepared, between.num_closed) == (2, 1)
     assert [attempt.assignment.job for attempt in attempts] == ["a", "b"]
-    assert assignments.asked == ["", "", "a:1", "a:1", "b:1"]
+    assert assignments.asked == ["a:1", "a:1", "b:1"]
+
+
+@pytest.mark.parametrize(("last", "asked", "num_prepared"), [("a", [], 0), ("b", ["a:1"], 1)])
+def test_a_host_that_serves_no_other_leaves_with_the_attempt_and_makes_nothing_ready(last, asked, num_prepared):
+    between = FakeBetween()
+    agent, assignments, attempts = serve([assignment("b")], last=last, between=between)
+    assert agent.run() == EXIT_RELEASED
+    assert attempts[-1].assignment.job == last
+    assert assignments.asked == asked
+    assert between.num_prepared == between.num_closed == num_prepared
 
 
 def test_a_service_that_is_away_for_a_moment_is_asked_again():
     away = ServiceUnreachable("away")
-    agent, _, attempts = serve([away, away, assignment("a"), AttemptOver("over")])
+    agent, _, attempts = serve([away, away, assignment("b"), AttemptOver("over")])
     assert agent.run() == EXIT_RELEASED
-    assert len(attempts) == 1
+    assert len(attempts) == 2
 
 
 def test_a_service_that_stays_away_is_given_up():
     agent, _, attempts = serve([ServiceUnreachable("away")] * 50, orphan_s=0.0)
     assert agent.run() == EXIT_RELEASED
-    assert attempts == []
+    assert len(attempts) == 1
 
 
 @pytest.mark.parametrize("code", [EXIT_FAILED, EXIT_TERMINATED])
 def test_a_host_whose_attempt_did_not_end_well_serves_no_other(code):
-    agent, assignments, attempts = serve([assignment("a"), assignment("b")], codes=[code])
+    agent, assignments, attempts = serve([assignment("b")], codes=[code])
     assert agent.run() == code
     assert len(attempts) == 1
-    assert assignments.asked == [""]
+    assert assignments.asked == []
 
 
 def test_sigterm_reaches_the_attempt_that_runs():
-    agent, _, attempts = serve([assignment("a")], codes=[None])
+    agent, _, attempts = serve([], codes=[None])
     codes = []
     thread = threading.Thread(target=lambda: codes.append(agent.run()), daemon=True)
     thread.start()
@@ -131,10 +142,13 @@ def test_sigterm_reaches_the_attempt_that_runs():
 
 
 def test_sigterm_ends_a_host_that_waits():
-    agent, _, _ = serve([])
+    agent, assignments, _ = serve([])
     codes = []
     thread = threading.Thread(target=lambda: codes.append(agent.run()), daemon=True)
     thread.start()
+    deadline_s = time.monotonic() + LIMIT_S
+    while not assignments.asked and time.monotonic() < deadline_s:
+        time.sleep(0.01)
     agent.terminate()
     thread.join(LIMIT_S)
     assert codes == [EXIT_TERMINATED]

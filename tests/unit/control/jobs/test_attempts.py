@@ -23,6 +23,13 @@ def reclaimed():
     return Script().run().send(RECLAIM).all(HostPhase.EXITED, exits=STOPPED)
 
 
+def is_last(script):
+    """Whether every living host is told that it serves no other attempt."""
+    orders = [record.order for record in script.job.hosts.values() if record.facts.phase is not HostPhase.LOST]
+    (said,) = {order.arguments["is_last"] for order in orders if order.kind is OrderKind.RELEASE}
+    return said
+
+
 def finish(script):
     for host in script.hosts:
         script.numbers[host] = 0
@@ -41,6 +48,7 @@ def test_a_job_that_is_reclaimed_waits_without_hosts_and_completes_in_its_next_a
     script.all(HostPhase.EXITED, exits=STOPPED)
     assert script.job.is_leaving
     assert {script.order(host) for host in script.hosts} == {OrderKind.RELEASE}
+    assert is_last(script)
     script.all(HostPhase.RELEASED, exits=STOPPED).send(events.Released())
     job = script.job
     assert (job.hosts, job.plan, job.is_released, job.is_leaving) == ({}, None, True, False)
@@ -116,6 +124,7 @@ def test_a_lost_host_restarts_a_job_that_may_be_restarted():
     script.report("algo-1", HostPhase.EXITED, exits=STOPPED)
     assert script.job.secondary_status is SecondaryStatus.RESTARTING
     assert script.job.failure is None
+    assert not is_last(script)
     script.send(events.Released())
     past = script.job.past_attempts[0]
     assert (past.kind, past.failure.host) == (AttemptEnd.RESTARTED, "algo-2")
@@ -127,9 +136,11 @@ def test_a_lost_host_restarts_a_job_that_may_be_restarted():
 
 def test_restarts_have_a_bound_and_the_last_failure_ends_the_job():
     script = Script(restart_rule=RestartRule(max_restarts=2))
-    for _ in range(2):
+    for pauses in (False, True):
         script.numbers = dict.fromkeys(script.hosts, 0)
-        script.run().send(LOST).report("algo-1", HostPhase.EXITED, exits=STOPPED).send(events.Released())
+        script.run().send(LOST).report("algo-1", HostPhase.EXITED, exits=STOPPED)
+        assert is_last(script) == pauses, "a job that pauses gives its hosts back"
+        script.send(events.Released())
     assert script.job.not_before - script.job.past_attempts[1].asked_at == timedelta(seconds=1)
     script.numbers = dict.fromkeys(script.hosts, 0)
     script.run().send(LOST).report("algo-1", HostPhase.EXITED, exits=STOPPED)

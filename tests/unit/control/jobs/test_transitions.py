@@ -29,6 +29,7 @@ def test_a_successful_job_lives_through_every_status_in_order():
     assert script.secondaries() == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
     assert script.job.model_artifacts_uri == MODEL_URI
     assert all(record.order.kind is OrderKind.RELEASE for record in script.job.hosts.values())
+    assert all(record.order.arguments["is_last"] for record in script.job.hosts.values())
 
 
 def test_hosts_run_only_when_all_are_prepared():

@@ -45,6 +45,7 @@ def test_hosts_wait_after_success_and_can_be_taken_once_they_are_put_in_order():
     job = script.job
     assert (job.status, job.warm_pool.status) == (TrainingJobStatus.COMPLETED, WarmPoolStatus.AVAILABLE)
     assert (job.is_released, job.pool, warm_pools.is_parked(job)) == (False, POOL, False)
+    assert not any(record.order.arguments["is_last"] for record in job.hosts.values())
     assert warm_pools.is_becoming_available(job, now=at(script.seconds))
     assert not warm_pools.is_becoming_available(job, now=at(script.seconds + 60)), (
         "nobody waits for a release that fails"

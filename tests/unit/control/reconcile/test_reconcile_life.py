@@ -6,12 +6,17 @@ from datetime import timedelta
 
 import pytest
 
-from clary.base.errors import EngineError, Fault, StoreError
+from clary.base.errors import EngineError, Fault, StoreError, WireError
+from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import HostPhase, OrderKind
+from clary.contract.launch_plan import LaunchPlan
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.deadlines import KILL_ALLOWANCE_S
 from clary.control.reconcile.releasing import RELEASE_WAIT_S, RETRY_RELEASE_S
 from clary.testing.control_plane import LIMITS, ControlPlane
+
+RUNNING = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
+ENDED = (HostPhase.EXITED, HostPhase.DONE)
 
 
 @pytest.fixture
@@ -42,6 +47,11 @@ async def test_a_job_lives_through_every_status_and_its_hosts_are_released(plane
     assert secondaries(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
     assert job.is_released
     assert plane.engine.released == ["job/1"]
+    (pool,) = plane.engine.released_pools
+    with pytest.raises(WireError, match="has ended"):
+        plane.pool_gateway.authorize(pool, job.plan["pool_token"])
+    assert pool.startswith("pool_")
+    assert not job.pool
     assert plane.hub.active_jobs() == []
 
 
@@ -298,13 +308,15 @@ async def test_a_release_that_fails_is_tried_again_after_a_pause_and_holds_capac
     plane.engine.release_errors += [EngineError("still mounted"), EngineError("still mounted")]
     await plane.create(num_hosts=4)
     await plane.run_to_end(num_hosts=4)
+    pool = (await plane.job()).pool
     await plane.create("next")
     for _ in range(2):
         await plane.passes(3)
         assert not (await plane.job("next")).hosts
         plane.clock.advance(RETRY_RELEASE_S)
     await plane.passes(2)
-    assert plane.engine.released == ["job/1"] * 3
+    assert plane.engine.released_pools == [pool] * 3
+    assert plane.engine.released == ["job/1"]
     assert (await plane.job()).is_released
     assert (await plane.job("next")).hosts
 
@@ -398,6 +410,49 @@ async def test_a_job_that_ended_before_a_crash_is_released_by_the_next_service(t
     async with ControlPlane.open(tmp_path, clock=plane.clock, engine=plane.engine) as again:
         await again.passes()
         assert (await again.job()).is_released
+
+
+async def without_pool(plane):
+    """Rewrite the job as a release did whose attempts had hosts of their own, agents in the attempt's folder."""
+    job = await plane.job()
+    folder = str(plane.reconciler.launcher._site.folder.jobs / "job/1")
+    own = {"pool": "", "pool_token": "", "pool_folder": ""}
+    plan = from_plain(LaunchPlan, {**job.plan, **own, "work_folder": folder})
+    await plane.engine.start_agents(replace(plan, pool_folder=folder))
+    await plane.store.update_job("job", lambda job: replace(job, pool="", plan=to_plain(plan)))
+    return plan
+
+
+@pytest.mark.parametrize("moment", ["launching", "running", "ended"])
+async def test_an_attempt_that_an_older_release_began_without_a_pool_goes_on_and_is_taken_back(tmp_path, moment):
+    async with ControlPlane.open(tmp_path) as first:
+        await first.create()
+        await first.passes()
+        agent = first.agent()
+        for phase in {"launching": (), "running": RUNNING, "ended": (*RUNNING, *ENDED)}[moment]:
+            await agent.report(phase, exits=(first.exit_of(0),) if phase in ENDED else ())
+        engine, old_plan = first.engine, await without_pool(first)
+        token = agent.token
+    engine.released.clear()
+    async with ControlPlane.open(tmp_path, clock=first.clock, engine=engine) as second:
+        await second.passes()
+        job = await second.job()
+        assert job.pool
+        assert job.plan["pool_folder"] == old_plan.work_folder
+        second.pool_gateway.authorize(job.pool, job.plan["pool_token"])
+        assert engine.launched == ["job/1"] * (2 if moment == "launching" else 1)
+        assert engine.fenced == []
+        if moment != "ended":
+            agent = second.agent()
+            assert agent.token == token
+            for phase in (*RUNNING, *ENDED):
+                await agent.report(phase, exits=(second.exit_of(0),) if phase in ENDED else ())
+        assert (await second.job()).status is TrainingJobStatus.COMPLETED
+        second.engine.end_all_agents("job")
+        await second.passes()
+        job = await second.job()
+        assert (job.is_released, job.pool) == (True, "")
+        assert engine.released == ["job/1"]
 
 
 async def test_a_job_created_anew_under_a_name_is_not_released_for_its_predecessor(plane, monkeypatch):

@@ -18,6 +18,7 @@ from clary.contract.launch_plan import LaunchPlan
 
 AGENT_LOG = "agent.log"
 TOKEN_VARIABLE = "CLARY_AGENT_TOKEN"  # noqa: S105 - a variable's name
+POOL_TOKEN_VARIABLE = "CLARY_POOL_TOKEN"  # noqa: S105 - a variable's name
 MARK_VARIABLE = "CLARY_ATTEMPT_MARK"
 TAIL_BYTES = 2000  # of a log, quoted in an error
 
@@ -30,20 +31,24 @@ def clary_folder() -> str:
     return str(Path(clary.__file__).absolute().parent.parent)
 
 
-def process_environment(environ: Mapping[str, str], mark: str, *, token: str | None = None) -> dict[str, str]:
-    """Return the environment of a process that belongs to the attempt with this mark."""
+def process_environment(environ: Mapping[str, str], mark: str) -> dict[str, str]:
+    """Return the environment of a process that belongs to the pool with this mark."""
     environment = {name: value for name, value in environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([clary_folder(), *([inherited] if inherited else [])])
     environment[MARK_VARIABLE] = mark
-    if token is not None:
-        environment[TOKEN_VARIABLE] = token
     return environment
 
 
+def agent_environment(environ: Mapping[str, str], mark: str, plan: LaunchPlan) -> dict[str, str]:
+    """Return the environment of an agent, with the tokens of its pool and of the attempt that it begins with."""
+    tokens = {POOL_TOKEN_VARIABLE: plan.pool_token, TOKEN_VARIABLE: plan.agent_token}
+    return process_environment(environ, mark) | tokens
+
+
 def agent_command(plan: LaunchPlan, host: str) -> list[str]:
-    """Return the command line of the agent of one host: of one attempt, or of a warm pool."""
-    serves = ("--pool", plan.pool) if plan.pool else ("--job", plan.job_name, "--attempt", str(plan.attempt))
+    """Return the command line of the agent of one host, which names the attempt that it begins with."""
+    serves = ("--pool", plan.pool, "--job", plan.job_name, "--attempt", str(plan.attempt))
     mounts = ("--own-mounts",) if plan.host(host).disk_bytes is not None else ()
     return [sys.executable, "-m", "clary.agent", "--service", plan.service_url, *serves, *mounts, "--host", host]
 

@@ -96,7 +96,8 @@ def _found(folder: Path, record: AttemptRecord, ready: NetworkReady | None) -> l
     """Return the attempt's processes by what they carry and where they are, whoever their parents are."""
     # Orphans of plain processes, whose agent and keeper died, are known by the host's cgroup alone.
     cgroups = attempt_leftovers.cgroups_of(folder, attempt_leftovers.folders_in(folder), record)
-    found = [*_marked(record, ready), *_in_networks(ready), *killing.in_cgroups(cgroups)]
+    marked = [] if record.pool else _marked(record, ready)  # an attempt's processes carry its pool's mark
+    found = [*marked, *_in_networks(ready), *killing.in_cgroups(cgroups)]
     return list(dict.fromkeys(found))
 
 

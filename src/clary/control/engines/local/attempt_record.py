@@ -1,4 +1,4 @@
-"""What the engine knows of one attempt, in `engine.json` of its folder: enough to go on after a restart.
+"""What the engine knows of a pool or an attempt, in `engine.json` of its folder: enough to go on after a restart.
 
 Where: written before and after every act that makes something outlive the service. Records of an earlier boot of the
 machine name no living process.
@@ -21,20 +21,20 @@ from clary.base.processes import ProcessId
 from clary.control.engines.local.network.network_spec import READY_FILE, RELEASED_FILE, write_json
 
 RECORD_FILE = "engine.json"
-POOL_ATTEMPT = "1"  # folder below that of a warm pool, which has one life
+POOL_ATTEMPT = "1"  # folder below that of a pool, which has one life
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
-    """One attempt's processes on this machine."""
+    """A pool's processes on this machine, or which pool's hosts an attempt runs on."""
 
     boot_id: str
-    mark: str  # value of MARK_VARIABLE in the environment of everything that the engine starts for the attempt
+    mark: str  # value of MARK_VARIABLE in the environment of everything that the engine starts for the pool
     agents: Mapping[str, ProcessId] = field(default_factory=dict)  # host name -> its agent
     may_have_unknown_agents: bool = False  # set while agents are being started
-    master_port: int | None = None  # without isolation
+    master_port: int | None = None  # of an attempt without isolation
     cgroup_places: tuple[str, ...] = ()  # folders of the service's cgroups when agents were started
-    pool: str = ""  # that the attempt runs on; its record names agents and mark
+    pool: str = ""  # of an attempt: whose record names agents and mark; empty for a pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,10 @@ def read_record(folder: Path) -> AttemptRecord | None:
         raise EngineError(f"{path}: the engine's record can not be read: {error}") from error
 
 
-def create_record(folder: Path) -> AttemptRecord:
-    """Return the attempt's record of this boot, a new one if there is none; two callers get the same one.
+def create_record(
+    folder: Path, *, pool: str = "", master_port: int | None = None, cgroup_places: tuple[str, ...] = ()
+) -> AttemptRecord:
+    """Return the record of this boot, a new one with these facts if there is none; two callers get the same one.
 
     Raises: EngineError naming the file.
     """
@@ -86,7 +88,9 @@ def create_record(folder: Path) -> AttemptRecord:
         return record
     if record is not None:  # of an earlier boot: everything that it names is gone
         (folder / RECORD_FILE).unlink(missing_ok=True)
-    fresh = AttemptRecord(boot_id=boot_id(), mark=secrets.token_hex(16))
+    fresh = AttemptRecord(
+        boot_id=boot_id(), mark=secrets.token_hex(16), pool=pool, master_port=master_port, cgroup_places=cgroup_places
+    )
     partial = folder / f"{RECORD_FILE}.{fresh.mark}"
     try:
         write_json(str(partial), to_plain(fresh))
@@ -124,13 +128,13 @@ def attempt_folders(jobs: Path) -> list[Path]:
     return found
 
 
-def hosts_folder(folder: Path) -> Path:
-    """Return the folder that knows an attempt's agents and network: that of its pool, or its own.
+def pool_folder(folder: Path) -> Path | None:
+    """Return the folder of the pool whose hosts an attempt runs on, or None if `folder` is a pool's or says nothing.
 
     Raises: EngineError if the attempt's record can not be read.
     """
     record = read_record(folder)
-    return folder.parents[1] / record.pool / POOL_ATTEMPT if record is not None and record.pool else folder
+    return folder.parents[1] / record.pool / POOL_ATTEMPT if record is not None and record.pool else None
 
 
 def read_ready(folder: Path) -> NetworkReady | None:

@@ -1,17 +1,20 @@
-"""Hosts on this machine: one network per attempt, one agent process per host.
+"""Hosts on this machine: one network per pool, one agent process per host.
 
 Where: the reconciler calls it through `engines.interface.Engine`. Everything that it starts outlives the service and
-is written down in the attempt's folder first, so that the next service finds and, in the end, ends it:
+is written down in the pool's folder first, so that the next service finds and, in the end, ends it:
 
-    <home>/jobs/<job>/<attempt>/   engine.json  network.json  network-ready.json  anchor.log  released
+    <home>/jobs/<pool>/1/   engine.json  network.json  network-ready.json  anchor.log  released
+    <home>/jobs/<pool>/1/<host>/   agent.log: what the agent says outside of attempts
+    <home>/jobs/<job>/<attempt>/   engine.json, which names the pool; released
     <home>/jobs/<job>/<attempt>/<host>/   agent.log, and whatever the agent keeps
 
-A warm pool has network and agents in a folder of its own, <home>/jobs/<pool>/1, and outlives the attempts on it.
+A pool ends with the attempt that it was made for, or outlives it for others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -87,7 +90,7 @@ class LocalEngine:
         self._isolation: tuple[Isolation, tuple[str, ...]] | None = None
         self._locks: dict[Path, asyncio.Lock] = {}
         self._children: dict[int, LastingProcess] = {}
-        self._records: dict[Path, AttemptRecord] = {}  # as written, of attempts whose agents this service looks after
+        self._records: dict[Path, AttemptRecord] = {}  # as written, of pools whose agents this service looks after
 
     def machine(self) -> Machine:
         """Return what this process may use of the machine."""
@@ -109,28 +112,24 @@ class LocalEngine:
         return memory_limits(agent_processes.process_environment(self._environ, "probe"), looks_only=looks_only)
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
-        """Make the attempt's folder and network, or find them made."""
-        folder = self._folder(plan.job_name, plan.attempt)
-        if not plan.pool:
-            return await self._locked(folder, lambda: self._launch(plan, folder))
-        hosts = self._folder_of_hosts(plan)
-        held = await self._locked(hosts, lambda: self._launch(plan, hosts))
-        port = await self._locked(folder, lambda: self._make_place(plan, folder))
+        """Make the attempt's folder and its pool's network, or find them made."""
+        folder, pool = self._folder(plan.job_name, plan.attempt), Path(plan.pool_folder)
+        held, record = await asyncio.gather(
+            self._locked(pool, lambda: self._make_network(plan, pool)),
+            self._locked(folder, lambda: _make_place(plan, folder)),
+        )
         held = replace(held, work_folder=str(folder))
-        return held if port is None else anchors.without_network(held, master_port=port)
+        return held if record.master_port is None else anchors.without_network(held, master_port=record.master_port)
 
     async def start_agents(self, plan: LaunchPlan) -> None:
-        """Start the agents that have not been started yet; of a pool, those that have ended, too."""
-        folder = self._folder_of_hosts(plan)
+        """Start the agents of the pool that have not been started yet, or have ended."""
+        folder = Path(plan.pool_folder)
         await self._locked(folder, lambda: self._start_agents(plan, folder))
-        if plan.pool:
-            place = self._folder(plan.job_name, plan.attempt)
-            await self._locked(place, lambda: _note_cgroup_places(place, folder))
 
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
         """Return host name -> whether its agent runs."""
         self._reap()
-        folder = self._folder_of_hosts(plan)
+        folder = Path(plan.pool_folder)
         record = self._records.get(folder)
         if record is None:
             record = await asyncio.to_thread(_sound_record, folder)
@@ -141,7 +140,7 @@ class LocalEngine:
 
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
         """Return the hosts that the link watch of the job's anchor found cut off."""
-        path = self._folder_of_hosts(plan) / link_watch.CUT_OFF_FILE
+        path = Path(plan.pool_folder) / link_watch.CUT_OFF_FILE
         if not path.exists():  # as nearly always, and cheaper than a thread
             return {}
         why = f"its link has carried nothing from or to the job's other hosts for {link_watch.CUT_OFF_AFTER_S:g} s"
@@ -156,7 +155,7 @@ class LocalEngine:
 
     async def fence(self, plan: LaunchPlan, host: str) -> None:
         """Kill a host's agent; the host's first process sees it and ends everything else there."""
-        folder = self._folder_of_hosts(plan)
+        folder = Path(plan.pool_folder)
         await self._locked(folder, lambda: attempt_processes.end_agent(folder, host))
 
     async def release(self, job_name: str, attempt: int) -> Released:
@@ -173,7 +172,7 @@ class LocalEngine:
         return released
 
     async def release_pool(self, pool: str) -> Released:
-        """End and remove what is left of a warm pool; its folder stays only where a log says something."""
+        """End and remove what is left of a pool; its folder stays only where a log says something."""
         released = await self.release(pool, int(POOL_ATTEMPT))
         folder = self._folder(pool, int(POOL_ATTEMPT))
         if not any(path.stat().st_size for path in folder.rglob("*.log")):
@@ -182,11 +181,10 @@ class LocalEngine:
 
     async def forget(self, job_name: str) -> None:
         """Remove the folders of a job's released attempts, logs of agents included; its name can be used again."""
-        folder = self._settings.home_folder / JOBS_FOLDER / job_name
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(_forget, self._settings.home_folder / JOBS_FOLDER / job_name)
 
     async def unreleased(self) -> list[HeldAttempt]:
-        """Return the attempts and warm pools below the state folder that nobody has released."""
+        """Return the attempts and pools below the state folder that nobody has released."""
 
         def find() -> list[HeldAttempt]:
             folders = attempt_record.attempt_folders(self._settings.home_folder / JOBS_FOLDER)
@@ -225,28 +223,8 @@ class LocalEngine:
     def _folder(self, job_name: str, attempt: int) -> Path:
         return self._settings.home_folder / JOBS_FOLDER / job_name / str(attempt)
 
-    def _folder_of_hosts(self, plan: LaunchPlan) -> Path:
-        """Return the folder that knows the agents and the network: the attempt's own, or that of its warm pool."""
-        return self._folder(plan.pool, int(POOL_ATTEMPT)) if plan.pool else self._folder(plan.job_name, plan.attempt)
-
-    def _make_place(self, plan: LaunchPlan, folder: Path) -> int | None:
-        """Make the folder of an attempt whose agents and network are those of a pool.
-
-        Returns: where its ranks meet, if hosts share the machine's network; each attempt has a port of its own.
-        """
-        if attempt_record.is_released(folder):
-            raise _is_over(plan)
-        _make_folder(folder)
-        record = attempt_record.create_record(folder)
-        port = None
-        if plan.isolation is Isolation.PROCESSES:
-            port = record.master_port or _free_port()
-        if (record.pool, record.master_port) != (plan.pool, port):
-            attempt_record.write_record(folder, replace(record, pool=plan.pool, master_port=port))
-        return port
-
     async def _locked(self, folder: Path, work: Callable[[], T]) -> T:
-        """Do blocking work on one attempt in a thread, one at a time.
+        """Do blocking work on one attempt or pool in a thread, one at a time.
 
         Shielded, because a thread can not be cancelled: the lock is held until it has really ended.
         """
@@ -261,17 +239,14 @@ class LocalEngine:
 
         return await asyncio.shield(asyncio.create_task(run()))
 
-    def _launch(self, plan: LaunchPlan, folder: Path) -> LaunchPlan:
+    def _make_network(self, plan: LaunchPlan, folder: Path) -> LaunchPlan:
         if attempt_record.is_released(folder):
             raise _is_over(plan)
         _make_folder(folder)
         _require_space(folder)
         record = attempt_record.create_record(folder)
-        plan = replace(plan, work_folder=str(folder))
         if plan.isolation is Isolation.PROCESSES:
-            port = record.master_port or _free_port()
-            attempt_record.write_record(folder, replace(record, master_port=port))
-            return anchors.without_network(plan, master_port=port)
+            return plan
         # EnableNetworkIsolation: programs may call nobody but their job's other hosts, AWS included.
         relays = () if plan.network_isolation else self._relays(plan)
         spec = anchors.network_spec(plan, folder, relays)
@@ -301,12 +276,10 @@ class LocalEngine:
             # These live; of a host that has two, the record's may be dead.
             agents |= attempt_processes.adopted_agents(record.mark)
         dead = {name: agent for name, agent in agents.items() if not agent.is_alive()}
-        for name, agent in dead.items():
-            if not plan.pool:
-                raise EngineError(self._ended_early(folder / name, name, agent))
+        for name in dead:
             attempt_processes.clear_host(folder, name)
             del agents[name]
-        places = tuple(dict.fromkeys((*record.cgroup_places, *cleaning.own_cgroup_places())))
+        places = _once((*record.cgroup_places, *cleaning.own_cgroup_places()))
         record = replace(record, agents=agents, may_have_unknown_agents=True, cgroup_places=places)
         attempt_record.write_record(folder, record)
         for host in plan.hosts:
@@ -314,9 +287,7 @@ class LocalEngine:
                 continue
             host_folder = folder / host.name
             host_folder.mkdir(exist_ok=True)
-            environment = agent_processes.process_environment(
-                self._environ, record.mark, token=plan.pool_token or plan.agent_token
-            )
+            environment = agent_processes.agent_environment(self._environ, record.mark, plan)
             command = agent_processes.agent_command(plan, host.name)
             child = self._start(command, host_folder / agent_processes.AGENT_LOG, environment)
             agent_or_none = ProcessId.of(child.pid)
@@ -392,11 +363,36 @@ def _make_folder(folder: Path) -> None:
         raise EngineError(f"{folder}: can not be made: {error.strerror}", retryable=True) from error
 
 
-def _note_cgroup_places(place: Path, hosts: Path) -> None:
-    """Write down for an attempt on a pool where the pool's agents make cgroups."""
-    record, of_hosts = attempt_record.read_record(place), attempt_record.read_record(hosts)
-    if record is not None and of_hosts is not None and record.cgroup_places != of_hosts.cgroup_places:
-        attempt_record.write_record(place, replace(record, cgroup_places=of_hosts.cgroup_places))
+def _make_place(plan: LaunchPlan, folder: Path) -> AttemptRecord:
+    """Make the folder of an attempt and return its record.
+
+    Where hosts share the machine's network it has a port at which the ranks meet: each attempt has its own.
+    """
+    if attempt_record.is_released(folder):
+        raise _is_over(plan)
+    _make_folder(folder)
+    of_pool = attempt_record.read_record(Path(plan.pool_folder))
+    places = (*(of_pool.cgroup_places if of_pool is not None else ()), *cleaning.own_cgroup_places())
+    port = _free_port() if plan.isolation is Isolation.PROCESSES else None
+    record = attempt_record.create_record(folder, pool=plan.pool, master_port=port, cgroup_places=_once(places))
+    whole = replace(record, cgroup_places=_once((*record.cgroup_places, *places)))
+    if whole != record:  # agents were started before, by a service in another cgroup
+        attempt_record.write_record(folder, whole)
+    return whole
+
+
+def _once(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _forget(job_folder: Path) -> None:
+    """Remove a job's folders, and what is left of its pools that are released."""
+    for folder in job_folder.iterdir() if job_folder.is_dir() else ():
+        with contextlib.suppress(EngineError):  # a damaged record names no pool
+            pool = attempt_record.pool_folder(folder)
+            if pool is not None and attempt_record.is_released(pool):
+                shutil.rmtree(pool.parent, ignore_errors=True)
+    shutil.rmtree(job_folder, ignore_errors=True)
 
 
 def _require_space(folder: Path) -> None:

@@ -69,7 +69,7 @@ async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> No
 async def _change(plan: LaunchPlan, host: str, what: str) -> None:
     if plan.isolation is not Isolation.NAMESPACES:
         raise EngineError(f"job {plan.job_name} runs as plain processes: it has no network that could be changed")
-    arguments = (plan.pool_folder or plan.work_folder, host, what)
+    arguments = (plan.pool_folder, host, what)
     await run_inside(__name__, *arguments, doing=f"job {plan.job_name}: setting {host} {what}")
 
 

@@ -69,7 +69,7 @@ class LocalFaults:
 
     async def kill_rank(self, plan: LaunchPlan, rank: int) -> None:
         """Kill the processes of one rank; raises EngineError if there are none."""
-        await asyncio.to_thread(_kill_rank, Path(plan.work_folder), rank)
+        await asyncio.to_thread(_kill_rank, Path(plan.pool_folder), rank)
 
     async def connect(self, plan: LaunchPlan, hosts: Sequence[str], *, up: bool) -> None:
         """Cut hosts off their job's network, or connect them again; raises EngineError."""
@@ -95,7 +95,7 @@ class LocalFaults:
 
 
 def _kill_rank(folder: Path, rank: int) -> None:
-    record = attempt_record.read_record(attempt_record.hosts_folder(folder))
+    record = attempt_record.read_record(folder)
     agents = {} if record is None or record.boot_id != attempt_record.boot_id() else record.agents
     below = [process for agent in agents.values() for process in killing.descendants(agent)]
     wanted, deadline = f"RANK={rank}".encode(), exec_deadline()

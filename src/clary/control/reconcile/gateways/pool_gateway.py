@@ -1,4 +1,4 @@
-"""The service's side of warm pools' agents: which attempt a host serves next, and whether it is done with the last.
+"""The service's side of pools' agents: which attempt a host serves next, and whether it is done with the last.
 
 Where: `server.pool_routes` parses HTTP and calls this; the reconciler asks whether hosts have come back. What is
 remembered here is told again by the agents themselves with each question, so it may be lost with the service.
@@ -20,7 +20,7 @@ _LOOK_S = 1.0  # longest time between looks at who holds the pool, should a wake
 
 
 class PoolGateway:
-    """Answers the agents of warm pools.
+    """Answers the agents of pools.
 
     Args:
         hub: knows which job holds which pool.
@@ -31,7 +31,7 @@ class PoolGateway:
     def __init__(self, hub: JobHub, clock: Clock, *, pool_token: Callable[[str], str]) -> None:
         self._hub = hub
         self._clock = clock
-        self._pool_token = pool_token
+        self.token_of = pool_token
         self._served: dict[str, dict[str, str]] = {}  # pool -> host -> the attempt that it is done with
         self._started_s = clock.monotonic()
         self._heard_s: dict[tuple[str, str], float] = {}  # pool and host -> when it last asked, or was seen to wait
@@ -42,7 +42,7 @@ class PoolGateway:
 
         Raises: WireError 403 for a wrong token, 410 for a pool that nobody holds any more.
         """
-        if not hmac.compare_digest(self._pool_token(pool).encode(), token.encode("utf-8", "backslashreplace")):
+        if not hmac.compare_digest(self.token_of(pool).encode(), token.encode("utf-8", "backslashreplace")):
             raise WireError("AccessDenied", f"the token does not open pool {pool}", http_status=403)
         self._require_held(pool)
 

@@ -1,6 +1,7 @@
 """The local engine with plain processes, and agents that do nothing: what it starts, finds again and ends."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from clary.contract.launch_plan import Isolation
 from clary.control.engines.local import agent_processes, attempt_processes, attempt_record, cleaning, killing
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.settings import Settings
-from clary.testing.launch_plans import make_hosts, make_plan
+from clary.testing.launch_plans import POOL, make_hosts, make_plan
 
 IDLE = "import time; time.sleep(300)"
 
@@ -51,14 +52,21 @@ def make_engine(home):
     return LocalEngine(Settings(home=str(home), isolation="processes"), "http://127.0.0.1:4570")
 
 
-def plan_of(num_hosts=2, **changes):
+def plan_of(home, num_hosts=2, *, pool=POOL, **changes):
     hosts = make_hosts(num_hosts, isolation=Isolation.PROCESSES)
-    return make_plan(hosts=hosts, isolation=Isolation.PROCESSES, **changes)
+    folder = str(home / "jobs" / pool / "1")
+    return make_plan(hosts=hosts, isolation=Isolation.PROCESSES, pool=pool, pool_folder=folder, **changes)
+
+
+async def release(engine, plan):
+    """Take the pool and the attempt back, as the end of a job does; returns what was killed."""
+    released = [await engine.release_pool(plan.pool), await engine.release(plan.job_name, plan.attempt)]
+    return [words for each in released for words in each.killed]
 
 
 async def test_hosts_share_the_machine_and_the_job_has_a_port_of_its_own(engine, tmp_path):
-    one = await engine.launch(plan_of(job_name="one"))
-    two = await engine.launch(plan_of(job_name="two"))
+    one = await engine.launch(plan_of(tmp_path, job_name="one", pool="pool_one"))
+    two = await engine.launch(plan_of(tmp_path, job_name="two", pool="pool_two"))
     assert [host.address for host in one.hosts] == ["127.0.0.1", "127.0.0.1"]
     assert one.network.anchor_pid is None
     assert one.network.interface == "lo"
@@ -66,34 +74,34 @@ async def test_hosts_share_the_machine_and_the_job_has_a_port_of_its_own(engine,
     assert Path(one.work_folder) == tmp_path / "jobs" / "one" / "1"
 
 
-async def test_launch_twice_gives_the_same_plan(engine):
-    first = await engine.launch(plan_of())
-    assert await engine.launch(plan_of()) == first
+async def test_launch_twice_gives_the_same_plan(engine, tmp_path):
+    first = await engine.launch(plan_of(tmp_path))
+    assert await engine.launch(plan_of(tmp_path)) == first
 
 
-async def test_a_fenced_host_has_no_agent_any_more_and_the_others_are_left_alone(engine):
-    plan = await engine.launch(plan_of())
+async def test_a_fenced_host_has_no_agent_any_more_and_the_others_are_left_alone(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path))
     await engine.start_agents(plan)
-    record = attempt_record.read_record(Path(plan.work_folder))
+    record = attempt_record.read_record(Path(plan.pool_folder))
     os.kill(record.agents["algo-2"].pid, signal.SIGSTOP)  # frozen: it hears nothing but SIGKILL
     for _ in range(2):
         await engine.fence(plan, "algo-2")
     assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": False}
 
 
-async def test_a_host_that_never_had_an_agent_is_fenced_by_nothing(engine):
-    plan = await engine.launch(plan_of())
+async def test_a_host_that_never_had_an_agent_is_fenced_by_nothing(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path))
     await engine.fence(plan, "algo-1")
     assert await engine.agents_alive(plan) == {"algo-1": False, "algo-2": False}
 
 
-async def test_each_host_gets_one_agent_however_often_it_is_asked_for(engine):
-    plan = await engine.launch(plan_of())
+async def test_each_host_gets_one_agent_however_often_it_is_asked_for(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path))
     assert await engine.agents_alive(plan) == {"algo-1": False, "algo-2": False}
     await engine.start_agents(plan)
-    before = attempt_record.read_record(Path(plan.work_folder)).agents
+    before = attempt_record.read_record(Path(plan.pool_folder)).agents
     await engine.start_agents(plan)
-    assert attempt_record.read_record(Path(plan.work_folder)).agents == before
+    assert attempt_record.read_record(Path(plan.pool_folder)).agents == before
     assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
 
 
@@ -106,30 +114,64 @@ async def test_release_ends_agents_and_what_they_started_and_a_second_one_finds_
         f"import os; os.rename({str(ready)!r} + '.part', {str(ready)!r})\n"
         "time.sleep(300)"
     )
-    plan = await engine.launch(plan_of(1))
+    plan = await engine.launch(plan_of(tmp_path, 1))
     await engine.start_agents(plan)
     async with asyncio.timeout(10):
         while not ready.exists():
             await asyncio.sleep(0.01)
     child = ProcessId.of(int(ready.read_text()))
-    (Path(plan.work_folder) / "algo-1" / "ml").mkdir()
-    released = await engine.release(plan.job_name, plan.attempt)
-    assert len(released.killed) == 2
+    (Path(plan.work_folder) / "algo-1" / "ml").mkdir(parents=True)
+    (Path(plan.work_folder) / "algo-1" / "agent.log").touch()
+    assert len(await release(engine, plan)) == 2
     assert not child.is_alive()
     assert not (Path(plan.work_folder) / "algo-1" / "ml").exists()
     assert (Path(plan.work_folder) / "algo-1" / "agent.log").exists()
+    assert not Path(plan.pool_folder).parent.exists(), "nothing was said in it"
     assert await engine.agents_alive(plan) == {"algo-1": False}
-    assert (await engine.release(plan.job_name, plan.attempt)).killed == ()
+    assert await release(engine, plan) == []
     assert await engine.leftovers() == []
 
 
-async def test_released_attempt_can_not_be_launched_again(engine):
-    plan = await engine.launch(plan_of(1))
+async def test_released_attempt_can_not_be_launched_again(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path, 1))
     await engine.release(plan.job_name, plan.attempt)
     with pytest.raises(EngineError, match="hosts of attempt 1 were taken back"):
         await engine.launch(plan)
+    (Path(plan.pool_folder) / "anchor.log").write_text("so that the folder stays")
+    await engine.release_pool(plan.pool)
     with pytest.raises(EngineError, match="hosts of attempt 1 were taken back"):
         await engine.start_agents(plan)
+
+
+async def test_what_a_pool_has_said_stays_until_its_job_is_deleted(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path, 1))
+    (Path(plan.pool_folder) / "anchor.log").write_text("a word")
+    await engine.release(plan.job_name, plan.attempt)
+    await engine.forget("another")
+    await engine.release_pool(plan.pool)
+    assert Path(plan.pool_folder).exists()
+    await engine.forget(plan.job_name)
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
+async def test_a_pool_that_goes_on_stays_when_a_job_that_it_served_is_deleted(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path, 1))
+    await engine.release(plan.job_name, plan.attempt)
+    await engine.forget(plan.job_name)
+    assert Path(plan.pool_folder).exists()
+
+
+async def test_an_attempt_of_an_older_release_whose_folder_is_its_pools_is_found_and_ended(engine, tmp_path):
+    folder = str(tmp_path / "jobs/job-1/1")
+    plan = await engine.launch(replace(plan_of(tmp_path), pool_folder=folder))
+    await engine.start_agents(plan)
+    assert plan.work_folder == folder
+    assert await engine.launch(plan) == plan
+    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
+    await engine.fence(plan, "algo-2")
+    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": False}
+    assert [words.split(",")[0] for words in await release(engine, plan)] == ["agent of algo-1"]
+    assert await engine.unreleased() == []
 
 
 async def test_release_of_an_attempt_that_never_was_is_nothing(engine):
@@ -137,63 +179,72 @@ async def test_release_of_an_attempt_that_never_was_is_nothing(engine):
     assert (released.killed, released.removed) == ((), ())
 
 
-async def test_pid_that_was_handed_on_is_never_signalled(engine):
-    plan = await engine.launch(plan_of(1))
+async def test_pid_that_was_handed_on_is_never_signalled(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path, 1))
     with subprocess.Popen([sys.executable, "-S", "-c", IDLE]) as stranger:
-        folder = Path(plan.work_folder)
+        folder = Path(plan.pool_folder)
         record = attempt_record.read_record(folder)
         forged = ProcessId(stranger.pid, "1")
         attempt_record.write_record(folder, replace(record, agents={"algo-1": forged}))
         assert await engine.agents_alive(plan) == {"algo-1": False}
-        released = await engine.release(plan.job_name, plan.attempt)
-        assert released.killed == ()
+        assert await release(engine, plan) == []
         assert stranger.poll() is None
         stranger.kill()
 
 
-async def test_records_of_an_earlier_boot_name_nobody(engine):
-    plan = await engine.launch(plan_of(1))
+async def test_records_of_an_earlier_boot_name_nobody(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path, 1))
     with subprocess.Popen([sys.executable, "-S", "-c", IDLE]) as stranger:
         record = attempt_record.AttemptRecord(
             boot_id="an earlier one", mark="0" * 32, agents={"algo-1": ProcessId.of(stranger.pid)}
         )
-        attempt_record.write_record(Path(plan.work_folder), record)
+        attempt_record.write_record(Path(plan.pool_folder), record)
         assert await engine.agents_alive(plan) == {"algo-1": False}
-        assert (await engine.release(plan.job_name, plan.attempt)).killed == ()
+        assert await release(engine, plan) == []
         assert stranger.poll() is None
         stranger.kill()
 
 
-async def test_agent_that_ends_at_once_is_an_error_with_its_last_words(engine, use_agents):
+async def test_an_agent_that_ended_is_started_anew(engine, use_agents, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path, 1))
     use_agents("raise SystemExit('no such module')")
-    plan = await engine.launch(plan_of(1))
-
-    async def start_until_it_fails():
-        while True:
-            await engine.start_agents(plan)
+    with contextlib.suppress(EngineError):  # it may have ended before it was seen
+        await engine.start_agents(plan)
+    async with asyncio.timeout(10):
+        while (await engine.agents_alive(plan))["algo-1"]:
             await asyncio.sleep(0.02)
+    use_agents(IDLE)
+    await engine.start_agents(plan)
+    assert await engine.agents_alive(plan) == {"algo-1": True}
 
-    with pytest.raises(EngineError, match=r"agent of algo-1 ended.*no such module"):
-        await asyncio.wait_for(start_until_it_fails(), timeout=10)
+
+async def test_an_agent_that_ends_before_it_is_seen_is_an_error_with_its_last_words(engine, monkeypatch, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(agent_processes, "last_words", lambda log: "no such module")
+        patch.setattr(ProcessId, "of", lambda pid: None)
+        with pytest.raises(EngineError, match=r"agent of algo-1 ended before it reported: no such module"):
+            await engine.start_agents(plan)
 
 
 async def test_agents_get_their_token_and_no_keys_of_the_service(tmp_path, use_agents):
     use_agents("import os, sys; sys.stdout.write(repr(dict(os.environ))); sys.stdout.flush(); " + IDLE)
     environ = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "s", "CLARY_S3_SECRET_ACCESS_KEY": "s", "OMP_NUM_THREADS": "3"}
     engine = LocalEngine(Settings(home=str(tmp_path), isolation="processes"), "http://127.0.0.1:4570", environ=environ)
-    plan = await engine.launch(plan_of(1))
+    plan = await engine.launch(plan_of(tmp_path, 1))
     try:
         await engine.start_agents(plan)
-        log = Path(plan.work_folder) / "algo-1" / "agent.log"
+        log = Path(plan.pool_folder) / "algo-1" / "agent.log"
         async with asyncio.timeout(10):
             while not log.read_text().endswith("}"):
                 await asyncio.sleep(0.01)
         seen = eval(log.read_text())
     finally:
-        await engine.release(plan.job_name, plan.attempt)
-    assert seen["CLARY_AGENT_TOKEN"] == plan.agent_token
+        await release(engine, plan)
+    assert (seen["CLARY_AGENT_TOKEN"], seen["CLARY_POOL_TOKEN"]) == (plan.agent_token, plan.pool_token)
     assert seen["OMP_NUM_THREADS"] == "3"
-    assert {name for name in seen if name.startswith(("AWS_", "CLARY_"))} == {"CLARY_AGENT_TOKEN", "CLARY_ATTEMPT_MARK"}
+    names = {"CLARY_AGENT_TOKEN", "CLARY_POOL_TOKEN", "CLARY_ATTEMPT_MARK"}
+    assert {name for name in seen if name.startswith(("AWS_", "CLARY_"))} == names
     assert Path(seen["PYTHONPATH"].split(":")[0], "clary", "agent").is_dir()
 
 
@@ -207,7 +258,8 @@ from clary.testing.launch_plans import make_hosts, make_plan
 
 agent_processes.agent_command = lambda plan, host: [
     sys.executable, "-S", "-c", "import time; time.sleep(300)", "-m", "clary.agent", "--host", host]
-plan = make_plan(hosts=make_hosts(2, isolation=Isolation.PROCESSES), isolation=Isolation.PROCESSES)
+folder = f"{sys.argv[1]}/jobs/pool_0123456789ab/1"
+plan = make_plan(hosts=make_hosts(2, isolation=Isolation.PROCESSES), isolation=Isolation.PROCESSES, pool_folder=folder)
 engine = LocalEngine(Settings(home=sys.argv[1], isolation="processes"), "http://127.0.0.1:4570")
 
 async def serve():
@@ -238,15 +290,14 @@ async def test_agents_outlive_a_killed_service_and_the_next_one_finds_them(tmp_p
         assert service.stdout.readline() == "started\n"
         service.send_signal(signal.SIGKILL)
     engine = make_engine(tmp_path)
-    plan = await engine.launch(plan_of())
-    mark = attempt_record.read_record(Path(plan.work_folder)).mark
+    plan = await engine.launch(plan_of(tmp_path))
+    mark = attempt_record.read_record(Path(plan.pool_folder)).mark
     agents = killing.with_variable(agent_processes.MARK_VARIABLE, mark)
     assert len(agents) == 2
     await engine.start_agents(plan)  # what a new service does; it must not start a second pair
     assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
     assert len(killing.with_variable(agent_processes.MARK_VARIABLE, mark)) == 2
-    released = await engine.release(plan.job_name, plan.attempt)
-    assert len(released.killed) == 2
+    assert len(await release(engine, plan)) == 2
     assert not any(agent.is_alive() for agent in agents)
 
 
@@ -260,21 +311,22 @@ async def test_release_ends_agents_that_were_never_recorded(tmp_path, use_agents
     ) as service:
         assert service.stdout.readline() == "started\n"
         service.send_signal(signal.SIGKILL)
-    released = await make_engine(tmp_path).release("job-1", 1)
-    assert sorted(words.split(",")[0] for words in released.killed) == ["agent of algo-1", "agent of algo-2"]
+    killed = await release(make_engine(tmp_path), plan_of(tmp_path))
+    assert sorted(words.split(",")[0] for words in killed) == ["agent of algo-1", "agent of algo-2"]
 
 
-async def test_leftover_process_of_a_released_attempt_is_told(engine):
-    plan = await engine.launch(plan_of(1))
-    mark = attempt_record.read_record(Path(plan.work_folder)).mark
-    await engine.release(plan.job_name, plan.attempt)
+async def test_leftover_process_of_a_released_pool_is_told(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path, 1))
+    mark = attempt_record.read_record(Path(plan.pool_folder)).mark
+    (Path(plan.pool_folder) / "anchor.log").write_text("so that the folder stays")
+    await release(engine, plan)
     environment = {**os.environ, agent_processes.MARK_VARIABLE: mark}
     with subprocess.Popen([sys.executable, "-S", "-c", IDLE], env=environment) as stray:
         assert await engine.leftovers() == [
-            f"Job {plan.job_name}, attempt 1 is released and its process {stray.pid} still runs; "
+            f"Job {plan.pool}, attempt 1 is released and its process {stray.pid} still runs; "
             f"end it: kill -9 {stray.pid}"
         ]
-        assert len((await engine.release(plan.job_name, plan.attempt)).killed) == 1
+        assert len(await release(engine, plan)) == 1
 
 
 def enter_host_cgroup(plan, host, pid):
@@ -292,9 +344,9 @@ def enter_host_cgroup(plan, host, pid):
     return None
 
 
-async def test_release_ends_orphans_that_are_known_by_their_cgroup_alone(engine):
+async def test_release_ends_orphans_that_are_known_by_their_cgroup_alone(engine, tmp_path):
     """As after the death of an agent and of the keeper below it: nobody's children, with the program's environment."""
-    plan = await engine.launch(plan_of(1))
+    plan = await engine.launch(plan_of(tmp_path, 1))
     (Path(plan.work_folder) / "algo-1").mkdir()
     with subprocess.Popen([sys.executable, "-S", "-c", IDLE], env={}) as orphan:
         try:
@@ -311,9 +363,9 @@ async def test_release_ends_orphans_that_are_known_by_their_cgroup_alone(engine)
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "no record", "folder deleted"])
 async def test_a_damaged_record_is_made_anew_from_what_runs(engine, tmp_path, damage):
-    plan = await engine.launch(plan_of())
+    plan = await engine.launch(plan_of(tmp_path))
     await engine.start_agents(plan)
-    path = Path(plan.work_folder) / attempt_record.RECORD_FILE
+    path = Path(plan.pool_folder) / attempt_record.RECORD_FILE
     agents = attempt_record.read_record(path.parent).agents
     if damage == "folder deleted":
         shutil.rmtree(path.parent.parent)
@@ -323,20 +375,23 @@ async def test_a_damaged_record_is_made_anew_from_what_runs(engine, tmp_path, da
     later = make_engine(tmp_path)  # a service that has just started knows nothing but the folder
     if damage != "folder deleted":
         assert await later.agents_alive(plan) == {"algo-1": True, "algo-2": True}
-        assert [(held.name, held.attempt) for held in await later.unreleased()] == [(plan.job_name, 1)]
-    assert len((await later.release(plan.job_name, plan.attempt)).killed) == 2
+        assert [(held.name, held.attempt) for held in await later.unreleased()] == [
+            (plan.job_name, 1),
+            (plan.pool, 1),
+        ]
+    assert len(await release(later, plan)) == 2
     assert not any(agent.is_alive() for agent in agents.values())
     assert await later.unreleased() == []
     engine._reap()
 
 
 async def test_what_nobody_knows_is_put_aside_and_its_name_is_free(engine, tmp_path):
-    plan = await engine.launch(plan_of())
-    await engine.release(plan.job_name, plan.attempt)
+    plan = await engine.launch(plan_of(tmp_path))
+    await release(engine, plan)
     aside = Path(await engine.set_aside(plan.job_name))
     assert (aside / "1" / attempt_record.RECORD_FILE).is_file()
     assert aside.is_relative_to(tmp_path / "set-aside")
-    assert await engine.launch(plan_of()) is not None
+    assert await engine.launch(plan_of(tmp_path)) is not None
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,9 @@ def test_disks_that_can_not_be_had_are_refused_with_the_reason(tmp_path, monkeyp
     assert "runs as root" in LocalFaults(FakeEngine(Isolation.PROCESSES), tmp_path).why_no_disks(1)
 
 
-@pytest.mark.parametrize("pool", ["", "pool-1"])
-def test_only_agents_of_hosts_with_a_disk_of_their_own_get_mounts_of_their_own(pool):
+def test_only_agents_of_hosts_with_a_disk_of_their_own_get_mounts_of_their_own():
     first, second = make_hosts(2)
-    plan = make_plan(hosts=(first, replace(second, disk_bytes=1 << 30)), pool=pool)
+    plan = make_plan(hosts=(first, replace(second, disk_bytes=1 << 30)))
     assert "--own-mounts" not in agent_processes.agent_command(plan, "algo-1")
     command = agent_processes.agent_command(plan, "algo-2")
     assert "--own-mounts" in command
