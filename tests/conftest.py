@@ -12,6 +12,7 @@ pytest.register_assert_rewrite(
     "crash_nursery",
     "curve_contract",
     "damage_contract",
+    "documents_contract",
     "experiments_contract",
     "series_contract",
     "store_contract",

@@ -101,7 +101,7 @@ class ControlPlane:
         self.past = PastDurations()
         self.hub.listen(self.past.note)
         store.quarantine.listen(self.hub.doubt)
-        self.dumps = DumpDesk(home / "dumps", clock=clock)
+        self.dumps = DumpDesk(store.documents("dumps"), clock=clock)
         self.profiles = ProfileDesk(home / "profiles", clock=clock)
         self.gateway = AgentGateway(self.hub, logs, store, self.dumps, clock, profiles=self.profiles)
         self.market = SpotMarket(self.hub, clock)

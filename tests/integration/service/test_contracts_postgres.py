@@ -1,8 +1,9 @@
-"""The contracts of series, of trainings' findings and of experiments on a real PostgreSQL server of their own."""
+"""Run the contracts of series, trainings, numbered documents and experiments on a real PostgreSQL server."""
 
 from collections.abc import Iterator
 
 import pytest
+from documents_contract import DocumentsContract
 from experiments_contract import ExperimentsContract
 from postgres_server import PostgresServer
 from series_contract import SeriesContract
@@ -34,4 +35,8 @@ class TestTrainingRecordsOnPostgres(TrainingContract):
 
 
 class TestExperimentsOnPostgres(ExperimentsContract):
+    """The contract against a server."""
+
+
+class TestNumberedDocumentsOnPostgres(DocumentsContract):
     """The contract against a server."""

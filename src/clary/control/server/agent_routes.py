@@ -89,7 +89,7 @@ class AgentRoutes:
             case "logs":
                 return to_plain(await self._gateway.append_logs(job, host, message))
             case "dumps":
-                self._gateway.take_dump(job, host, message)
+                await self._gateway.take_dump(job, host, message)
                 return {}
             case "profiles":
                 self._gateway.take_profile(job, host, message)

@@ -124,7 +124,7 @@ class PeopleRoutes:
             case "checkpoints" if self._checkpoints is not None:
                 return json_answer(await self._checkpoints.answer(job, query_of(request)))
             case "dump" if request.method == "POST":
-                return json_answer(ask_for_dump(self._services, job))
+                return json_answer(await ask_for_dump(self._services, job))
             case "dump":
                 dump = await dump_page(self._services, job, query_of(request))
                 # Of many processes it takes a second.

@@ -97,7 +97,9 @@ from clary.control.settings import OWN_REGION, Settings
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
 from clary.control.store.database_life import DatabaseLife
+from clary.control.store.document_folders import take_over
 from clary.control.store.log_files.logs import LogStore
+from clary.control.store.numbered_documents import REQUEST
 from clary.control.store.store import Store
 from clary.control.wire.replay_journal import ReplayJournal, read_boot_id
 from clary.control.wire.routing import default_router
@@ -176,7 +178,8 @@ async def run_service(
         market = SpotMarket(hub, clock, _spot_schedule(settings))
         faults = LocalFaults(engine, settings.home_folder)
         admission = Admission(settings, engine.machine(), hub, resolve_image, market, clock, faults.why_no_disks)
-        dumps = DumpDesk(folder.root / "dumps", clock=clock)
+        await take_over(folder.root / "dumps", store.documents("dumps"), first=REQUEST)
+        dumps = DumpDesk(store.documents("dumps"), clock=clock)
         profiles = ProfileDesk(folder.root / "profiles", clock=clock)
         shelf = RehearsalShelf(folder.root / "rehearsals")
         rehearsing = RehearsalDesk(shelf, hub, clock, home=folder.root, grace_s=settings.stop_grace_s)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from sqlalchemy import Connection, delete, select
 
 from clary.contract.training_values import FindingKind
-from clary.control.store.tables import metrics, series_blocks, training_pictures
+from clary.control.store.tables import metrics, numbered_documents, series_blocks, training_pictures
 
 # Each piece takes some tens of milliseconds: 250 MB of pictures in one transaction have held the writer for 2.5 s.
 _PIECES = (
     (training_pictures, (training_pictures.c.kind == FindingKind.IMAGE.value,), 40),
     (training_pictures, (), 1_000),
     (series_blocks, (), 200),
+    (numbered_documents, (), 40),
     (metrics, (), 10_000),
 )
 

@@ -358,6 +358,20 @@ def _add_states_of_cards(connection: Connection) -> None:
     connection.exec_driver_sql("CREATE INDEX job_cards_by_state ON job_cards (state, created_at, name)")
 
 
+def _add_numbered_documents(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    statement = """CREATE TABLE numbered_documents (
+        id {identity},
+        job_name {text} NOT NULL REFERENCES jobs (name) ON DELETE CASCADE,
+        kind {text} NOT NULL,
+        number BIGINT NOT NULL,
+        name {text} NOT NULL,
+        document {text} NOT NULL,
+        UNIQUE (job_name, kind, number, name)
+    )"""
+    connection.exec_driver_sql(statement.format(**words))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=1, name="jobs, tags, metrics, leases", apply=_create_first_tables),
     Migration(number=2, name="warm pools of jobs", apply=_add_warm_pools),
@@ -368,4 +382,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=7, name="tags of pictures", apply=_add_training_tags),
     Migration(number=8, name="quarantine", apply=_add_quarantine),
     Migration(number=9, name="states of cards", apply=_add_states_of_cards),
+    Migration(number=10, name="numbered documents", apply=_add_numbered_documents),
 )

@@ -33,6 +33,7 @@ from clary.control.store.job_queries import JobPage, JobQuery
 from clary.control.store.leases import Lease
 from clary.control.store.metric_curves import MetricCurves
 from clary.control.store.migrations import migrate
+from clary.control.store.numbered_documents import NumberedDocuments
 from clary.control.store.quarantine import Quarantine, hold_all, mend_from_memory
 from clary.control.store.series_blocks import SeriesBlocks
 from clary.control.store.tables import jobs, metrics, properties, tags, to_microseconds
@@ -131,6 +132,10 @@ class Store:
         finally:
             await asyncio.to_thread(self._readers.shutdown)
             await asyncio.to_thread(_dispose, (self._write_engine, self._read_engine))
+
+    def documents(self, kind: str) -> NumberedDocuments:
+        """Return the numbered documents of a kind, one of "dumps", "profiles" and "rehearsals"."""
+        return NumberedDocuments(kind, read=self._read, write=self._write)
 
     async def create_job(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
         """Store a new job and its tags.

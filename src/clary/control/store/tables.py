@@ -100,6 +100,18 @@ training_pictures = Table(
     Column("data", LargeBinary),  # NULL for a picture that is too large to keep
 )
 
+# Kept by number for a job: requests of dumps and answers of hosts, and the like; control/store/numbered_documents.py.
+numbered_documents = Table(
+    "numbered_documents",
+    metadata,
+    Column("id", BigInteger, primary_key=True),
+    Column("job_name", Text, nullable=False),
+    Column("kind", Text, nullable=False),  # dumps, profiles, rehearsals
+    Column("number", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),  # unique for a job, kind and number
+    Column("document", Text, nullable=False),  # JSON in ASCII
+)
+
 training_tags = Table(
     "training_tags",
     metadata,

@@ -237,9 +237,9 @@ class AgentGateway:
             metrics_interval_s=(job.plan or {}).get("metrics_interval_s", 0.0),  # UpdateTrainingJob may change it
         )
 
-    def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
+    async def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
         """Keep what a host's processes are doing. Raises: WireError 404 for a dump that nobody wants any more."""
-        self._dumps.take(job, host, dump)
+        await self._dumps.take(job, host, dump)
 
     def take_profile(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
         """Keep what a host's ranks say of a profile. Raises: WireError 404 for one that is not wanted any more."""

@@ -10,8 +10,10 @@ from typing import Any
 from clary.base.errors import WireError
 from clary.base.plain import to_plain
 from clary.contract.agent_protocol import HostPhase
+from clary.contract.stack_dumps import HostDump
 from clary.control.analysis.autopsy import examine
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.desks.dump_desk import DumpRequest
 from clary.control.services.call import Services
 
 ASKED_BY_PERSON = "asked for"
@@ -19,7 +21,7 @@ ANSWER_S = 35.0  # for a report, a host's stacks, and their way; who has not ans
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
-def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
+async def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
     """Have every host of a job that runs dump its processes; answers before they do.
 
     Raises: WireError for a job whose program does not run.
@@ -31,7 +33,7 @@ def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
             f"no program of {job.name} runs ({job.status.value}, {job.secondary_status.value}); "
             f"older dumps are shown by: clary dump {job.name} --last",
         )
-    return {"number": services.dumps.ask(job, ASKED_BY_PERSON).number}
+    return {"number": (await services.dumps.ask(job, ASKED_BY_PERSON)).number}
 
 
 async def dump_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
@@ -41,31 +43,31 @@ async def dump_page(services: Services, job: TrainingJob, query: Mapping[str, st
 
     Raises: WireError 404 if there is none.
     """
-    numbers = services.dumps.numbers(job.name)
+    numbers = await services.dumps.numbers(job.name)
     wanted = query.get("number", str(numbers[0]) if numbers else "")
     number = int(wanted) if _NUMBER.fullmatch(wanted) else -1
-    missing = services.dumps.missing(job.name, number)
+    missing = await services.dumps.missing(job.name, number)
     if missing is None:
         having = f"there are {', '.join(map(str, numbers))}" if numbers else "none was taken"
         raise WireError("NotFound", f"{job.name} has no dump {wanted[:20]}".rstrip() + f"; {having}", http_status=404)
     if "brief" in query:
         return {"number": number, "missing": missing}
-    # Of many hosts with many processes it takes seconds.
-    return await asyncio.to_thread(_whole_page, services, job, number, numbers)
-
-
-def _whole_page(services: Services, job: TrainingJob, number: int, numbers: list[int]) -> dict[str, Any]:
-    found = services.dumps.read(job.name, number)
+    found = await services.dumps.read(job.name, number)
     if found is None:
         raise WireError("NotFound", f"dump {number} of {job.name} is gone: newer ones were taken", http_status=404)
-    request, dumps = found
-    waited_s = services.dumps.waited_s(job, request)
+    waited_s = services.dumps.waited_s(job, found[0])
+    # Of many hosts with many processes it takes seconds.
+    return {"numbers": numbers, **await asyncio.to_thread(_whole_page, job, *found, waited_s=waited_s)}
+
+
+def _whole_page(
+    job: TrainingJob, request: DumpRequest, dumps: Mapping[str, HostDump], *, waited_s: float
+) -> dict[str, Any]:
     planned = (job.plan or {"hosts": []})["hosts"] if request.attempt == job.attempt else []
     num_ranks = sum(host["processes_per_host"] for host in planned)
     return {
         "job": job.name,
         "status": job.status.value,
-        "numbers": numbers,
         **to_plain(request),
         "missing": [host for host in request.hosts if host not in dumps],
         "autopsy": to_plain(examine(dumps, hosts=request.hosts, num_ranks=num_ranks, is_final=waited_s > ANSWER_S)),

@@ -211,7 +211,6 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
         # The record goes last: until then nobody can take the name, and a deletion that fails can be repeated.
         await call.services.logs.delete_streams(f"{job.name}/")
         await call.services.work_folders.forget(job.name)
-        call.services.dumps.forget(job.name)
         call.services.profiles.forget(job.name)
         if call.services.rehearsals is not None:
             call.services.rehearsals.forget(job.name)

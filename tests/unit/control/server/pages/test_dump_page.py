@@ -11,17 +11,21 @@ from clary.contract.stack_dumps import HostDump
 from clary.control.reconcile.desks.dump_desk import DumpDesk
 from clary.control.server.pages.dump_page import ANSWER_S
 from clary.control.server.people_routes import PeopleRoutes
+from clary.control.store.store import Store
 from clary.testing.fake_clock import FakeClock
 
 PATH = "/clary/v1/jobs/job-1/dump"
 
 
 @pytest.fixture
-def services(tmp_path):
+async def services(tmp_path):
     made = FakeServices([running_job()], (), None)
     made.clock = FakeClock()
-    made.dumps = DumpDesk(tmp_path, clock=made.clock)
-    return made
+    store = await Store.open(f"sqlite:///{tmp_path / 'clary.db'}")
+    await store.create_job(running_job(), {})
+    made.dumps = DumpDesk(store.documents("dumps"), clock=made.clock)
+    yield made
+    await store.close()
 
 
 async def answer_to(services, method="GET", query=""):
@@ -37,7 +41,7 @@ def dump_of(host, number):
 async def test_what_hosts_have_sent_is_shown_with_who_is_missing(services):
     job = running_job()
     number = document(await answer_to(services, "POST"))["number"]
-    services.dumps.take(job, "algo-1", dump_of("algo-1", number))
+    await services.dumps.take(job, "algo-1", dump_of("algo-1", number))
     page = document(await answer_to(services, query=f"number={number}"))
     assert (page["number"], page["reason"], page["missing"]) == (number, "asked for", ["algo-2"])
     assert page["dumps"]["algo-1"]["error"] == "nothing runs"
@@ -52,7 +56,7 @@ async def test_what_hosts_have_sent_is_shown_with_who_is_missing(services):
 
 @pytest.mark.parametrize("query", ["number=1", "number=x", "number=../../etc", "number=" + "9" * 30])
 async def test_a_dump_that_is_not_there_is_not_found(services, query):
-    services.dumps.ask(running_job(), "")
+    await services.dumps.ask(running_job(), "")
     with pytest.raises(WireError, match=r"job-1 has no dump .*; there are ") as refused:
         await answer_to(services, query=query)
     assert refused.value.http_status == 404
@@ -73,4 +77,4 @@ async def test_a_job_whose_program_does_not_run_is_not_asked(services):
     other.dumps = services.dumps
     with pytest.raises(WireError, match=r"no program of job-1 runs \(InProgress, Training\);.* dump job-1 --last"):
         await answer_to(other, "POST")
-    assert services.dumps.numbers("job-1") == []
+    assert await services.dumps.numbers("job-1") == []

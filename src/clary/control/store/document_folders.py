@@ -1,0 +1,81 @@
+"""Takes numbered documents of older releases, files in `<home>/KIND/JOB/NUMBER/`, over into the database.
+
+Where: the service calls it at each start, before anybody is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from clary.control.store.errors import JobNotFound
+from clary.control.store.numbered_documents import NumberedDocuments
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+_log = logging.getLogger(__name__)
+
+
+async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, keeps_files: bool = False) -> int:
+    """Store the documents of a folder that the database does not have; return the number of stored numbers.
+
+    The files of a number are stored together and removed afterwards, so a service that is killed in between does the
+    same again. Files of jobs that are not in the database are removed.
+
+    Args:
+        folder: holds one folder a job; it may be missing.
+        first: stem of the file without which a number is nothing.
+        keeps_files: whether files stay, because others than documents lie beside them.
+    Raises: StoreError if the database fails; the files are still there then.
+    """
+    num_stored = 0
+    for place in await asyncio.to_thread(_places, folder):
+        job_name, number = place.parent.name, int(place.name)
+        if number in await documents.numbers(job_name):
+            if not keeps_files:
+                await asyncio.to_thread(_remove, place)
+            continue
+        found = await asyncio.to_thread(_read, place)
+        if first not in found:
+            continue
+        is_gone = not keeps_files
+        try:
+            await documents.put(job_name, number, found)
+            num_stored += 1
+        except JobNotFound:
+            is_gone = True
+        if is_gone:
+            await asyncio.to_thread(_remove, place)
+    if num_stored:
+        _log.info("%d numbers of %s were taken over into the database", num_stored, folder)
+    return num_stored
+
+
+def _places(folder: Path) -> list[Path]:
+    found = [place for place in folder.glob("*/*") if _NUMBER.fullmatch(place.name) and place.is_dir()]
+    return sorted(found, key=lambda place: (place.parent.name, int(place.name)))
+
+
+def _read(place: Path) -> dict[str, Any]:
+    """Return the documents of a folder by the stems of their files, without files that are no JSON."""
+    found = {}
+    for path in place.glob("*.json"):
+        try:
+            found[path.stem] = json.loads(path.read_text(encoding="utf-8", errors="surrogatepass"))
+        except (OSError, ValueError, RecursionError):
+            _log.warning("%s cannot be read, and is left out", path)
+    return found
+
+
+def _remove(place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    for folder in (place.parent, place.parent.parent):
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # others lie in it

@@ -1,0 +1,15 @@
+"""Numbered documents on SQLite: the contract."""
+
+from pathlib import Path
+
+import pytest
+from documents_contract import DocumentsContract
+
+
+@pytest.fixture
+def database_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'clary.db'}"
+
+
+class TestNumberedDocumentsOnSqlite(DocumentsContract):
+    """The contract against a file."""
