@@ -102,7 +102,7 @@ class ControlPlane:
         self.hub.listen(self.past.note)
         store.quarantine.listen(self.hub.doubt)
         self.dumps = DumpDesk(store.documents("dumps"), clock=clock)
-        self.profiles = ProfileDesk(home / "profiles", clock=clock)
+        self.profiles = ProfileDesk(store.documents("profiles"), home / "profiles", clock=clock)
         self.gateway = AgentGateway(self.hub, logs, store, self.dumps, clock, profiles=self.profiles)
         self.market = SpotMarket(self.hub, clock)
         self.why_no_disks: Callable[[int], str] = lambda size_bytes: ""

@@ -92,7 +92,7 @@ class AgentRoutes:
                 await self._gateway.take_dump(job, host, message)
                 return {}
             case "profiles":
-                self._gateway.take_profile(job, host, message)
+                await self._gateway.take_profile(job, host, message)
                 return {}
             case "samples" if self._samples is not None:
                 return to_plain(await self._samples.append(job, host, message))

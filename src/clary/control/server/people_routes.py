@@ -130,7 +130,7 @@ class PeopleRoutes:
                 # Of many processes it takes a second.
                 return json_answer(await asyncio.to_thread(hide_secrets, dump) if request.hides_secrets else dump)
             case "profile" if request.method == "POST":
-                return json_answer(ask_for_profile(self._services, job, read_json(request)))
+                return json_answer(await ask_for_profile(self._services, job, read_json(request)))
             case "profile":
                 answer = await profile_page(self._services, job, query_of(request))
                 return answer if isinstance(answer, HttpResponse) else json_answer(answer)

@@ -179,8 +179,9 @@ async def run_service(
         faults = LocalFaults(engine, settings.home_folder)
         admission = Admission(settings, engine.machine(), hub, resolve_image, market, clock, faults.why_no_disks)
         await take_over(folder.root / "dumps", store.documents("dumps"), first=REQUEST)
+        await take_over(folder.root / "profiles", store.documents("profiles"), first=REQUEST, keeps_files=True)
         dumps = DumpDesk(store.documents("dumps"), clock=clock)
-        profiles = ProfileDesk(folder.root / "profiles", clock=clock)
+        profiles = ProfileDesk(store.documents("profiles"), folder.root / "profiles", clock=clock)
         shelf = RehearsalShelf(folder.root / "rehearsals")
         rehearsing = RehearsalDesk(shelf, hub, clock, home=folder.root, grace_s=settings.stop_grace_s)
         services = Services(

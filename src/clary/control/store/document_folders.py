@@ -34,9 +34,12 @@ async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, k
     Raises: StoreError if the database fails; the files are still there then.
     """
     num_stored = 0
+    known: dict[str, list[int]] = {}
     for place in await asyncio.to_thread(_places, folder):
         job_name, number = place.parent.name, int(place.name)
-        if number in await documents.numbers(job_name):
+        if job_name not in known:
+            known[job_name] = await documents.numbers(job_name)
+        if number in known[job_name]:
             if not keeps_files:
                 await asyncio.to_thread(_remove, place)
             continue

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, delete, select, text
+from sqlalchemy import Connection, Row, and_, delete, select, text
 
 from clary.base.errors import ContractError
 from clary.base.plain import from_plain
@@ -84,9 +84,15 @@ class NumberedDocuments:
         found = await self._documents(*self._at(job_name, number), _COLUMNS.name == name)
         return found[0][3] if found else None
 
-    async def read_named(self, name: str) -> list[tuple[str, int, Any]]:
-        """Return job, number and document for every document of a name, in order of jobs and numbers."""
-        found = await self._documents(_COLUMNS.kind == self._kind, _COLUMNS.name == name)
+    async def read_named(self, name: str, *, without: str = "") -> list[tuple[str, int, Any]]:
+        """Return job, number and document for every document of a name, in order of jobs and numbers.
+
+        Numbers with a document called `without` are left out.
+        """
+        other = numbered_documents.alias()
+        same = and_(*(other.c[key] == _COLUMNS[key] for key in ("job_name", "kind", "number")))
+        is_over = select(other.c.id).where(same, other.c.name == without).exists()
+        found = await self._documents(_COLUMNS.kind == self._kind, _COLUMNS.name == name, ~is_over)
         return [(job_name, number, value) for job_name, number, _, value in found]
 
     async def names(self, job_name: str, number: int) -> list[str]:

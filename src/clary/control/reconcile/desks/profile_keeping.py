@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 
 from clary.base.errors import ObjectStoreError
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.reconcile.desks.profile_desk import SUMMARY, KeptRequest, ProfileDesk
+from clary.control.reconcile.desks.profile_desk import KeptRequest, ProfileDesk
 from clary.control.reconcile.hub import JobHub
 
 LOOK_S = 0.5
 LIMIT_S = 600.0  # for the traces of all ranks
 MAX_OBJECT_BYTES = 64 * 1024 * 1024  # of a file that is stored in the object store; larger ones stay here alone
+SUMMARY_FILE = "summary.json"
 _HTTP_OK = 200
 
 _log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ async def keep_profiles(
     Args:
         stored_job: returns a job that is over.
     """
-    await asyncio.to_thread(desk.load)
+    await desk.load()
     while True:
         if not desk.open:
             await hub.wait_for_jobs()
@@ -63,7 +64,7 @@ async def keep_profiles(
         for (name, number), request in sorted(desk.open.items()):
             job = hub.live_job(name)
             try:
-                if await asyncio.to_thread(desk.is_ready, job, request):
+                if await desk.is_ready(job, request):
                     desk.close_request(name, number)
                     await _finish(desk, job or await stored_job(name), name, request, objects)
             except Exception:  # noqa: BLE001 - boundary: one profile must not keep others from being looked at
@@ -74,11 +75,15 @@ async def keep_profiles(
 async def _finish(
     desk: ProfileDesk, job: TrainingJob | None, name: str, request: KeptRequest, objects: ObjectWriter
 ) -> None:
-    folder = desk.place(name, request.number)
+    folder = await desk.lay_out(name, request.number)
+    if folder is None:  # deleted meanwhile
+        return
     error = await look_at(folder)
-    if error and folder.is_dir():
+    if error:
         summary = {"ranks": [], "errors": [error], "clocks": {}, "skew": {}, "merged": ""}
-        (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
+        (folder / SUMMARY_FILE).write_text(json.dumps(summary), encoding="utf-8")
+    text = await asyncio.to_thread((folder / SUMMARY_FILE).read_text, encoding="utf-8")
+    await desk.keep_summary(name, request.number, json.loads(text))
     config = job.request.get("ProfilerConfig") or {} if job is not None else {}
     if config.get("S3OutputPath"):
         await _store(folder, str(config["S3OutputPath"]), name, request.number, objects)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Protocol
 
 from clary.base.clock import Clock
@@ -241,16 +240,15 @@ class AgentGateway:
         """Keep what a host's processes are doing. Raises: WireError 404 for a dump that nobody wants any more."""
         await self._dumps.take(job, host, dump)
 
-    def take_profile(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
+    async def take_profile(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
         """Keep what a host's ranks say of a profile. Raises: WireError 404 for one that is not wanted any more."""
-        self._profiles.take(job, host, profile)
+        await self._profiles.take(job, host, profile)
 
     async def take_trace(
         self, job: TrainingJob, host: str, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool
     ) -> None:
         """Keep a part of a rank's trace. Raises: WireError as `take_profile`, 400 for a part that does not fit."""
-        take = partial(self._profiles.take_piece, number=number, rank=rank, offset=offset, is_last=is_last)
-        await asyncio.to_thread(take, job, host, piece)
+        await self._profiles.take_piece(job, host, piece, number=number, rank=rank, offset=offset, is_last=is_last)
 
     async def _store_lag(self, job: TrainingJob, host: str, facts: CheckpointFacts | None) -> None:
         """Store how far a host's checkpoints are behind, every few seconds while that changes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from clary.base.plain import to_plain
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.deep_profiles import MAX_STEPS, MAX_WINDOW_S, Window
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.reconcile.desks.profile_desk import SUMMARY, ProfileDesk
+from clary.control.reconcile.desks.profile_desk import KeptRequest
 from clary.control.services.call import Services
 from clary.control.wire.messages import HttpResponse
 
@@ -25,7 +25,7 @@ _FILE = re.compile(r"summary\.json|merged\.trace\.json\.gz|rank-[0-9]{1,9}\.trac
 _OCTETS = [("Content-Type", "application/octet-stream")]
 
 
-def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> dict[str, Any]:
+async def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> dict[str, Any]:
     """Have ranks of a job that runs take a profile, or end the one that is being taken; answers before they do.
 
     Args:
@@ -34,7 +34,7 @@ def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> dict[str
     """
     asked = body if isinstance(body, Mapping) else {}
     if asked.get("cancel"):
-        ended = services.profiles.cancel(job)
+        ended = await services.profiles.cancel(job)
         if ended is None:
             raise WireError("ValidationException", f"no profile of {job.name} is being taken")
         return {"number": ended.number}
@@ -46,7 +46,7 @@ def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> dict[str
             f"older profiles are shown by: clary profile {job.name} --last",
         )
     ranks = _ranks(job, asked.get("ranks"))
-    request = services.profiles.ask(job, _window(asked), reason=ASKED_BY_PERSON, ranks=ranks)
+    request = await services.profiles.ask(job, _window(asked), reason=ASKED_BY_PERSON, ranks=ranks)
     return {"number": request.number}
 
 
@@ -56,10 +56,10 @@ async def profile_page(services: Services, job: TrainingJob, query: Mapping[str,
     Raises: WireError 404 if there is none.
     """
     desk = services.profiles
-    numbers = await asyncio.to_thread(desk.numbers, job.name)
+    numbers = await desk.numbers(job.name)
     wanted = query.get("number", str(numbers[0]) if numbers else "")
     number = int(wanted) if _NUMBER.fullmatch(wanted) else -1
-    found = await asyncio.to_thread(desk.read, job.name, number)
+    found = await desk.read(job.name, number)
     if found is None:
         having = f"there are {', '.join(map(str, numbers))}" if numbers else "none was taken"
         raise WireError(
@@ -69,12 +69,12 @@ async def profile_page(services: Services, job: TrainingJob, query: Mapping[str,
     if "file" in query:
         return await _file(folder, query["file"])
     request, answers = found
-    summary = await asyncio.to_thread(desk.summary, job.name, number)
+    summary = await desk.summary(job.name, number)
     return {
         "job": job.name,
         "status": job.status.value,
         "numbers": numbers,
-        "profiles": await asyncio.to_thread(_profiles, desk, job.name, numbers),
+        "profiles": [_brief(kept, is_over=is_over) for kept, is_over in await desk.list(job.name)],
         **to_plain(request),
         "is_over": summary is not None,
         "ended": _end_of(job) if job.is_terminal or job.attempt != request.attempt else "",
@@ -90,23 +90,16 @@ async def profile_page(services: Services, job: TrainingJob, query: Mapping[str,
     }
 
 
-def _profiles(desk: ProfileDesk, job_name: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the profiles to choose from, the newest first."""
-    # Without the answers of their hosts: of 500 hosts that is 2,500 files, and the console asks every two seconds.
-    found = ((number, desk.request(job_name, number)) for number in numbers)
-    return [
-        {
-            "number": number,
-            "attempt": kept.attempt,
-            "reason": kept.reason,
-            "asked_at": to_plain(kept.asked_at),
-            "num_steps": kept.asked.num_steps,
-            "duration_s": kept.asked.duration_s,
-            "is_over": (desk.place(job_name, number) / SUMMARY).exists(),
-        }
-        for number, kept in found
-        if kept is not None
-    ]
+def _brief(kept: KeptRequest, *, is_over: bool) -> dict[str, Any]:
+    return {
+        "number": kept.number,
+        "attempt": kept.attempt,
+        "reason": kept.reason,
+        "asked_at": to_plain(kept.asked_at),
+        "num_steps": kept.asked.num_steps,
+        "duration_s": kept.asked.duration_s,
+        "is_over": is_over,
+    }
 
 
 def _window(asked: Mapping[str, Any]) -> Window:

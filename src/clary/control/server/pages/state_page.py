@@ -100,7 +100,7 @@ class StateRoutes:
         if entry.is_held and entry.source == JOBS_SOURCE:
             await self._services.logs.delete_streams(f"{entry.name}/")
             await self._services.work_folders.forget(entry.name)
-            self._services.profiles.forget(entry.name)
+            await self._services.profiles.forget(entry.name)
         return {"id": number, "name": entry.name}
 
 

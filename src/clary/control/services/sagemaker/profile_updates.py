@@ -12,8 +12,8 @@ from clary.control.services.call import Services
 BY_UPDATE = "asked for by UpdateTrainingJob"
 
 
-def follow(services: Services, job: TrainingJob, config: Mapping[str, Any] | None) -> None:
-    """Begin a window where the update asks for one; end it where the update leaves it out.
+async def follow(services: Services, job: TrainingJob, config: Mapping[str, Any] | None) -> None:
+    """Have a window begin where the update asks for one, and end where it asks for none.
 
     A step that is over already means the next one.
 
@@ -25,6 +25,6 @@ def follow(services: Services, job: TrainingJob, config: Mapping[str, Any] | Non
         return
     window = window_of(config)
     if window is not None:
-        services.profiles.ask(job, window, reason=BY_UPDATE, waits=True)
+        await services.profiles.ask(job, window, reason=BY_UPDATE, waits=True)
     elif config.get("DisableProfiler") or "ProfilingParameters" in config:
-        services.profiles.cancel(job)
+        await services.profiles.cancel(job)

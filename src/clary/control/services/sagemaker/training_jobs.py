@@ -178,7 +178,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
         return replace(current, request=request, plan=plan, warnings=warnings, modified_at=modified_at)
 
     updated = await call.services.hub.update(job.name, change)
-    profile_updates.follow(call.services, updated, wanted.get("ProfilerConfig"))
+    await profile_updates.follow(call.services, updated, wanted.get("ProfilerConfig"))
     return {"TrainingJobArn": job.arn}
 
 
@@ -211,7 +211,7 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
         # The record goes last: until then nobody can take the name, and a deletion that fails can be repeated.
         await call.services.logs.delete_streams(f"{job.name}/")
         await call.services.work_folders.forget(job.name)
-        call.services.profiles.forget(job.name)
+        await call.services.profiles.forget(job.name)
         if call.services.rehearsals is not None:
             call.services.rehearsals.forget(job.name)
         await job_components.keep(call, job)

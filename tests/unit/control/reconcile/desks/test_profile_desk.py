@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from clary.base.errors import ObjectStoreError, WireError
+from clary.base.plain import to_plain
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.deep_profiles import HostProfile, RankProfile, RankState, Window
 from clary.control.reconcile.desks import profile_keeping
 from clary.control.reconcile.desks.profile_desk import ANSWER_S, BY_CONFIG, NUM_KEPT, ProfileDesk
 from clary.control.reconcile.desks.profile_keeping import keep_profiles
+from clary.control.store.document_folders import take_over
 from clary.testing.control_plane import ControlPlane
 
 FIVE = Window(start_step=None, num_steps=5)
@@ -41,7 +44,7 @@ async def test_every_host_is_asked_with_its_next_report_and_ranks_begin_together
     receipt = await plane.agent(host="algo-2").report()
     assert receipt.profile is None
     job = await plane.job()
-    request = plane.profiles.ask(job, FIVE, reason="why", ranks=(1,))
+    request = await plane.profiles.ask(job, FIVE, reason="why", ranks=(1,))
     for host in ("algo-1", "algo-2"):
         assert (await plane.agent(host=host).report()).profile == request.asked
     now = plane.clock.now().timestamp()
@@ -52,18 +55,18 @@ async def test_every_host_is_asked_with_its_next_report_and_ranks_begin_together
 
 async def test_who_asks_for_the_same_gets_that_one_and_for_another_is_refused_until_it_is_whole(plane):
     job = await plane.job()
-    first = plane.profiles.ask(job, FIVE, reason="one person")
-    assert plane.profiles.ask(job, FIVE, reason="another").number == first.number
+    first = await plane.profiles.ask(job, FIVE, reason="one person")
+    assert (await plane.profiles.ask(job, FIVE, reason="another")).number == first.number
     with pytest.raises(WireError, match=r"another profile of job is being taken .* 5 steps.* profile job --cancel"):
-        plane.profiles.ask(job, replace(FIVE, num_steps=6), reason="another")
+        await plane.profiles.ask(job, replace(FIVE, num_steps=6), reason="another")
     for host in ("algo-1", "algo-2"):
-        plane.gateway.take_profile(job, host, answer(first.number, host))
-    assert plane.profiles.ask(job, replace(FIVE, num_steps=6), reason="another").number > first.number
+        await plane.gateway.take_profile(job, host, answer(first.number, host))
+    assert (await plane.profiles.ask(job, replace(FIVE, num_steps=6), reason="another")).number > first.number
 
 
 async def test_a_trace_comes_in_pieces_of_which_one_may_come_twice(plane):
     job = await plane.job()
-    number = plane.profiles.ask(job, FIVE, reason="").number
+    number = (await plane.profiles.ask(job, FIVE, reason="")).number
     take = plane.gateway.take_trace
     await take(job, "algo-1", b"abc", number=number, rank=0, offset=0, is_last=False)
     await take(job, "algo-1", b"def", number=number, rank=0, offset=3, is_last=False)
@@ -80,48 +83,49 @@ async def test_a_trace_comes_in_pieces_of_which_one_may_come_twice(plane):
 
 async def test_answers_to_what_nobody_asked_are_refused(plane):
     job = await plane.job()
-    number = plane.profiles.ask(job, FIVE, reason="").number
+    number = (await plane.profiles.ask(job, FIVE, reason="")).number
     for other, wrong in ((job, answer(number + 1, "algo-1")), (replace(job, attempt=2), answer(number, "algo-1"))):
         with pytest.raises(WireError, match="is not wanted"):
-            plane.gateway.take_profile(other, "algo-1", wrong)
+            await plane.gateway.take_profile(other, "algo-1", wrong)
 
 
 async def test_what_the_job_asked_for_itself_is_known_when_its_hosts_answer(plane):
     job = await plane.job()
-    plane.gateway.take_profile(job, "algo-1", answer(job.attempt, "algo-1"))
-    request, found = plane.profiles.read("job", job.attempt)
+    await plane.gateway.take_profile(job, "algo-1", answer(job.attempt, "algo-1"))
+    request, found = await plane.profiles.read("job", job.attempt)
     assert (request.reason, request.asked.start_step, request.asked.num_steps) == (BY_CONFIG, 4, 2)
     assert list(found) == ["algo-1"]
-    assert not plane.profiles.is_ready(job, request)
+    assert not await plane.profiles.is_ready(job, request)
     plane.clock.advance(10 * ANSWER_S)
-    assert not plane.profiles.is_ready(job, request), "its step may come late"
-    plane.gateway.take_profile(job, "algo-2", answer(job.attempt, "algo-2"))
-    assert plane.profiles.is_ready(job, request)
+    assert not await plane.profiles.is_ready(job, request), "its step may come late"
+    await plane.gateway.take_profile(job, "algo-2", answer(job.attempt, "algo-2"))
+    assert await plane.profiles.is_ready(job, request)
 
 
 async def test_a_profile_ends_with_its_attempt_its_time_or_its_cancellation(plane):
     job = await plane.job()
-    assert plane.profiles.cancel(replace(job, plan=None)) is None
-    request = plane.profiles.ask(job, FIVE, reason="")
-    assert not plane.profiles.is_ready(job, request)
-    assert plane.profiles.is_ready(replace(job, attempt=2), request)
-    assert plane.profiles.is_ready(None, request)
-    assert plane.profiles.cancel(job).asked.is_cancelled
+    assert await plane.profiles.cancel(replace(job, plan=None)) is None
+    request = await plane.profiles.ask(job, FIVE, reason="")
+    assert not await plane.profiles.is_ready(job, request)
+    assert await plane.profiles.is_ready(replace(job, attempt=2), request)
+    assert await plane.profiles.is_ready(None, request)
+    assert (await plane.profiles.cancel(job)).asked.is_cancelled
     assert (await plane.agent().report()).profile.is_cancelled
     plane.clock.advance(ANSWER_S + 1)
-    assert plane.profiles.is_ready(job, request)
+    assert await plane.profiles.is_ready(job, request)
 
 
 async def test_the_newest_are_kept_and_a_deleted_job_has_none(plane):
     job = await plane.job()
     for _ in range(NUM_KEPT + 2):
-        number = plane.profiles.ask(job, FIVE, reason="").number
+        number = (await plane.profiles.ask(job, FIVE, reason="")).number
         for host in ("algo-1", "algo-2"):
-            plane.gateway.take_profile(job, host, answer(number, host))
-    assert len(plane.profiles.numbers("job")) == NUM_KEPT
-    assert plane.profiles.numbers("job")[0] == number
-    plane.profiles.forget("job")
-    assert plane.profiles.numbers("job") == []
+            await plane.gateway.take_profile(job, host, answer(number, host))
+    assert len(await plane.profiles.numbers("job")) == NUM_KEPT
+    assert (await plane.profiles.numbers("job"))[0] == number
+    await plane.profiles.forget("job")
+    await plane.store.delete_job("job")
+    assert await plane.profiles.numbers("job") == []
     assert not plane.profiles.open
 
 
@@ -132,6 +136,33 @@ async def test_updates_of_the_job_begin_and_end_windows(plane):
     assert (asked.start_step, asked.num_steps, asked.give_up_at, asked.is_cancelled) == (9, 2, 0, False)
     await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", ProfilerConfig={"DisableProfiler": True})
     assert (await plane.agent().report()).profile.is_cancelled
+
+
+async def test_profiles_of_an_older_release_are_shown_and_open_ones_taken_up(plane, tmp_path):
+    request = await plane.profiles.ask(await plane.job(), FIVE, reason="old")
+    folder = plane.profiles.place("job", request.number)
+    folder.mkdir(parents=True)
+    (folder / "request.json").write_text(json.dumps(to_plain(request)))
+    await plane.store.documents("profiles").remove("job")
+    over = folder.with_name("5")
+    over.mkdir()
+    (over / "request.json").write_text(json.dumps(to_plain(replace(request, number=5))))
+    (over / "algo-1.json").write_text(json.dumps(to_plain(answer(5, "algo-1"))))
+    (over / "summary.json").write_text('{"ranks": []}')
+    (over / "rank-0.trace.json.gz").write_bytes(b"trace")
+    home = folder.parent.parent
+    shutil.copytree(over, home / "gone" / "5")
+    documents = plane.store.documents("profiles")
+    for num_stored in (2, 0):
+        assert await take_over(home, documents, first="request", keeps_files=True) == num_stored
+    desk = ProfileDesk(documents, home, clock=plane.clock)
+    await desk.load()
+    assert list(desk.open) == [("job", request.number)]
+    assert await desk.summary("job", 5) == {"ranks": []}
+    assert list((await desk.read("job", 5))[1]) == ["algo-1"]
+    assert (desk.place("job", 5) / "rank-0.trace.json.gz").read_bytes() == b"trace"
+    assert not desk.place("gone", 5).exists()
+    assert [is_over for _, is_over in await desk.list("job")] == [False, True]
 
 
 class FakeObjects:
@@ -152,20 +183,22 @@ async def kept(plane, desk, objects, number):
     task = asyncio.create_task(keep_profiles(desk, plane.hub, plane.store.get_job, objects, interval_s=0.01))
     try:
         async with asyncio.timeout(60):
-            while desk.summary("job", number) is None or (not objects.refusal and not objects.stored):
+            while await desk.summary("job", number) is None or (not objects.refusal and not objects.stored):
                 await asyncio.sleep(0.05)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    return desk.summary("job", number)
+    return await desk.summary("job", number)
 
 
 async def test_what_is_whole_is_looked_at_and_stored_also_by_the_next_service(plane):
     job = await plane.job()
-    number = plane.profiles.ask(job, FIVE, reason="").number
+    number = (await plane.profiles.ask(job, FIVE, reason="")).number
     for host in ("algo-1", "algo-2"):
-        plane.gateway.take_profile(job, host, answer(number, host, state=RankState.LOST))
-    next_desk = ProfileDesk(plane.profiles.place("job", 0).parent.parent, clock=plane.clock)
+        await plane.gateway.take_profile(job, host, answer(number, host, state=RankState.LOST))
+    next_desk = ProfileDesk(
+        plane.store.documents("profiles"), plane.profiles.place("job", 0).parent.parent, clock=plane.clock
+    )
     objects = FakeObjects()
     summary = await kept(plane, next_desk, objects, number)
     assert [rank["state"] for rank in summary["ranks"]] == ["lost", "lost"]
@@ -176,8 +209,8 @@ async def test_what_is_whole_is_looked_at_and_stored_also_by_the_next_service(pl
 async def test_traces_that_cannot_be_read_in_time_are_said_to_be(plane, monkeypatch):
     monkeypatch.setattr(profile_keeping, "LIMIT_S", 0.0)
     job = await plane.job()
-    number = plane.profiles.ask(job, FIVE, reason="").number
-    folder = plane.profiles.place("job", number)
+    number = (await plane.profiles.ask(job, FIVE, reason="")).number
+    folder = await plane.profiles.lay_out("job", number)
     assert "could not be read within 0 s" in await profile_keeping.look_at(folder, limit_s=0.0)
     (folder / "request.json").unlink()
     (folder / "summary.json").mkdir()
@@ -186,8 +219,8 @@ async def test_traces_that_cannot_be_read_in_time_are_said_to_be(plane, monkeypa
 
 async def test_an_object_store_that_refuses_leaves_the_profile_where_it_is(plane):
     job = await plane.job()
-    number = plane.profiles.ask(job, FIVE, reason="").number
+    number = (await plane.profiles.ask(job, FIVE, reason="")).number
     for host in ("algo-1", "algo-2"):
-        plane.gateway.take_profile(job, host, answer(number, host))
+        await plane.gateway.take_profile(job, host, answer(number, host))
     summary = await kept(plane, plane.profiles, FakeObjects(ObjectStoreError("away")), number)
     assert json.dumps(summary)

@@ -12,21 +12,21 @@ from clary.contract.agent_protocol import HostPhase
 from clary.contract.deep_profiles import HostProfile, ProfileRequest, RankProfile, RankState
 from clary.control.reconcile.desks.profile_desk import ProfileDesk
 from clary.control.server.people_routes import PeopleRoutes
+from clary.control.store.store import Store
 from clary.testing.fake_clock import FakeClock
 
 PATH = "/clary/v1/jobs/job-1/profile"
 
 
-def services_of(job, tmp_path):
-    made = FakeServices([job], (), None)
-    made.clock = FakeClock()
-    made.profiles = ProfileDesk(tmp_path, clock=made.clock)
-    return made
-
-
 @pytest.fixture
-def services(tmp_path):
-    return services_of(running_job(), tmp_path)
+async def services(tmp_path):
+    made = FakeServices([running_job()], (), None)
+    made.clock = FakeClock()
+    store = await Store.open(f"sqlite:///{tmp_path / 'clary.db'}")
+    await store.create_job(running_job(), {})
+    made.profiles = ProfileDesk(store.documents("profiles"), tmp_path, clock=made.clock)
+    yield made
+    await store.close()
 
 
 async def answer_to(services, method="GET", query="", body=None):
@@ -40,15 +40,18 @@ async def test_a_profile_is_asked_for_followed_and_shown(services):
     job = running_job()
     number = document(await answer_to(services, "POST", body={"steps": 3, "ranks": [1, 0]}))["number"]
     rank = RankProfile(rank=0, state=RankState.RECORDING, step=41)
-    services.profiles.take(job, "algo-1", HostProfile(number=number, host="algo-1", is_final=False, ranks=(rank,)))
+    await services.profiles.take(
+        job, "algo-1", HostProfile(number=number, host="algo-1", is_final=False, ranks=(rank,))
+    )
     page = document(await answer_to(services))
     assert (page["number"], page["is_over"], page["missing"]) == (number, False, ["algo-1", "algo-2"])
     assert page["asked"]["ranks"] == [0, 1]
     assert page["states"] == [{"rank": 0, "host": "algo-1", "state": "recording", "words": "", "step": 41}]
     folder = services.profiles.place("job-1", number)
-    (folder / "summary.json").write_text('{"ranks": []}')
+    await services.profiles.keep_summary("job-1", number, {"ranks": []})
     page = document(await answer_to(services, query=f"number={number}"))
     assert (page["is_over"], page["summary"], page["folder"]) == (True, {"ranks": []}, str(folder))
+    folder.mkdir(parents=True)
     (folder / "rank-0.trace.json.gz").write_bytes(b"trace")
     handed = await answer_to(services, query=f"number={number}&file=rank-0.trace.json.gz")
     assert handed.body == b"trace"
@@ -101,19 +104,20 @@ async def test_a_step_that_is_a_whole_number_with_a_point_reaches_agents_as_one_
     assert from_plain(ProfileRequest, json.loads(json.dumps(to_plain(asked)))).start_step == 5
 
 
-async def test_a_job_whose_program_does_not_run_is_not_profiled(tmp_path):
+async def test_a_job_whose_program_does_not_run_is_not_profiled(services):
     job = running_job()
     idle = {
         name: replace(record, facts=replace(record.facts, phase=HostPhase.PREPARING))
         for name, record in job.hosts.items()
     }
+    services.hub.live_job = {"job-1": replace(job, hosts=idle)}.get
     with pytest.raises(WireError, match=r"no program of job-1 runs .* profile job-1 --last"):
-        await answer_to(services_of(replace(job, hosts=idle), tmp_path), "POST", body={"steps": 1})
+        await answer_to(services, "POST", body={"steps": 1})
 
 
 async def test_all_profiles_that_are_kept_are_listed_the_newest_first(services):
     first = document(await answer_to(services, "POST", body={"steps": 3}))["number"]
-    (services.profiles.place("job-1", first) / "summary.json").write_text('{"ranks": []}')
+    await services.profiles.keep_summary("job-1", first, {"ranks": []})
     services.profiles.close_request("job-1", first)
     services.clock.advance(1)
     second = document(await answer_to(services, "POST", body={"seconds": 2}))["number"]
