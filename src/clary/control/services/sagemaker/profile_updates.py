@@ -13,7 +13,7 @@ BY_UPDATE = "asked for by UpdateTrainingJob"
 
 
 async def follow(services: Services, job: TrainingJob, config: Mapping[str, Any] | None) -> None:
-    """Have a window begin where the update asks for one, and end where it asks for none.
+    """Begin a window where the update asks for one; end it where the update leaves it out.
 
     A step that is over already means the next one.
 
