@@ -13,18 +13,27 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from clary.contract.agent_protocol import HostPhase, LogBatch, LogBlock
 from clary.contract.launch_plan import without_secrets
 from clary.control.jobs import deadlines
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.server.actions.spot_actions import SpotRoutes
-from clary.control.server.agent_routes import AgentRoutes
+from clary.control.reconcile.desks.rehearsal_desk import RehearsalDesk
+from clary.control.reconcile.desks.rehearsal_shelf import RehearsalShelf
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
+from clary.control.reconcile.gateways.training_gateway import TrainingGateway
+from clary.control.server.authorization import Authorizer
 from clary.control.server.clary_handler import ClaryHandler
-from clary.control.server.people_routes import PeopleRoutes
-from clary.control.server.pool_routes import PoolRoutes
+from clary.control.server.edge.access import Access
+from clary.control.server.edge.guesses import GuessLimiter
+from clary.control.server.edge.sessions import Sessions
+from clary.control.server.pages.rehearsals_page import RehearsalPages
+from clary.control.server.pages.stragglers_page import StragglerPages
+from clary.control.server.routing import Parts
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Protocol, service
 from clary.control.wire.serializing import serialize
@@ -89,12 +98,7 @@ class _World:
         self._folder = folder
         self._opened = opened
         self._plane = plane
-        self._handler = ClaryHandler(
-            AgentRoutes(plane.gateway),
-            PoolRoutes(plane.pool_gateway),
-            PeopleRoutes(plane.services, admin_token=_ADMIN_TOKEN),
-            SpotRoutes(plane.market, admin_token=_ADMIN_TOKEN),
-        )
+        self._handler = _own_pages(plane, Path(folder.name))
         self.num_runs = 0
         self.is_spent = False
 
@@ -199,6 +203,35 @@ class _World:
             await self._plane.passes()
         if not (await self._plane.job(_JOB)).is_terminal:
             found("the job can not be brought to an end any more", job=await self._plane.job(_JOB))
+
+
+def _own_pages(plane: ControlPlane, home: Path) -> ClaryHandler:
+    """Return the service's pages; parts that neither agents nor the page of a job need are missing."""
+    training = TrainingGateway(plane.hub, plane.store.training, plane.store, plane.clock)
+    desk = RehearsalDesk(RehearsalShelf(home / "rehearsals"), plane.hub, plane.clock, home=home, grace_s=1.0)
+    faults = SimpleNamespace(refusals=dict, largest_disk_bytes=lambda: 0)
+    given = {
+        "services": plane.services,
+        "agents": plane.gateway,
+        "pools": plane.pool_gateway,
+        "samples": SampleGateway(plane.store.series, plane.clock),
+        "training": training,
+        "stragglers": StragglerPages(plane.services),
+        "rehearsals": RehearsalPages(plane.services, desk, faults),
+        "shared": lambda has_network: (),
+    }
+    parts: Any = {field.name: given.get(field.name) for field in fields(Parts)}
+    sessions = Sessions(b"key", home / "revoked", plane.clock)
+    authorizer = Authorizer(
+        plane.gateway,
+        plane.pool_gateway,
+        training,
+        Access(sessions, admin_token=_ADMIN_TOKEN),
+        metrics_token=_ADMIN_TOKEN,
+        metrics_page="token",
+        max_body_bytes=1 << 23,
+    )
+    return ClaryHandler(Parts(**parts), authorizer, GuessLimiter(plane.clock))
 
 
 def _parent_folder() -> str | None:

@@ -268,7 +268,6 @@ def _run_matching(reader: ByteReader) -> None:
     is_console, is_internal = matching.is_console(request), matching.is_internal(request)
     is_signed, looks_like_s3 = matching.is_signed_for_s3(request), matching.looks_like_s3(request)
     matching.is_health(request)
-    matching.is_metrics(request)
     require(not (is_console and is_internal), "two handlers take a request", request=request)
     require(not (is_console and "Authorization" in headers), "the console takes what is signed", request=request)
     if "Authorization" in headers:

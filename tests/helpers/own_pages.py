@@ -1,4 +1,4 @@
-"""The service's own pages over a control plane: every part is the real one, but for the object store and the faults."""
+"""The service's own pages over a control plane, and over single parts of it."""
 
 from types import SimpleNamespace
 
@@ -9,25 +9,23 @@ from clary.control.reconcile.desks.rehearsal_shelf import RehearsalShelf
 from clary.control.reconcile.gateways.sample_gateway import SampleGateway
 from clary.control.reconcile.gateways.training_gateway import TrainingGateway
 from clary.control.server.actions.rehearsal_actions import RehearsalActions
-from clary.control.server.actions.spot_actions import SpotRoutes
-from clary.control.server.agent_routes import AgentRoutes
+from clary.control.server.authorization import Authorizer
 from clary.control.server.clary_handler import ClaryHandler
-from clary.control.server.console_routes import ConsoleRoutes
 from clary.control.server.edge.access import Access
 from clary.control.server.edge.guesses import GuessLimiter
 from clary.control.server.edge.sessions import Sessions
 from clary.control.server.edge.sign_in import SignIn
-from clary.control.server.pages.checkpoints_page import CheckpointRoutes
+from clary.control.server.pages.checkpoints_page import CheckpointPages
 from clary.control.server.pages.downloads_page import DownloadsPage
 from clary.control.server.pages.metrics_page import MetricsPage
 from clary.control.server.pages.rehearsals_page import RehearsalPages
-from clary.control.server.pages.state_page import StateRoutes
-from clary.control.server.people_routes import PeopleRoutes
-from clary.control.server.pool_routes import PoolRoutes
-from clary.control.server.status_routes import StatusRoutes
+from clary.control.server.pages.stragglers_page import StragglerPages
+from clary.control.server.routing import Parts
 
 OWNER, SCRAPER = "owner-token", "metrics-token"
 KEY = Credentials(access_key_id="K", secret_access_key="S")
+NO_MACHINE = SimpleNamespace(facts=lambda: None)
+MOST_BYTES = 1 << 23
 
 
 async def no_backup():
@@ -36,6 +34,31 @@ async def no_backup():
 
 async def no_store(*args, **options):
     raise ObjectStoreError("the object store is away")
+
+
+class FewParts:
+    """The pages over those parts that a test gives; `handle` answers the owner's token `token`, or raises WireError."""
+
+    def __init__(self, services=None, *, sessions=None, metrics_page="token", admin_token="token", **given):
+        parts = dict.fromkeys(Parts.__dataclass_fields__) | {
+            "services": services,
+            "machine": NO_MACHINE,
+            "stragglers": StragglerPages(services),
+            "rehearsals": SimpleNamespace(facts=lambda job: {}),
+            "shared": lambda has_network: (),
+        }
+        self.parts = Parts(**parts | given)
+        authorizer = Authorizer(
+            self.parts.agents,
+            self.parts.pools,
+            self.parts.training,
+            Access(sessions, admin_token=admin_token),
+            metrics_token="token",
+            metrics_page=metrics_page,
+            max_body_bytes=MOST_BYTES,
+        )
+        self.handler = ClaryHandler(self.parts, authorizer, GuessLimiter(SimpleNamespace(monotonic=lambda: 0.0)))
+        self.handle = self.handler.answer
 
 
 class OwnPages:
@@ -49,35 +72,38 @@ class OwnPages:
         faults = SimpleNamespace(refusals=dict, largest_disk_bytes=lambda: 0)
         client = SimpleNamespace(request=no_store)
         guesses = GuessLimiter(plane.clock)
-        rehearsals = RehearsalActions(faults, admin_token=OWNER)
         self.sessions = Sessions(b"key", folder / "revoked", plane.clock)
-        backups = SimpleNamespace(failure="", backups=None, make=no_backup)
-        self.handler = ClaryHandler(
-            AgentRoutes(plane.gateway, samples, training),
-            PoolRoutes(plane.pool_gateway),
-            PeopleRoutes(
-                plane.services,
-                admin_token=OWNER,
-                checkpoints=CheckpointRoutes(client),
-                rehearsals=rehearsals,
-                rehearsal_pages=RehearsalPages(plane.services, desk, faults),
-                downloads=DownloadsPage(client, credentials=KEY, region="r", clock=plane.clock),
-            ),
-            SpotRoutes(plane.market, admin_token=OWNER),
-            rehearsals,
-            access=Access(self.sessions, admin_token=OWNER),
-            status=StatusRoutes(training),
-            state=StateRoutes(plane.services, backups, admin_token=OWNER),
+        parts = Parts(
+            services=plane.services,
+            agents=plane.gateway,
+            pools=plane.pool_gateway,
+            samples=samples,
+            training=training,
+            market=plane.market,
+            backups=SimpleNamespace(failure="", backups=None, make=no_backup),
+            machine=NO_MACHINE,
+            metrics=MetricsPage(plane.hub, samples, plane.clock),
+            checkpoints=CheckpointPages(client),
+            downloads=DownloadsPage(client, credentials=KEY, region="r", clock=plane.clock),
+            stragglers=StragglerPages(plane.services),
+            rehearsals=RehearsalPages(plane.services, desk, faults),
+            strikes=RehearsalActions(faults),
             sign_in=SignIn(self.sessions, admin_token=OWNER, guesses=guesses),
-            guesses=guesses,
-            console=ConsoleRoutes(plane.services, samples, admin_token=OWNER),
+            shared=lambda has_network: (),
         )
-        self.metrics = MetricsPage(plane.hub, samples, plane.clock, token=SCRAPER, access=metrics_page, guesses=guesses)
+        authorizer = Authorizer(
+            plane.gateway,
+            plane.pool_gateway,
+            training,
+            Access(self.sessions, admin_token=OWNER),
+            metrics_token=SCRAPER,
+            metrics_page=metrics_page,
+            max_body_bytes=MOST_BYTES,
+        )
+        self.handler = ClaryHandler(parts, authorizer, guesses)
 
     async def answer(self, request):
         """Return the answer to one request, and how long it is held back."""
-        if request.raw_path == "/metrics":
-            return await self.metrics.handle(request), 0.0
         verdict = self.handler.admit(request)
         if hasattr(verdict, "answer"):
             return verdict.answer, verdict.delay_s

@@ -1,7 +1,7 @@
 """Which checkpoint sets lie below a prefix, and whether everything that they name is there.
 
-Where: `clary checkpoints JOB`, through `server.pages.checkpoints_page`. Names and sizes are compared here; their
-content is read by `checkpoint_verification`.
+Where: `clary checkpoints JOB`, through `server.pages.checkpoints_page`. Names and sizes are compared here; what the
+files hold is read by `checkpoint_verification`.
 
 [Note: sets that move] Agents go on while the service looks: a set that was the newest may be replaced, and what it
 alone named removed. Manifests are read before objects are listed, so that everything that a set names was there first;

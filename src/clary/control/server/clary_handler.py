@@ -1,151 +1,123 @@
-"""The service's own pages: agents' below /clary/v1/agents/ and pools/, people's at all other paths.
+"""The service's own pages: finds the route of a request, has its caller checked, and turns errors into answers.
 
-People come by token or by the console's cookie (`access`); agents have tokens of their own and never a cookie.
+Where: the listener gives it what lies below /clary/v1/, and the metrics. `route_table` has the routes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
+from collections.abc import Awaitable
+from dataclasses import is_dataclass, replace
 from http import HTTPStatus
+from typing import Any
 
-from clary.base.errors import WireError
-from clary.control.reconcile.gateways.training_gateway import MAX_STATUS_BYTES
-from clary.control.server import agent_routes, people_routes, pool_routes, status_routes
-from clary.control.server.actions import rehearsal_actions, spot_actions
-from clary.control.server.console_routes import ConsoleRoutes
-from clary.control.server.edge.access import Access, require_csrf
-from clary.control.server.edge.gates import STRANGER_BODY_BYTES, Admission, Refusal, admit_strangers
+from clary.base.errors import ContractError, WireError
+from clary.base.plain import from_plain, to_plain
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.server.authorization import Authorizer
+from clary.control.server.edge.gates import Admission, Refusal
 from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
-from clary.control.server.edge.internal_http import error_answer, finite_answer
-from clary.control.server.edge.sign_in import CODE_PATH, SignIn
+from clary.control.server.edge.internal_http import error_answer, finite_answer, json_answer, read_json
+from clary.control.server.edge.large_bodies import LargeBodies
 from clary.control.server.edge.sign_in import PATH as SESSION_PATH
-from clary.control.server.pages.state_page import StateRoutes
+from clary.control.server.pages.secret_names import hide_secrets
+from clary.control.server.route_table import ROUTES
+from clary.control.server.routing import Asked, Parts, Reads, Route, Who, match
 from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-OWNER_BODY_BYTES = 256 * 1024  # forms of pages, read on the event loop; a hundredth of it is long
 # A browser writes every answer 404 into its log as an error, and pages ask for much that is merely not there yet: the
 # console's requests carry the one header, and get the status in the other.
 QUIET = "X-Clary-Quiet"
 QUIET_STATUS = "X-Clary-Status"
+_JOB_NAME = re.compile(r"[a-zA-Z0-9-]{1,63}")  # CreateTrainingJob, TrainingJobName
 
 
 class ClaryHandler:
-    """Sends a request to agents' or people's routes and turns their errors into answers.
+    """Answers requests for the routes of the table.
 
     Args:
-        agents: of jobs.
-        pools: agents of warm pools.
-        people: pages of one job.
-        spot: spot capacity.
-        rehearsals: None has no such pages.
-        access: reads cookies; None knows tokens alone.
-        sign_in: gives out cookies; comes with `access`.
-        console: pages about many jobs; None has none.
-        status: programs' word on their progress; None takes none.
-        guesses: counts wrong tokens; None counts none.
-        max_body_bytes: largest body of somebody who is known.
-        state: what is wrong with the state folder, rows that are set aside, backups; None has no such pages.
+        parts: of the service, for the routes' functions.
+        authorizer: checks who asks.
+        guesses: counts wrong tokens.
     """
 
-    def __init__(
-        self,
-        agents: agent_routes.AgentRoutes,
-        pools: pool_routes.PoolRoutes,
-        people: people_routes.PeopleRoutes,
-        spot: spot_actions.SpotRoutes,
-        rehearsals: rehearsal_actions.RehearsalActions | None = None,
-        *,
-        access: Access | None = None,
-        sign_in: SignIn | None = None,
-        console: ConsoleRoutes | None = None,
-        status: status_routes.StatusRoutes | None = None,
-        guesses: GuessLimiter | None = None,
-        max_body_bytes: int = 1 << 23,
-        state: StateRoutes | None = None,
-    ) -> None:
-        self._agents = agents
-        self._pools = pools
-        self._people = people
-        self._spot = spot
-        self._rehearsals = rehearsals
-        self._access = access
-        self._sign_in = sign_in
-        self._console = console
-        self._status = status
-        self._state = state
+    def __init__(self, parts: Parts, authorizer: Authorizer, guesses: GuessLimiter) -> None:
+        self._parts = parts
+        self._authorizer = authorizer
         self._guesses = guesses
-        self._max_body_bytes = max_body_bytes
+        self._large = LargeBodies()
 
     def admit(self, head: HttpRequest) -> Admission | Refusal:
-        """Judge a request by its head: only a token or cookie that opens its page lets more than a few bytes come."""
+        """Judge a request by its head: only a token or cookie that opens its route lets more than a few bytes come."""
         try:
-            return self._admission(head)
+            caller = self._enter(head)[1].caller
         except WireError as error:
             guessed = (head.header("authorization") or "").lower().startswith("bearer ")
-            if self._guesses is None or not guessed or error.http_status != HTTPStatus.FORBIDDEN:
+            if not guessed or error.http_status != HTTPStatus.FORBIDDEN:
                 return Refusal(answer=error_answer(error))
             wrong = self._guesses.note_wrong(head.remote)
             told = too_many_guesses(head.remote, wrong) if wrong.retry_after_s else error
             return Refusal(answer=error_answer(told), delay_s=wrong.delay_s)
-
-    def _admission(self, head: HttpRequest) -> Admission:
-        most = self._max_body_bytes
-        if head.raw_path.startswith(agent_routes.PREFIX):
-            job, host, _ = self._agents.authorize(head)
-            return Admission(client=f"agent of {host} of {job.name}", max_body_bytes=most, is_known=True)
-        if head.raw_path.startswith(pool_routes.PREFIX):
-            pool, host = self._pools.authorize(head)
-            return Admission(client=f"agent of {host} of {pool}", max_body_bytes=STRANGER_BODY_BYTES, is_known=True)
-        if head.raw_path.startswith(status_routes.PREFIX) and self._status is not None:
-            job, host = self._status.authorize(head)
-            most = MAX_STATUS_BYTES
-            return Admission(client=f"program of {host} of {job.name}", max_body_bytes=most, is_known=True)
-        if head.raw_path in (SESSION_PATH, CODE_PATH):
-            return admit_strangers(head)
-        if self._access is not None:
-            self._access.require_admin(head)
-        return Admission(client="owner", max_body_bytes=min(most, OWNER_BODY_BYTES), is_known=True)
+        return Admission(client=caller.name, max_body_bytes=caller.max_body_bytes, is_known=caller.is_known)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request below /clary/v1/."""
+        """Answer one request."""
         try:
-            if request.raw_path.startswith(agent_routes.PREFIX):
-                return await self._agents.handle(request)
-            if request.raw_path.startswith(pool_routes.PREFIX):
-                return await self._pools.handle(request)
-            if request.raw_path.startswith(status_routes.PREFIX) and self._status is not None:
-                return await self._status.handle(request)
-            if request.raw_path in (SESSION_PATH, CODE_PATH):
-                return await self._answer_sign_in(request)
-            if self._access is not None:
-                request = self._access.let_in(request)
-            return finite_answer(await self._answer_person(request))
+            return await self.answer(request)
         except JobUnreadable as error:
             return error_answer(WireError("Conflict", error.message, http_status=409))
         except WireError as error:
             is_quiet = request.header(QUIET) is not None and _is_merely_absent(request, error)
             return _quiet(error) if is_quiet else error_answer(error)
 
-    async def _answer_sign_in(self, request: HttpRequest) -> HttpResponse:
-        if self._access is None or self._sign_in is None:
-            raise WireError("NotFound", "this service has no console", http_status=404)
-        session = self._access.session_of(request)
-        if request.method == "DELETE" and session is not None:
-            require_csrf(request, session)
-        return await self._sign_in.handle(request, session)
+    async def answer(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request; raises WireError with the status to send."""
+        route, asked = self._enter(request)
+        if route.reads is not None:
+            async with self._large.runner(request) as run:
+                message = await run(_read_message, route.reads, request)
+            asked = replace(self._enter(request)[1], message=message)  # its attempt may have ended meanwhile
+        if route.who is Who.OWNER and "job" in asked.values:
+            asked = replace(asked, found_job=await self._find_job(asked.values["job"]))
+        document = route.act(self._parts, asked)
+        if isinstance(document, Awaitable):
+            document = await document
+        if route.hides_secrets and asked.caller.session is not None:
+            document = await asyncio.to_thread(hide_secrets, document)  # of a dump of many processes it takes a second
+        answer = document if isinstance(document, HttpResponse) else _json_answer(document)
+        return finite_answer(answer) if route.who is Who.OWNER else answer
 
-    async def _answer_person(self, request: HttpRequest) -> HttpResponse:
-        if request.raw_path.startswith(people_routes.PREFIX):
-            return await self._people.handle(request)
-        if request.raw_path == spot_actions.PATH:
-            return await self._spot.handle(request)
-        if request.raw_path == rehearsal_actions.PATH and self._rehearsals is not None:
-            return await self._rehearsals.handle(request)
-        if self._state is not None and self._state.has(request.raw_path):
-            return await self._state.handle(request)
-        if self._console is not None and self._console.has(request.raw_path):
-            return await self._console.handle(request)
-        raise WireError("NotFound", f"there is nothing at {request.raw_path}", http_status=404)
+    def _enter(self, request: HttpRequest) -> tuple[Route, Asked]:
+        """Return the route of a request, and the request with its caller. Raises: WireError for a wrong caller."""
+        route, values = match(ROUTES, request.method, request.raw_path)
+        caller = self._authorizer.authorize(route.who, request, values)
+        asked = Asked(request=request, values=values, caller=caller, found_job=caller.job)
+        if route.who is Who.NOBODY:
+            route.act(self._parts, asked)
+        return route, asked
+
+    async def _find_job(self, name: str) -> TrainingJob:
+        job = None
+        if _JOB_NAME.fullmatch(name):
+            job = self._parts.services.hub.live_job(name) or await self._parts.services.store.get_job(name)
+        if job is None:
+            raise WireError("NotFound", f"there is no training job {name!r}", http_status=404)
+        return job
+
+
+def _json_answer(document: Any) -> HttpResponse:
+    if document is None:
+        return json_answer({})
+    return json_answer(to_plain(document) if is_dataclass(document) else document)
+
+
+def _read_message(reads: Reads, request: HttpRequest) -> Any:
+    try:
+        return from_plain(reads.cls, read_json(request, most_values=reads.most_values))
+    except ContractError as error:
+        raise WireError("ValidationException", error.message) from error
 
 
 def _is_merely_absent(request: HttpRequest, error: WireError) -> bool:

@@ -59,13 +59,11 @@ from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.scheduling.prices import load_prices
 from clary.control.scheduling.spot import SpotSchedule, load_schedule
 from clary.control.server.actions.rehearsal_actions import RehearsalActions
-from clary.control.server.actions.spot_actions import SpotRoutes
-from clary.control.server.agent_routes import AgentRoutes
+from clary.control.server.authorization import Authorizer
 from clary.control.server.aws_handler import AwsHandler
 from clary.control.server.backup_keeping import BackupKeeper
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.console_files import ConsoleFiles
-from clary.control.server.console_routes import ConsoleRoutes
 from clary.control.server.edge.access import Access
 from clary.control.server.edge.body_budget import BodyBudget
 from clary.control.server.edge.connect_proxy import ConnectProxy
@@ -79,18 +77,16 @@ from clary.control.server.edge.tls import ensure_certificates, server_context, s
 from clary.control.server.egress_site import egress_policy
 from clary.control.server.job_keys import JobKeys
 from clary.control.server.ownership import cancel, database_lease, sole_owner
-from clary.control.server.pages.checkpoints_page import CheckpointRoutes
+from clary.control.server.pages.checkpoints_page import CheckpointPages
 from clary.control.server.pages.downloads_page import DownloadsPage
 from clary.control.server.pages.machine_page import MachinePage
 from clary.control.server.pages.metrics_page import MetricsPage
 from clary.control.server.pages.rehearsals_page import RehearsalPages
-from clary.control.server.pages.state_page import StateRoutes
-from clary.control.server.people_routes import PeopleRoutes
-from clary.control.server.pool_routes import PoolRoutes
+from clary.control.server.pages.stragglers_page import StragglerPages
 from clary.control.server.ports import Ports, choose_ports
+from clary.control.server.routing import Parts
 from clary.control.server.start_notes import noted
 from clary.control.server.state_files import keep_files
-from clary.control.server.status_routes import StatusRoutes
 from clary.control.services.call import Services
 from clary.control.services.query_desk import QueryDesk
 from clary.control.settings import OWN_REGION, Settings
@@ -207,45 +203,39 @@ async def run_service(
         samples = SampleGateway(store.series, clock)
         training = TrainingGateway(hub, store.training, store, clock)
         pool_gateway = PoolGateway(hub, clock, pool_token=secrets.pool_token)
-        checkpoints = CheckpointRoutes(client)
+        checkpoints = CheckpointPages(client)
         stack.push_async_callback(checkpoints.close)
-        rehearsals = RehearsalActions(faults, admin_token=secrets.admin_token)
-        people = PeopleRoutes(
-            services,
-            admin_token=secrets.admin_token,
-            checkpoints=checkpoints,
-            rehearsals=rehearsals,
-            rehearsal_pages=RehearsalPages(services, rehearsing, faults),
-            downloads=DownloadsPage(client, credentials=secrets.credentials, region=settings.region, clock=clock),
-            shared=lambda has_network: shared_by_settings(settings, egress.reachable, has_network=has_network),
-        )
-        backups = BackupKeeper(store, life, clock, interval_s=settings.backup_interval_s)
-        state = StateRoutes(services, backups, admin_token=secrets.admin_token)
-        spot = SpotRoutes(market, admin_token=secrets.admin_token)
         guesses = GuessLimiter(clock)
         sessions = Sessions(secrets.session_key, folder.revoked_sessions, clock)
-        handler = ClaryHandler(
-            AgentRoutes(gateway, samples, training),
-            PoolRoutes(pool_gateway),
-            people,
-            spot,
-            rehearsals,
-            access=Access(sessions, admin_token=secrets.admin_token),
-            status=StatusRoutes(training),
-            state=state,
+        backups = BackupKeeper(store, life, clock, interval_s=settings.backup_interval_s)
+        parts = Parts(
+            services=services,
+            agents=gateway,
+            pools=pool_gateway,
+            samples=samples,
+            training=training,
+            market=market,
+            backups=backups,
+            machine=MachinePage(engine.machine(), admission, hub, folder.root),
+            metrics=MetricsPage(hub, samples, clock),
+            checkpoints=checkpoints,
+            downloads=DownloadsPage(client, credentials=secrets.credentials, region=settings.region, clock=clock),
+            stragglers=StragglerPages(services),
+            rehearsals=RehearsalPages(services, rehearsing, faults),
+            strikes=RehearsalActions(faults),
             sign_in=SignIn(sessions, admin_token=secrets.admin_token, guesses=guesses),
-            guesses=guesses,
+            shared=lambda has_network: shared_by_settings(settings, egress.reachable, has_network=has_network),
+        )
+        authorizer = Authorizer(
+            gateway,
+            pool_gateway,
+            training,
+            Access(sessions, admin_token=secrets.admin_token),
+            metrics_token=secrets.metrics_token,
+            metrics_page=settings.metrics_page,
             max_body_bytes=settings.max_body_bytes,
-            console=ConsoleRoutes(
-                services,
-                samples,
-                admin_token=secrets.admin_token,
-                machine=MachinePage(engine.machine(), admission, hub, folder.root),
-            ),
         )
-        metrics = MetricsPage(
-            hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page, guesses=guesses
-        )
+        handler = ClaryHandler(parts, authorizer, guesses)
         await rehearsing.load()
         stack.push_async_callback(rehearsing.interrupt)
         keys = JobKeys(secrets, hub, settings)
@@ -264,7 +254,6 @@ async def run_service(
             services,
             aws_handler,
             handler,
-            metrics,
             ports=ports,
             keys=keys,
             object_store=object_store,
@@ -346,7 +335,6 @@ async def _listen(
     services: Services,
     aws_handler: AwsHandler,
     handler: ClaryHandler,
-    metrics: MetricsPage,
     *,
     ports: Ports,
     keys: JobKeys,
@@ -384,7 +372,6 @@ async def _listen(
         host_names=names,
         body_budget=BodyBudget(settings.body_budget_bytes),
         max_connections=allowed_connections(settings.max_connections),
-        metrics_handler=metrics.handle,
         console_handler=ConsoleFiles().handle,
         max_body_bytes=settings.max_body_bytes,
         tls_context=_tls_context(settings),

@@ -21,7 +21,6 @@ class HttpRequest:
         headers: in the order of arrival; a name may occur several times.
         remote: address of the client, for logs.
         is_secure: whether it came over TLS.
-        hides_secrets: whether whoever asks sees no secrets: a browser, whose screen others see too.
     """
 
     method: str
@@ -31,7 +30,6 @@ class HttpRequest:
     body: bytes = b""
     remote: str = ""
     is_secure: bool = False
-    hides_secrets: bool = False
 
     def header(self, name: str) -> str | None:
         """Return the value of a header, case-insensitively; several of the name are joined with commas."""

@@ -40,18 +40,26 @@ class UriTemplate:
         constants = tuple(parse_qsl(query, keep_blank_values=True))
         literal = sum(len(piece) for piece in pieces[::2])
         return cls(
-            str(http.get("method", "POST")), re.compile(pattern), tuple(labels), constants, (literal, len(constants))
+            str(http.get("method", "POST")),
+            re.compile(pattern, re.DOTALL),
+            tuple(labels),
+            constants,
+            (literal, len(constants)),
         )
 
     def match(self, method: str, raw_path: str, query: str) -> dict[str, str] | None:
         """Return the labels' decoded values, or None if the request does not fit."""
         if method != self.method:
             return None
-        found = self.path.fullmatch(raw_path or "/")
-        if found is None:
-            return None
         if self.constants:
             given = parse_qsl(query, keep_blank_values=True)
             if not all(constant in given for constant in self.constants):
                 return None
+        return self.labels_of(raw_path)
+
+    def labels_of(self, raw_path: str) -> dict[str, str] | None:
+        """Return the labels' decoded values, or None if the path does not fit."""
+        found = self.path.fullmatch(raw_path or "/")
+        if found is None:
+            return None
         return {label: unquote(value) for label, value in zip(self.labels, found.groups(), strict=True)}

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from own_pages import FewParts
 from server_parts import START, document, request, running_job
 
 from clary.base.errors import WireError
@@ -21,8 +22,7 @@ from clary.contract.agent_protocol import (
 )
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch
-from clary.control.server.agent_routes import MAX_ORDER_WAIT_S, AgentRoutes
-from clary.control.server.clary_handler import ClaryHandler
+from clary.control.server.agent_routes import MAX_WAIT_S
 
 AGENT = "/clary/v1/agents/job-1/1/algo-1"
 
@@ -62,7 +62,7 @@ def gateway():
 
 async def refusal(gateway, *args, **options):
     with pytest.raises(WireError) as refused:
-        await AgentRoutes(gateway).handle(request(*args, **options))
+        await FewParts(agents=gateway).handle(request(*args, **options))
     return refused.value
 
 
@@ -84,14 +84,14 @@ async def turns_beside(work):
 async def test_a_large_body_of_an_agent_leaves_the_event_loop_to_others(gateway):
     lines = tuple(LogBlock(at_ms=number, text=f"loss {number}", rank=1) for number in range(60_000))
     batch = LogBatch(first_sequence=0, blocks=lines)
-    turns = await turns_beside(AgentRoutes(gateway).handle(posted(f"{AGENT}/logs", batch)))
+    turns = await turns_beside(FewParts(agents=gateway).handle(posted(f"{AGENT}/logs", batch)))
     assert gateway.told[-1] == ("algo-1", batch)
     assert turns > 10  # read on the loop, a body leaves two or three
 
 
 async def test_a_small_body_is_read_where_it_comes(gateway):
     batch = LogBatch(first_sequence=0, blocks=(LogBlock(at_ms=1, text="loss", rank=1),))
-    assert await turns_beside(AgentRoutes(gateway).handle(posted(f"{AGENT}/logs", batch))) < 5
+    assert await turns_beside(FewParts(agents=gateway).handle(posted(f"{AGENT}/logs", batch))) < 5
 
 
 async def test_numbers_of_metrics_beyond_reason_are_refused(gateway):
@@ -101,25 +101,25 @@ async def test_numbers_of_metrics_beyond_reason_are_refused(gateway):
 
 
 async def test_the_assignment_is_the_whole_plan(gateway):
-    answer = document(await AgentRoutes(gateway).handle(request(f"{AGENT}/assignment")))
+    answer = document(await FewParts(agents=gateway).handle(request(f"{AGENT}/assignment")))
     assert answer == running_job().plan
 
 
 async def test_reports_and_lines_reach_the_gateway_as_they_were_sent(gateway):
     report = Report(number=4, facts=HostFacts(phase=HostPhase.RUNNING, phase_started_at=START))
-    answer = document(await AgentRoutes(gateway).handle(posted(f"{AGENT}/reports", report)))
+    answer = document(await FewParts(agents=gateway).handle(posted(f"{AGENT}/reports", report)))
     expected = {"accepted": True, "order_number": 4, "dump_number": 0, "dump_reason": "", "profile": None}
     assert {name: answer[name] for name in expected} == expected
     batch = LogBatch(first_sequence=7, blocks=(LogBlock(at_ms=1, text="\U0001f600 \x00"),))
-    answer = document(await AgentRoutes(gateway).handle(posted(f"{AGENT}/logs", batch)))
+    answer = document(await FewParts(agents=gateway).handle(posted(f"{AGENT}/logs", batch)))
     assert answer == {"next_sequence": 8}
     assert [told for told in gateway.told if len(told) == 2] == [("algo-1", report), ("algo-1", batch)]
 
 
 async def test_an_order_is_waited_for_no_longer_than_the_service_allows(gateway):
-    answer = document(await AgentRoutes(gateway).handle(request(f"{AGENT}/orders", query="after=3&wait_s=1e9")))
+    answer = document(await FewParts(agents=gateway).handle(request(f"{AGENT}/orders", query="after=3&wait_s=1e9")))
     assert (answer["number"], answer["kind"]) == (4, "run")
-    assert gateway.told[-1] == ("algo-1", 3, MAX_ORDER_WAIT_S)
+    assert gateway.told[-1] == ("algo-1", 3, MAX_WAIT_S)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ async def test_a_body_that_is_no_message_is_refused(gateway, body):
 
 
 async def test_the_handler_turns_refusals_into_answers_of_the_aws_form(gateway):
-    handler = ClaryHandler(AgentRoutes(gateway), None, None, None)
+    handler = FewParts(agents=gateway).handler
     answer = await handler.handle(request(f"{AGENT}/assignment", token="wrong"))
     assert (answer.status, document(answer)) == (403, {"__type": "AccessDenied", "message": "wrong token"})
     answer = await handler.handle(request("/clary/v1/elsewhere"))

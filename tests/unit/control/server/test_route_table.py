@@ -1,4 +1,4 @@
-"""Every route of the service's own pages, asked by everybody who may not ask it."""
+"""Every route of the service's own pages, asked by every caller."""
 
 import json
 
@@ -8,6 +8,8 @@ from own_pages import OWNER, SCRAPER, OwnPages
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.training_values import status_token
 from clary.control.server.edge.guesses import MAX_WRONG
+from clary.control.server.route_table import ROUTES as TABLE
+from clary.control.server.routing import Who, match
 from clary.control.wire.messages import HttpRequest
 from clary.testing.control_plane import ControlPlane
 
@@ -112,6 +114,29 @@ def opens(who, token_of):
     return token_of == who or (who, token_of) == ("token", "owner")
 
 
+WHO = {
+    "agent": Who.AGENT,
+    "pool": Who.POOL_AGENT,
+    "program": Who.PROGRAM,
+    "scraper": Who.SCRAPER,
+    "owner": Who.OWNER,
+    "token": Who.TOKEN,
+}
+
+
+def row_of(method, path):
+    return match(TABLE, method, path.replace("{pool}", "pool_0123456789ab"))[0]
+
+
+def test_every_row_of_the_table_is_asked_here_as_what_it_is():
+    for who, method, path in ROUTES:
+        assert row_of(method, path).who is WHO[who], (method, path)
+    asked = [(method, path) for _, method, path in ROUTES] + [(method, path) for method, path, *_ in ODD + OF_THE_OWNER]
+    reached = [row_of(method, path) for method, path in asked]
+    assert [(row.methods, row.path) for row in TABLE if row not in reached] == []
+    assert {row.path for row in TABLE if row.who is Who.ANYBODY} == {f"{V1}/session", f"{V1}/session-code"}
+
+
 async def test_no_route_is_open_to_the_tokens_of_others(world):
     for who, method, path in ROUTES:
         for token_of, token in world.tokens.items():
@@ -159,9 +184,7 @@ async def test_every_route_is_open_to_whom_it_is_for(world):
 
 
 async def test_guesses_at_any_route_become_slow_and_the_right_token_passes(world):
-    for who, method, path in ROUTES:
-        if who == "token":
-            continue
+    for _who, method, path in ROUTES:
         request = world.request(method, path, "wrong")
         answers = [await world.pages.answer(request) for _ in range(MAX_WRONG + 1)]
         assert [answer.status for answer, _ in answers] == [403] * MAX_WRONG + [429], (method, path)

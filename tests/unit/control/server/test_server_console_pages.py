@@ -7,18 +7,20 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from own_pages import FewParts
 from server_parts import START, START_MS, FakeServices, document, request, running_job
 
 from clary.base.errors import WireError
 from clary.contract.agent_protocol import LogBlock
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import EndCause, FinalMetric, JobFailure
-from clary.control.server.console_routes import ConsoleRoutes
 from clary.control.server.edge.internal_http import finite_answer, json_answer, query_of
+from clary.control.server.edge.sessions import Sessions
 from clary.control.server.pages.compare_page import differences
-from clary.control.server.people_routes import PeopleRoutes
 from clary.control.store.log_files.logs import LogStore
 from clary.control.store.store import Store
+from clary.control.wire.messages import HttpRequest
+from clary.testing.fake_clock import FakeClock
 
 JOB = "/clary/v1/jobs/job-1"
 
@@ -58,7 +60,7 @@ def services_of(store=None, *, live=(), waiting=(), logs=None, stored=()):
 
 
 def console(services, *samples):
-    return ConsoleRoutes(services, FakeSamples(*samples), admin_token="token")
+    return FewParts(services, samples=FakeSamples(*samples))
 
 
 async def page(routes, path, query="", **options):
@@ -196,13 +198,12 @@ async def test_a_hostile_search_finds_nothing_or_what_it_says(store, search):
 async def test_pages_of_many_jobs_need_the_token_and_are_only_read(store):
     routes = console(services_of(store))
     for path in ("/clary/v1/jobs", "/clary/v1/hosts", "/clary/v1/compare"):
-        assert routes.has(path)
         assert (await refusal(routes, path, token="wrong")).http_status == 403
         assert (await refusal(routes, path, method="POST")).http_status == 405
 
 
 def people(services):
-    return PeopleRoutes(services, admin_token="token")
+    return FewParts(services)
 
 
 async def log_of(logs, *, num_lines=10):
@@ -404,14 +405,15 @@ async def test_stop_asks_the_job_to_end_and_refuses_one_that_is_over():
     assert "is over: it is Completed" in refused.message
 
 
-async def test_a_browser_is_shown_the_request_without_secrets_and_the_owner_whole():
+async def test_a_browser_is_shown_the_request_without_secrets_and_the_owner_whole(tmp_path):
     job = running_job(request={"Environment": {"HF_TOKEN": "hf_abc", "MODE": "x"}})
-    routes = people(services_of(live=[job]))
-    by_token = request(f"{JOB}/request")
-    shown = document(await routes.handle(replace(by_token, hides_secrets=True)))
+    sessions = Sessions(b"key", tmp_path / "revoked", FakeClock(START))
+    routes = FewParts(services_of(live=[job]), sessions=sessions)
+    cookie = ("Cookie", f"{sessions.cookie_name(is_secure=False)}={sessions.begin()[1]}")
+    shown = document(await routes.handle(HttpRequest("GET", f"{JOB}/request", "", [cookie])))
     assert shown == {"request": {"Environment": {"HF_TOKEN": "(hidden)", "MODE": "x"}}}
-    assert document(await routes.handle(by_token)) == {"request": dict(job.request)}
-    plan = document(await routes.handle(replace(request(f"{JOB}/plan"), hides_secrets=True)))
+    assert document(await routes.handle(request(f"{JOB}/request"))) == {"request": dict(job.request)}
+    plan = document(await routes.handle(HttpRequest("GET", f"{JOB}/plan", "", [cookie])))
     assert plan["agent_token"] == "(hidden)"
 
 

@@ -5,11 +5,11 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from own_pages import FewParts
 from server_parts import START, FakeServices, document, request, running_job
 
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus, WarmPoolStatus
 from clary.control.jobs.training_job import WarmPool
-from clary.control.server.console_routes import ConsoleRoutes
 
 KEPT = {
     "AlgorithmSpecification": {"TrainingImage": "image:1"},
@@ -25,7 +25,7 @@ async def pools_of(*jobs):
     services = FakeServices(jobs)
     services.hub.active_jobs = lambda: list(jobs)
     samples = SimpleNamespace(last_values=lambda _: [])
-    routes = ConsoleRoutes(services, samples, admin_token="token")
+    routes = FewParts(services, samples=samples)
     return document(await routes.handle(request("/clary/v1/hosts")))["pools"]
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from own_pages import FewParts
 from server_parts import START, FakeServices, document, request, running_job
 
 from clary.cli.describe import describe
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs.training_job import StatusTransition
-from clary.control.server.people_routes import PeopleRoutes
 
 
 def row(status, begin, end=None):
@@ -34,9 +34,7 @@ def spot_job(instance_type):
 
 
 async def facts_of(job):
-    return document(
-        await PeopleRoutes(FakeServices([job]), admin_token="token").handle(request("/clary/v1/jobs/job-1"))
-    )
+    return document(await FewParts(FakeServices([job])).handle(request("/clary/v1/jobs/job-1")))
 
 
 async def test_time_of_each_host_adds_up_to_the_jobs_and_the_bill_counts_up_to_now():

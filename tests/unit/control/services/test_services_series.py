@@ -4,13 +4,13 @@ import json
 from datetime import timedelta
 
 import pytest
+from own_pages import FewParts
 
 from clary.base.errors import WireError
 from clary.base.plain import to_plain
 from clary.contract.metric_samples import SampleBatch
 from clary.control.reconcile.gateways.sample_gateway import SampleGateway
 from clary.control.reconcile.series_keeping import keep_series_once
-from clary.control.server.agent_routes import AgentRoutes
 from clary.control.server.pages.series_page import default_step_ms, series_page
 from clary.control.wire.messages import HttpRequest
 from clary.testing.control_plane import ControlPlane
@@ -38,7 +38,7 @@ class Plane:
     def __init__(self, plane):
         self.plane = plane
         self.samples = SampleGateway(plane.store.series, plane.clock)
-        self.routes = AgentRoutes(plane.gateway, self.samples)
+        self.routes = FewParts(agents=plane.gateway, samples=self.samples)
         self.token = plane.agent().token
 
     async def post(self, first_row, num_rows, *, columns=SERIES, host="algo-1", token=None, start_ms=START_MS, **more):

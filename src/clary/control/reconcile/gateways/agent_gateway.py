@@ -1,6 +1,6 @@
 """The service's side of the agent protocol.
 
-Where: `server.agent_routes` parses HTTP and calls this; facts go to the hub as events, orders come from the job record.
+Where: `server.route_table` calls this; facts go to the hub as events, orders come from the job record.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The service's side of pools' agents: which attempt a host serves next, and whether it is done with the last.
 
-Where: `server.pool_routes` parses HTTP and calls this; the reconciler asks whether hosts have come back. What is
+Where: `server.route_table` calls this; the reconciler asks whether hosts have come back. What is
 remembered here is told again by the agents themselves with each question, so it may be lost with the service.
 """
 

@@ -1,7 +1,7 @@
 """Takes in what hosts measure: checks batches of samples, stores their rows once, remembers each host's last values.
 
-Where: `server.agent_routes` parses and authorises, the database keeps the rows (`store.series_blocks`), `/metrics`
-shows the last values.
+Where: `server.route_table` calls this, the database keeps the rows (`store.series_blocks`), `/metrics` shows the last
+values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Takes in what programs write of their trainings: agents' findings, each once, and a program's own word.
 
-Where: `server.agent_routes` and `server.status_routes` parse; the database keeps it (`store.training_records`), the
+Where: `server.route_table` calls this; the database keeps it (`store.training_records`), the
 hub keeps the last values in the job's record.
 """
 

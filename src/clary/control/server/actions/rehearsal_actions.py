@@ -15,7 +15,6 @@ Where: `clary rehearse` sends these. A job is struck only if it was created as a
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -25,10 +24,7 @@ from clary.contract.agent_protocol import HostPhase
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.rehearsals import is_rehearsal
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.server.edge.internal_http import bearer_token, json_answer
-from clary.control.wire.messages import HttpRequest, HttpResponse
 
-PATH = "/clary/v1/rehearsal"
 MAX_RATE_MBIT_S = 1_000_000.0
 KINDS = ("kill", "kill-rank", "partition", "slow", "disk-full")
 
@@ -65,18 +61,15 @@ class Faults(Protocol):
 
 
 class RehearsalActions:
-    """Answers requests on rehearsals; `people_routes` passes on those of a job."""
+    """Strikes jobs that were made for it."""
 
-    def __init__(self, faults: Faults, *, admin_token: str) -> None:
+    def __init__(self, faults: Faults) -> None:
         self._faults = faults
-        self._admin_token = admin_token
 
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Return the faults that are not available here, with reasons. Raises: WireError for a wrong token."""
-        if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
-            raise WireError("AccessDenied", "the token does not open this service", http_status=403)
+    def page(self) -> dict[str, Any]:
+        """Return the faults that are not available here, with reasons, and the room for disks."""
         largest_bytes = self._faults.largest_disk_bytes()
-        return json_answer({"refusals": dict(self._faults.refusals()), "largest_disk_bytes": largest_bytes})
+        return {"refusals": dict(self._faults.refusals()), "largest_disk_bytes": largest_bytes}
 
     async def records(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the records of one attempt. Raises: WireError for a job that is no rehearsal."""

@@ -1,6 +1,6 @@
 """The page `rerun` of a job: creates it once more, as `clary rerun` does.
 
-Where: `people_routes` gives it POST requests for jobs/NAME/rerun.
+Where: the answer to POST jobs/NAME/rerun.
 
     {"name", "hyperparameters": {}, "environment": {}, "instance_type", "instance_count"}: all may be missing
 """

@@ -1,6 +1,6 @@
 """Spot capacity over HTTP: look at it, set it, take it from under a job, as a cloud would.
 
-Where: `clary spot` sends these; `people_routes` passes the last one on.
+Where: `clary spot` sends these.
 
     GET  /clary/v1/spot                 -> capacity and who holds it
     POST /clary/v1/spot {"capacity": 3} -> so many hosts from now on; null: by the schedule again
@@ -9,7 +9,6 @@ Where: `clary spot` sends these; `people_routes` passes the last one on.
 
 from __future__ import annotations
 
-import hmac
 from typing import Any
 
 from clary.base.errors import WireError
@@ -19,28 +18,20 @@ from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.spot import MAX_HOSTS
-from clary.control.server.edge.internal_http import bearer_token, json_answer, read_json
 from clary.control.services.call import Services
-from clary.control.wire.messages import HttpRequest, HttpResponse
 
-PATH = "/clary/v1/spot"
 MAX_GRACE_S = 3600.0
 
 
-class SpotRoutes:
-    """Answers requests for the market itself, opened by the admin token."""
+def spot_page(market: SpotMarket) -> Any:
+    """Return the capacity and the jobs that hold it."""
+    return to_plain(market.facts())
 
-    def __init__(self, market: SpotMarket, *, admin_token: str) -> None:
-        self._market = market
-        self._admin_token = admin_token
 
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request; raises WireError with the status to send."""
-        if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
-            raise WireError("AccessDenied", "the token does not open this service", http_status=403)
-        if request.method == "POST":
-            self._market.set_capacity(_capacity_of(read_json(request)))
-        return json_answer(to_plain(self._market.facts()))
+def set_capacity(market: SpotMarket, body: Any) -> Any:
+    """Set the capacity and return the page. Raises: WireError 400."""
+    market.set_capacity(_capacity_of(body))
+    return spot_page(market)
 
 
 def _capacity_of(body: Any) -> int | None:

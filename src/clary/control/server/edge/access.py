@@ -1,8 +1,7 @@
 """Identification of people: by token from the command line, or by the console's cookie from a browser.
 
-Where: `clary_handler` passes each request of a person through here before any page sees it. A request that comes with
-a valid cookie goes on as if it carried the admin token, with `hides_secrets` set; so every page is open to both, and
-knows nothing of cookies.
+Where: `authorization` asks for each request of a route that is the owner's. Every page is open to both, and knows
+nothing of cookies.
 
 Browsers send cookies along whoever caused a request. A change, which is anything but GET and HEAD, therefore needs two
 things that a page of another origin can not have: the session's CSRF value in a header, and our own origin.
@@ -11,7 +10,6 @@ things that a page of another origin can not have: the session's CSRF value in a
 from __future__ import annotations
 
 import hmac
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 from clary.base.errors import WireError
@@ -25,11 +23,11 @@ _SAFE_METHODS = ("GET", "HEAD")
 
 
 class Access:
-    """Reads cookies.
+    """Reads cookies and the admin token.
 
     Args:
         sessions: knows which are valid.
-        admin_token: what requests by cookie carry from here on.
+        admin_token: opens all that a session opens.
     """
 
     def __init__(self, sessions: Sessions, *, admin_token: str) -> None:
@@ -48,25 +46,24 @@ class Access:
             _require_own_origin(request, must_say=cookie is not None)
         return None if cookie is None else self._sessions.read(cookie)
 
-    def let_in(self, request: HttpRequest) -> HttpRequest:
-        """Return the request as pages take it.
+    def let_in(self, request: HttpRequest) -> Session | None:
+        """Return the session of the owner's request; None for one by token.
 
-        Raises: WireError 401 for somebody who is not signed in; 403 for a change without its CSRF value or of another
-            origin.
+        Raises: WireError 401 for somebody who is not signed in; 403 for a wrong token, and for a change without its
+            CSRF value or of another origin.
         """
         if request.header("authorization") is not None:
-            return replace(request, headers=_without_cookie(request))
+            self.require_token(request)
+            return None
         session = self.session_of(request)
         if session is None:
             raise not_signed_in()
         require_csrf(request, session)
-        headers = [*_without_cookie(request), ("Authorization", f"Bearer {self._admin_token}")]
-        return replace(request, headers=headers, hides_secrets=True)
+        return session
 
-    def require_admin(self, request: HttpRequest) -> None:
-        """Raise the errors of `let_in`, and WireError 403 for a token that is not the admin's."""
-        inside = self.let_in(request)
-        if not hmac.compare_digest(bearer_token(inside).encode(), self._admin_token.encode()):
+    def require_token(self, request: HttpRequest) -> None:
+        """Raise WireError 403 unless a request has the admin token."""
+        if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
             raise WireError("AccessDenied", "the token does not open this service", http_status=403)
 
 
@@ -96,7 +93,3 @@ def _host_of(origin: str) -> str | None:
         return urlsplit(origin).netloc or None
     except ValueError:
         return None
-
-
-def _without_cookie(request: HttpRequest) -> list[tuple[str, str]]:
-    return [pair for pair in request.headers if pair[0].lower() != "cookie"]

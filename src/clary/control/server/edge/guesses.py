@@ -1,6 +1,6 @@
 """How wrong tokens are answered: guessing becomes slow, and a right token always passes.
 
-Where: `sign_in` and `clary_handler` compare a token first and come here only with wrong ones. Pure but for the clock.
+Where: `sign_in` and `clary_handler` come here only with tokens that were found wrong. Pure but for the clock.
 An address that has sent many wrong tokens gets each further refusal later and later. It is never asked whether it may
 try: somebody else may guess from the same address, and the owner's token opens all the same.
 """

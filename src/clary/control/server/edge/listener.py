@@ -4,8 +4,7 @@ Where: outermost part of the service. Below it: `clary_handler` (agents and the 
 `aws_handler` (every other AWS service). A second port with TLS has the same handlers.
 
     request -> signed for S3                       -> S3 front, streaming
-            -> /clary/v1/...                       -> health here, the rest to clary_handler
-            -> /metrics                            -> the page for Prometheus
+            -> /clary/v1/..., GET /metrics         -> health here, the rest to clary_handler
             -> GET / of a browser, /console...     -> the console's files
             -> not signed and no API request       -> S3 front, which refuses it in S3's shape
             -> everything else                     -> aws_handler, with its whole body
@@ -95,8 +94,7 @@ class Listener:
         port: 0 takes a free one; read `port` after `start`.
         aws_handler: answers AWS requests other than S3.
         s3_front: answers S3 requests; started and closed by the caller.
-        clary_handler: answers requests below /clary/v1/ other than the health check; None has none.
-        metrics_handler: answers GET /metrics; None leaves the path to S3.
+        clary_handler: answers requests below /clary/v1/ other than the health check, and GET /metrics; None has none.
         console_handler: answers browsers that open / or /console; None leaves the paths to AWS and S3.
         max_body_bytes: largest body of a request that is not S3.
         aws_gate: judges heads of AWS requests before their bodies are read; None lets every body come.
@@ -117,7 +115,6 @@ class Listener:
         aws_handler: ApiHandler,
         s3_front: StreamingHandler,
         clary_handler: ApiHandler | None = None,
-        metrics_handler: ApiHandler | None = None,
         console_handler: ApiHandler | None = None,
         max_body_bytes: int,
         aws_gate: Gate | None = None,
@@ -145,8 +142,7 @@ class Listener:
             Route("s3", matching.is_signed_for_s3, _settled(s3_front)),
             Route("health", matching.is_health, self._answer_health),
             Route("clary", matching.is_internal, self._api(clary_handler or _no_such_path, clary_gate)),
-            *_reading("metrics", matching.is_metrics, metrics_handler, self._api),
-            *_reading("console", matching.is_console, console_handler, self._api),
+            *([] if console_handler is None else [self._console(console_handler)]),
             Route("s3-unsigned", matching.looks_like_s3, s3_front.handle),
             Route("aws", lambda _: True, self._api(aws_handler, aws_gate)),
         )
@@ -282,6 +278,9 @@ class Listener:
 
         return handle
 
+    def _console(self, handler: ApiHandler) -> Route:
+        return Route("console", matching.is_console, self._api(handler, admit_strangers))
+
     async def _answer_health(self, request: ListenerRequest) -> web.StreamResponse:
         headers = {"X-Amzn-RequestId": request.clary_request_id}
         # By `now_s` agents learn how far the clocks of their hosts are off.
@@ -296,16 +295,6 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def _reading(
-    name: str,
-    matches: Callable[[web.BaseRequest], bool],
-    handler: ApiHandler | None,
-    api: Callable[..., RequestHandler],
-) -> list[Route]:
-    """Return the route to read-only pages; no route without a handler."""
-    return [] if handler is None else [Route(name, matches, api(handler, admit_strangers))]
 
 
 def _settled(front: StreamingHandler) -> RequestHandler:

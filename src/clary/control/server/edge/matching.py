@@ -24,11 +24,6 @@ def is_health(request: web.BaseRequest) -> bool:
     return request.raw_path == HEALTH_PATH and request.method == "GET"
 
 
-def is_metrics(request: web.BaseRequest) -> bool:
-    """Whether a scraper asks; S3's own requests for a bucket of that name are signed, and were taken before."""
-    return request.method == "GET" and request.raw_path.partition("?")[0] == METRICS_PATH
-
-
 def is_console(request: web.BaseRequest) -> bool:
     """Whether a browser asks for the console: clients of AWS sign, name an action, or take no HTML."""
     path, _, query = request.raw_path.partition("?")
@@ -40,8 +35,12 @@ def is_console(request: web.BaseRequest) -> bool:
 
 
 def is_internal(request: web.BaseRequest) -> bool:
-    """Whether the path is the service's own."""
-    return request.raw_path.startswith(INTERNAL_PREFIX)
+    """Whether a request is for the service's own pages, the metrics among them.
+
+    S3's own requests for a bucket called metrics are signed, and were taken before.
+    """
+    is_metrics = request.method == "GET" and request.raw_path.partition("?")[0] == METRICS_PATH
+    return is_metrics or request.raw_path.startswith(INTERNAL_PREFIX)
 
 
 def is_signed_for_s3(request: web.BaseRequest) -> bool:

@@ -1,6 +1,6 @@
 """Signing in to the console and out of it.
 
-Where: `clary_handler` sends these two paths here; `access` checked cookie, origin and CSRF value before.
+Where: `route_table` has these; `authorization` checked cookie, origin and CSRF value before.
 
     POST   /clary/v1/session       {"token": "..."} or {"code": "..."} -> Set-Cookie; {"user", "is_admin", "csrf", ...}
     GET    /clary/v1/session       -> the same without a new cookie, or 401
@@ -20,19 +20,18 @@ from typing import Any
 
 from clary.base.errors import WireError
 from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
-from clary.control.server.edge.internal_http import bearer_token, json_answer, read_json
+from clary.control.server.edge.internal_http import json_answer, read_json
 from clary.control.server.edge.sessions import CODE_S, SESSION_S, Session, Sessions
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PATH = "/clary/v1/session"
-CODE_PATH = "/clary/v1/session-code"
 MAX_SECRET_LENGTH = 4096
 
 _log = logging.getLogger(__name__)
 
 
 class SignIn:
-    """Answers the two paths.
+    """Begins and ends sessions.
 
     Args:
         sessions: makes and ends sessions.
@@ -45,26 +44,8 @@ class SignIn:
         self._admin_token = admin_token
         self._guesses = guesses
 
-    async def handle(self, request: HttpRequest, session: Session | None) -> HttpResponse:
-        """Answer one request with this session or without one. Raises: WireError with the status to send."""
-        if request.raw_path == CODE_PATH:
-            return self._new_code(request)
-        match request.method:
-            case "POST":
-                return await self._begin(request)
-            case "DELETE":
-                if session is not None:
-                    self._sessions.revoke(session)
-                answer = json_answer({})
-                answer.headers.append(self._set_cookie("", is_secure=request.is_secure, max_age_s=0))
-                return answer
-            case "GET" | "HEAD" if session is not None:
-                return json_answer(_facts(session))
-            case "GET" | "HEAD":
-                raise not_signed_in()
-        raise WireError("MethodNotAllowed", f"a session has no {request.method[:20]}", http_status=405)
-
-    async def _begin(self, request: HttpRequest) -> HttpResponse:
+    async def begin(self, request: HttpRequest) -> HttpResponse:
+        """Begin a session for a right token or code. Raises: WireError 400, 403, 429."""
         kind, secret = _secret_of(read_json(request))
         # Looked at before anything is counted: programs of jobs may guess from the owner's address.
         if kind == "code":
@@ -88,13 +69,23 @@ class SignIn:
         answer.headers.append(self._set_cookie(cookie, is_secure=request.is_secure, max_age_s=SESSION_S))
         return answer
 
-    def _new_code(self, request: HttpRequest) -> HttpResponse:
-        if request.method != "POST":
-            raise WireError("MethodNotAllowed", "a code is asked for by POST", http_status=405)
-        # A session may not make others: one that was taken over must end with its time.
-        if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
-            raise WireError("AccessDenied", "the token does not open this service", http_status=403)
-        return json_answer({"code": self._sessions.new_code(), "valid_s": CODE_S})
+    def end(self, request: HttpRequest, session: Session | None) -> HttpResponse:
+        """End a session, if there is one, and take its cookie away."""
+        if session is not None:
+            self._sessions.revoke(session)
+        answer = json_answer({})
+        answer.headers.append(self._set_cookie("", is_secure=request.is_secure, max_age_s=0))
+        return answer
+
+    def facts(self, session: Session | None) -> dict[str, Any]:
+        """Return user, rights, CSRF value and end of a session. Raises: WireError 401 without a session."""
+        if session is None:
+            raise not_signed_in()
+        return _facts(session)
+
+    def new_code(self) -> dict[str, Any]:
+        """Return a code that opens one session. It is not for sessions: a stolen one must end with its time."""
+        return {"code": self._sessions.new_code(), "valid_s": CODE_S}
 
     def _set_cookie(self, value: str, *, is_secure: bool, max_age_s: int) -> tuple[str, str]:
         name = self._sessions.cookie_name(is_secure=is_secure)

@@ -1,10 +1,8 @@
 """Pages of a job's checkpoints: its sets, and the verification of every file of them.
 
-Where: `people_routes` gives it requests for jobs/NAME/checkpoints.
-
-    ?                             the sets, and what each host said last of its mirroring
-    ?verify=1[&host=H][&set=N]    starts reading everything, and answers with a run's number and what is known by then
-    ?verify=1&run=RUN             the same run a moment later; `is_done` says that it is the last answer
+?                             the sets, and what each host said last of its mirroring
+?verify=1[&host=H][&set=N]    starts reading everything, and answers with a run's number and what is known by then
+?verify=1&run=RUN             the same run a moment later; `is_done` says that it is the last answer
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from clary.control.server.verification_runs import VerificationRuns
 _SET_NUMBER = re.compile(r"[0-9]{1,8}")  # as many digits as a manifest's key has
 
 
-class CheckpointRoutes:
-    """Answers requests for one page of a job."""
+class CheckpointPages:
+    """Makes the page of any job."""
 
     def __init__(self, client: StoreClient) -> None:
         self._client = client
@@ -37,7 +35,7 @@ class CheckpointRoutes:
         """End the background tasks."""
         await self._runs.close()
 
-    async def answer(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
+    async def page(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the page. Raises: WireError with the status to send."""
         uri = (job.request.get("CheckpointConfig") or {}).get("S3Uri")
         if not uri:

@@ -1,6 +1,6 @@
 """Jobs side by side: the differences of their requests, and the results of each job.
 
-Where: `console_routes` gives it requests for /clary/v1/compare?jobs=a,b,c.
+Where: the answer to /clary/v1/compare?jobs=a,b,c.
 
     {"jobs": [{"name", "status", "secondary_status", "state", "created_at", "duration_s", "failure_reason", "metrics"}],
      "differences": [{"key": "HyperParameters.lr", "values": ["0.1", "0.01", null]}],   null where a job has no such key

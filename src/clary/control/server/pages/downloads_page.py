@@ -1,6 +1,6 @@
 """Download links of a job for a browser: model, output, code, and the files of its checkpoints.
 
-Where: `people_routes` gives it requests for jobs/NAME/downloads.
+Where: the answer to jobs/NAME/downloads.
 
     {"files": [{"what": "model", "name": "model.tar.gz", "size_bytes", "url"}], "num_files": 1, "is_counted": true,
      "valid_s": 600}

@@ -1,6 +1,6 @@
 """Hosts that exist now: of jobs that run, and of warm pools that wait for a job.
 
-Where: `console_routes` gives it requests for /clary/v1/hosts.
+Where: the answer to /clary/v1/hosts.
 
     {"hosts": [{"name", "job", "state", "instance_type", "since", "health", "why", "pool", "attempt",
                 "cpu_percent", "memory_bytes", "memory_limit_bytes", "memory_percent"}],

@@ -1,6 +1,6 @@
 """The page of all jobs: searched, sorted, page by page.
 
-Where: `console_routes` gives it requests for /clary/v1/jobs.
+Where: the answer to /clary/v1/jobs.
 
     ?search=word         in name, statuses, state, instance type, failure reason and why jobs wait; case does not count
     &status=InProgress   of this status only

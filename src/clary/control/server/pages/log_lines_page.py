@@ -1,6 +1,6 @@
 """Lines of a job's log, newest first, from any place in both directions; a search goes through a million of them.
 
-Where: `people_routes` gives it requests for jobs/NAME/log-lines.
+Where: the answer to jobs/NAME/log-lines.
 
     ?host=algo-1&rank=3        of these only
     &search=text               lines that have the text; case does not count

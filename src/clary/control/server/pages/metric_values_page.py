@@ -1,6 +1,6 @@
 """Training metrics of a job as curves.
 
-Where: `people_routes` gives it requests for jobs/NAME/metric-values.
+Where: the answer to jobs/NAME/metric-values.
 
     ?names=train:loss&names=accuracy   all by default; a value that is no metric's name is split at its commas
     &points=500                        of each curve at most

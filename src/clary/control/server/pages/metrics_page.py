@@ -1,34 +1,26 @@
 """`GET /metrics` for Prometheus: running and waiting jobs, retries, and the hosts' last measurements.
 
-Where: the listener gives it the path /metrics of the service's port. Setting `metrics_page` says who may read it: by
-default those with a token of its own, because programs of jobs reach the port from this machine's loopback too.
-`docs/grafana/clary.json` is a dashboard over these names.
+Where: `clary_handler` gives it GET /metrics of the service's port. Setting `metrics_page` says who may read it: by
+default those with a token of its own, because programs of jobs reach the port from this machine's loopback too
+(`authorization`). `docs/grafana/clary.json` is a dashboard over these names.
 
 A training job's label is `training_job`: `job` is what Prometheus calls the scraped service itself.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from clary import __version__
 from clary.base.clock import Clock
-from clary.base.errors import WireError
 from clary.control.jobs.training_job import PastAttempt, TrainingJob
 from clary.control.reconcile.gateways.sample_gateway import LastValues, SampleGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.series.exposition import CONTENT_TYPE, COUNTER, Family, exposed_name, text_of
-from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
-from clary.control.server.edge.internal_http import bearer_token, error_answer
 from clary.control.server.pages.checkpoints_page import checkpoint_facts
-from clary.control.wire.messages import HttpRequest, HttpResponse
-
-PATH = "/metrics"
-OPEN, OFF = "open", "off"
+from clary.control.wire.messages import HttpResponse
 
 
 class MetricsPage:
@@ -38,42 +30,15 @@ class MetricsPage:
         hub: jobs that are not over.
         samples: last values of hosts.
         clock: for waiting times.
-        token: opens the page.
-        access: value of the setting `metrics_page`.
-        guesses: counts wrong tokens; None counts none.
     """
 
-    def __init__(
-        self,
-        hub: JobHub,
-        samples: SampleGateway,
-        clock: Clock,
-        *,
-        token: str,
-        access: str,
-        guesses: GuessLimiter | None = None,
-    ) -> None:
+    def __init__(self, hub: JobHub, samples: SampleGateway, clock: Clock) -> None:
         self._hub = hub
         self._samples = samples
         self._clock = clock
-        self._token = token
-        self._access = access
-        self._guesses = guesses
 
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request."""
-        try:
-            if self._access == OFF:
-                raise WireError("NotFound", "setting metrics_page is off", http_status=404)
-            if self._access != OPEN and not hmac.compare_digest(bearer_token(request).encode(), self._token.encode()):
-                wrong = self._guesses.note_wrong(request.remote) if self._guesses is not None else None
-                if wrong is not None and wrong.retry_after_s:
-                    await asyncio.sleep(wrong.delay_s)
-                    raise too_many_guesses(request.remote, wrong)
-                message = "the token does not open /metrics; `clary metrics --token` prints the one that does"
-                raise WireError("AccessDenied", message, http_status=403)
-        except WireError as error:
-            return error_answer(error)
+    def page(self) -> HttpResponse:
+        """Return the page."""
         return HttpResponse(200, [("Content-Type", CONTENT_TYPE)], text_of(self._families()).encode())
 
     def _families(self) -> list[Family]:

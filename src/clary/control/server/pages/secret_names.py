@@ -1,7 +1,7 @@
 """Masks likely secrets in a job's request and plan, for pages that a browser shows.
 
-Where: `people_routes`, for requests that came by cookie (request, plan, dump), and the comparison of jobs. The command
-line sees its owner's values; a screen is seen by others too.
+Where: `clary_handler`, for routes that hide secrets from a session (request, plan, dump), and the comparison of jobs.
+The command line sees its owner's values; a screen is seen by others too.
 
 What users name themselves is looked at by name: SECRET, PASSWORD, CREDENTIAL anywhere in it, and KEY or TOKEN unless
 the value is a plain number or the name speaks of a tokenizer. A password within an address, and the value behind a

@@ -1,6 +1,6 @@
 """Page of a job's series: points of its hosts' measurements.
 
-Where: `people_routes` gives it requests for jobs/NAME/series.
+Where: the answer to jobs/NAME/series.
 
     ?names=rank-*/cpu_percent,host/*   patterns; all by default
     &host=algo-1&attempt=2             of these only

@@ -1,6 +1,6 @@
 """The page `stragglers` of a job: where the time of each rank's steps goes, and which of them the others wait for.
 
-Where: `people_routes` gives it requests for jobs/NAME/stragglers, and shows the verdict with all else of a job.
+Where: the answer to jobs/NAME/stragglers, and shows the verdict with all else of a job.
 
     {"job": ..., "status": ..., "since_ms": ..., "until_ms": ..., "ranks": [...], "verdict": {...}, "lasts": true}
 

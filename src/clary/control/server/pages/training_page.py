@@ -1,6 +1,6 @@
 """Pages of a job's training: values over steps, tags of TensorBoard, histograms and images.
 
-Where: `people_routes` gives it requests for jobs/NAME/training and jobs/NAME/tensorboard.
+Where: the answer to jobs/NAME/training and jobs/NAME/tensorboard.
 
     training                          every metric with its number of values, last, least and greatest, progress, tags
     training?name=loss&limit=1000     points of one: [at_ms, step, value]; value null is no number

@@ -1,6 +1,6 @@
 """Failure of a job, for people: its cause, place, kind and advice, and the last lines of the process.
 
-Where: `people_routes` gives it requests for jobs/NAME/why; `clary describe --why` prints it.
+Where: the answer to jobs/NAME/why; `clary describe --why` prints it.
 
     {"cause", "category", "hint", "traceback": [lines], "last_lines": [lines], "lines_of": "algo-1, rank 0"}
 

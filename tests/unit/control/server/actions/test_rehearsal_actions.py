@@ -4,13 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from own_pages import FewParts
 from server_parts import FakeServices, document, request, running_job
 
 from clary.base.errors import EngineError, WireError
 from clary.contract.agent_protocol import HostPhase
-from clary.control.server.actions.rehearsal_actions import PATH, RehearsalActions
-from clary.control.server.people_routes import PeopleRoutes
+from clary.control.server.actions.rehearsal_actions import RehearsalActions
 
+PATH = "/clary/v1/rehearsal"
 JOB = "/clary/v1/jobs/job-1"
 REHEARSAL = {"Environment": {"CLARY_REHEARSAL": "1"}, "AlgorithmSpecification": {"TrainingImage": "image:1"}}
 
@@ -56,11 +57,7 @@ class FakeFaults:
 
 def people(faults, **changes):
     job = running_job(**{"request": REHEARSAL, **changes})
-    return PeopleRoutes(
-        FakeServices([job], (), None),
-        admin_token="token",
-        rehearsals=RehearsalActions(faults, admin_token="token"),
-    )
+    return FewParts(FakeServices([job], (), None), strikes=RehearsalActions(faults))
 
 
 async def strike(faults, body, *, token="token", **changes):
@@ -116,7 +113,7 @@ async def test_a_wrong_token_strikes_nothing_and_learns_nothing():
     faults = FakeFaults()
     assert (await refused(faults, {"kind": "kill", "hosts": ["algo-1"]}, token="other")).http_status == 403
     with pytest.raises(WireError, match="does not open"):
-        await RehearsalActions(faults, admin_token="token").handle(request(PATH, token="other"))
+        await people(faults).handle(request(PATH, token="other"))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +148,7 @@ async def test_a_job_between_two_attempts_is_not_struck():
 
 async def test_what_can_not_be_had_here_is_said_beforehand_and_refused():
     faults = FakeFaults(refusals={"partition": "no network of its own"})
-    answer = document(await RehearsalActions(faults, admin_token="token").handle(request(PATH)))
+    answer = document(await people(faults).handle(request(PATH)))
     assert answer == {"refusals": {"partition": "no network of its own"}, "largest_disk_bytes": 1 << 30}
     error = await refused(faults, {"kind": "partition", "hosts": ["algo-1"]})
     assert error.message == "partition: no network of its own"

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from own_pages import FewParts
 from server_parts import request
 
 from clary.base.errors import WireError
-from clary.control.server.people_routes import PeopleRoutes
 from clary.testing.control_plane import ControlPlane
 
 
@@ -27,7 +27,7 @@ async def plane(tmp_path):
 
 
 async def rerun(plane, body, name="fit-001"):
-    routes = PeopleRoutes(plane.services, admin_token="token")
+    routes = FewParts(plane.services)
     asked = request(f"/clary/v1/jobs/{name}/rerun", method="POST", body=json.dumps(body).encode())
     return json.loads((await routes.handle(asked)).body)
 

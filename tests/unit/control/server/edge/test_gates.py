@@ -3,16 +3,15 @@
 from datetime import UTC, datetime
 
 import pytest
+from own_pages import FewParts
 
 from clary.base.errors import WireError
 from clary.contract import sigv4
 from clary.contract.launch_plan import Credentials
 from clary.control.objects.deletion_limit import MOST_OF_A_KEY, DeletionLimit
 from clary.control.server.aws_handler import AwsHandler
-from clary.control.server.clary_handler import ClaryHandler
-from clary.control.server.edge.access import Access
 from clary.control.server.edge.gates import STRANGER_BODY_BYTES, Admission, Refusal
-from clary.control.server.edge.guesses import MAX_WRONG, GuessLimiter
+from clary.control.server.edge.guesses import MAX_WRONG
 from clary.control.server.edge.sessions import Sessions
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.signatures import SignatureVerifier
@@ -99,9 +98,7 @@ def test_nobody_is_refused_without_a_body(aws):
 
 @pytest.fixture
 def own_pages(clock, tmp_path):
-    access = Access(Sessions(b"key", tmp_path / "revoked", clock), admin_token="right")
-    options = {"access": access, "guesses": GuessLimiter(clock), "max_body_bytes": MOST}
-    return ClaryHandler(None, None, None, None, **options)
+    return FewParts(sessions=Sessions(b"key", tmp_path / "revoked", clock)).handler
 
 
 def head_of(path, token=None, method="POST"):
@@ -109,15 +106,16 @@ def head_of(path, token=None, method="POST"):
     return HttpRequest(method, path, "", headers, remote="127.80.0.1")
 
 
-@pytest.mark.parametrize("path", ["/clary/v1/session", "/clary/v1/session-code"])
-def test_the_door_for_signing_in_takes_a_few_kilobytes(own_pages, path):
-    verdict = own_pages.admit(head_of(path))
-    assert (verdict.max_body_bytes, verdict.is_known) == (STRANGER_BODY_BYTES, False)
+def test_the_door_for_signing_in_takes_a_few_kilobytes(own_pages):
+    for head in (head_of("/clary/v1/session"), head_of("/clary/v1/session-code", "token")):
+        verdict = own_pages.admit(head)
+        assert (verdict.max_body_bytes, verdict.is_known) == (STRANGER_BODY_BYTES, False)
+    assert own_pages.admit(head_of("/clary/v1/session-code")).answer.status == 403
 
 
 @pytest.mark.parametrize("path", ["/clary/v1/jobs/x/stop", "/clary/v1/spot", "/clary/v1/nothing"])
 def test_the_owners_pages_take_a_body_of_the_owner_alone(own_pages, path):
-    assert own_pages.admit(head_of(path, "right")).client == "owner"
+    assert own_pages.admit(head_of(path, "token")).client == "owner"
     assert own_pages.admit(head_of(path)).answer.status == 401
     assert own_pages.admit(head_of(path, "wrong")).answer.status == 403
 
@@ -127,7 +125,7 @@ def test_guesses_of_the_admin_token_become_slow_and_the_right_one_passes(own_pag
     verdicts = [own_pages.admit(head) for _ in range(MAX_WRONG + 2)]
     assert [verdict.answer.status for verdict in verdicts] == [403] * MAX_WRONG + [429] * 2
     assert verdicts[0].delay_s == 0 < verdicts[-1].delay_s
-    assert own_pages.admit(head_of("/clary/v1/jobs/x", "right")).is_known
+    assert own_pages.admit(head_of("/clary/v1/jobs/x", "token")).is_known
 
 
 def test_lists_of_keys_to_delete_are_bounded_by_key():

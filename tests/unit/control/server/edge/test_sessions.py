@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 
 import pytest
+from own_pages import FewParts
 from server_parts import START, document
 
 from clary.base.errors import WireError
@@ -158,7 +159,7 @@ def test_the_oldest_of_too_many_codes_is_forgotten(sessions):
 
 
 def test_signing_in_answers_with_a_strict_cookie_and_the_csrf_value(signing_in, sessions):
-    answer = done(signing_in.handle(asked("POST", body={"token": " right\n"}), None))
+    answer = done(signing_in.begin(asked("POST", body={"token": " right\n"})))
     facts, cookie = document(answer), answer.header("set-cookie")
     assert cookie.endswith(f"; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_S}")
     session = sessions.read(cookie.partition(";")[0].removeprefix(f"{COOKIE}="))
@@ -168,70 +169,79 @@ def test_signing_in_answers_with_a_strict_cookie_and_the_csrf_value(signing_in, 
         "csrf": session.csrf,
         "ends_at_ms": int((START + timedelta(seconds=SESSION_S)).timestamp() * 1000),
     }
-    assert document(done(signing_in.handle(asked(), session))) == facts
+    assert signing_in.facts(session) == facts
     assert answer.header("cache-control") == "no-store"
-    secure = done(signing_in.handle(asked("POST", body={"token": "right"}, is_secure=True), None))
+    secure = done(signing_in.begin(asked("POST", body={"token": "right"}, is_secure=True)))
     assert secure.header("set-cookie").endswith("; Secure")
 
 
 def test_signing_out_ends_the_session_and_takes_the_cookie_away(signing_in, sessions):
     session, cookie = sessions.begin()
-    answer = done(signing_in.handle(asked("DELETE"), session))
+    answer = done(signing_in.end(asked("DELETE"), session))
     assert answer.header("set-cookie").startswith(f"{COOKIE}=; ")
     assert "Max-Age=0" in answer.header("set-cookie")
     assert sessions.read(cookie) is None
-    assert done(signing_in.handle(asked("DELETE"), None)).status == 200
+    assert done(signing_in.end(asked("DELETE"), None)).status == 200
 
 
 @pytest.mark.parametrize("body", [{}, {"token": ""}, {"token": 1}, {"code": None}, [], "right", {"token": "x" * 5000}])
 def test_what_is_no_token_is_refused_without_being_counted_as_wrong(signing_in, body):
     for _ in range(MAX_WRONG + 1):
-        assert refusal(signing_in.handle, asked("POST", body=body), None) == 400
+        assert refusal(signing_in.begin, asked("POST", body=body)) == 400
 
 
 def test_a_right_token_passes_however_many_wrong_ones_came_from_its_address(signing_in, clock):
     wrong = asked("POST", body={"token": "wrong"}, remote="10.0.0.1")
     right = asked("POST", body={"token": "right"}, remote="10.0.0.1")
-    statuses = [refusal(signing_in.handle, wrong, None) for _ in range(MAX_WRONG + 3)]
+    statuses = [refusal(signing_in.begin, wrong) for _ in range(MAX_WRONG + 3)]
     assert statuses == [403] * MAX_WRONG + [429] * 3
     assert SLEPT[:MAX_WRONG] == [0] * MAX_WRONG
     assert 0 < SLEPT[MAX_WRONG] < SLEPT[-1] <= 1, "each further refusal comes later"
-    assert done(signing_in.handle(right, None)).status == 200
+    assert done(signing_in.begin(right)).status == 200
     clock.advance(WRONG_S)
-    assert refusal(signing_in.handle, wrong, None) == 403
+    assert refusal(signing_in.begin, wrong) == 403
 
 
 def test_wrong_codes_count_as_wrong_tokens_do(signing_in):
     wrong = asked("POST", body={"code": "guess"}, remote="a")
-    statuses = [refusal(signing_in.handle, wrong, None) for _ in range(MAX_WRONG + 1)]
+    statuses = [refusal(signing_in.begin, wrong) for _ in range(MAX_WRONG + 1)]
     assert statuses == [403] * MAX_WRONG + [429]
 
 
 def test_a_link_of_the_owner_signs_in_however_many_tokens_others_guess(signing_in, sessions):
     wrong = asked("POST", body={"token": "guess"}, remote="a")
     for _ in range(MAX_WRONG):
-        refusal(signing_in.handle, wrong, None)
+        refusal(signing_in.begin, wrong)
     by_link = asked("POST", body={"code": sessions.new_code()}, remote="a")
-    assert done(signing_in.handle(by_link, None)).status == 200
-    assert refusal(signing_in.handle, by_link, None) == 429  # a code that was used is a wrong one
-    assert done(signing_in.handle(asked("POST", body={"token": "right"}, remote="a"), None)).status == 200
+    assert done(signing_in.begin(by_link)).status == 200
+    assert refusal(signing_in.begin, by_link) == 429  # a code that was used is a wrong one
+    assert done(signing_in.begin(asked("POST", body={"token": "right"}, remote="a"))).status == 200
 
 
 def test_a_code_is_given_out_by_the_token_alone(signing_in, sessions):
-    session, _cookie = sessions.begin()
-    path = sign_in_module.CODE_PATH
-    assert refusal(signing_in.handle, asked("POST", path=path), session) == 403
-    assert refusal(signing_in.handle, asked("POST", ("Authorization", "Bearer wrong"), path=path), None) == 403
-    assert refusal(signing_in.handle, asked("GET", ("Authorization", "Bearer right"), path=path), None) == 405
-    given = document(done(signing_in.handle(asked("POST", ("Authorization", "Bearer right"), path=path), None)))
+    _session, cookie = sessions.begin()
+    pages, path = FewParts(sessions=sessions, sign_in=signing_in, admin_token="right"), "/clary/v1/session-code"
+    right = ("Authorization", "Bearer right")
+    assert refusal(pages.handle, asked("POST", ORIGIN, path=path, cookie=cookie)) == 403
+    assert refusal(pages.handle, asked("POST", ("Authorization", "Bearer wrong"), path=path)) == 403
+    assert refusal(pages.handle, asked("GET", right, path=path)) == 405
+    given = document(done(pages.handle(asked("POST", right, path=path))))
     assert given["valid_s"] == CODE_S
-    answer = done(signing_in.handle(asked("POST", body={"code": given["code"]}), None))
+    answer = done(pages.handle(asked("POST", body={"code": given["code"]})))
     assert document(answer)["user"] == "owner"
 
 
-def test_nobody_is_told_of_a_session_that_is_not_there(signing_in):
-    assert refusal(signing_in.handle, asked(), None) == 401
-    assert refusal(signing_in.handle, asked("OPTIONS"), None) == 405
+def test_wrong_tokens_for_a_code_count_as_those_for_a_session_do(sessions, signing_in):
+    pages = FewParts(sessions=sessions, sign_in=signing_in, admin_token="right").handler
+    wrong = asked("POST", ("Authorization", "Bearer wrong"), path="/clary/v1/session-code")
+    refused = [pages.admit(wrong) for _ in range(MAX_WRONG + 1)]
+    assert [one.answer.status for one in refused] == [403] * MAX_WRONG + [429]
+
+
+def test_nobody_is_told_of_a_session_that_is_not_there(sessions, signing_in):
+    pages = FewParts(sessions=sessions, sign_in=signing_in)
+    assert refusal(pages.handle, asked()) == 401
+    assert refusal(pages.handle, asked("OPTIONS")) == 405
 
 
 @pytest.mark.parametrize(
@@ -259,10 +269,10 @@ def test_two_services_of_one_host_have_cookies_of_two_names(tmp_path, clock):
 
 
 def test_over_tls_no_cookie_counts_that_came_without_it(access, sessions):
-    _session, cookie = sessions.begin()
+    session, cookie = sessions.begin()
     assert refusal(access.let_in, asked(cookie=cookie, is_secure=True)) == 401
     over_tls = asked("GET", ("Cookie", f"__Host-{COOKIE}={cookie}"), is_secure=True)
-    assert access.let_in(over_tls).hides_secrets
+    assert access.let_in(over_tls) == session
 
 
 @pytest.fixture
@@ -270,20 +280,15 @@ def access(sessions):
     return Access(sessions, admin_token="right")
 
 
-def test_a_cookie_lets_a_request_in_as_the_token_does_and_hides_secrets(access, sessions):
-    _session, cookie = sessions.begin()
-    inside = access.let_in(asked(cookie=cookie))
-    assert inside.header("authorization") == "Bearer right"
-    assert inside.header("cookie") is None
-    assert inside.hides_secrets
+def test_a_cookie_lets_a_request_in_with_its_session(access, sessions):
+    session, cookie = sessions.begin()
+    assert access.let_in(asked(cookie=cookie)) == session
 
 
-def test_a_request_by_token_passes_as_it_is(access, sessions):
+def test_a_token_decides_where_a_cookie_comes_with_it(access, sessions):
     _session, cookie = sessions.begin()
-    by_token = asked("POST", ("Authorization", "Bearer something"), cookie=cookie)
-    inside = access.let_in(by_token)
-    assert inside.header("authorization") == "Bearer something"
-    assert not inside.hides_secrets
+    assert access.let_in(asked("POST", ("Authorization", "Bearer right"), cookie=cookie)) is None
+    assert refusal(access.let_in, asked("GET", ("Authorization", "Bearer something"), cookie=cookie)) == 403
 
 
 @pytest.mark.parametrize("cookie", [None, "", "forged.cookie", "x" * 2000])
@@ -319,7 +324,7 @@ def test_a_change_by_cookie_needs_the_csrf_value_and_our_own_origin(access, sess
     pairs = [(name, session.csrf if value == "CSRF" else value) for name, value in headers]
     request = asked(method, *pairs, cookie=cookie)
     if status is None:
-        assert access.let_in(request).hides_secrets
+        assert access.let_in(request) == session
     else:
         assert refusal(access.let_in, request) == status
 

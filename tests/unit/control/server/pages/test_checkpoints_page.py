@@ -6,6 +6,7 @@ from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
+from own_pages import FewParts
 from server_parts import START, FakeServices, document, request, running_job
 
 from clary.base.errors import ObjectStoreError, WireError
@@ -14,8 +15,7 @@ from clary.control.jobs.training_job import AttemptEnd, HostRecord, PastAttempt
 from clary.control.objects.checkpoint_manifests import ManifestObject
 from clary.control.objects.checkpoint_verification import SetReport, SetTarget
 from clary.control.server import verification_runs
-from clary.control.server.pages.checkpoints_page import CheckpointRoutes, checkpoint_facts, choose
-from clary.control.server.people_routes import PeopleRoutes
+from clary.control.server.pages.checkpoints_page import CheckpointPages, checkpoint_facts, choose
 from clary.control.server.verification_runs import VerificationRuns
 
 PAGE = "/clary/v1/jobs/job-1/checkpoints"
@@ -73,7 +73,7 @@ def test_without_any_set_there_is_nothing_to_verify():
 
 
 async def refusal(job, client=None, query=""):
-    people = PeopleRoutes(FakeServices([job]), admin_token="token", checkpoints=CheckpointRoutes(client))
+    people = FewParts(FakeServices([job]), checkpoints=CheckpointPages(client))
     with pytest.raises(WireError) as refused:
         await people.handle(request(PAGE, query=query))
     return refused.value
@@ -128,7 +128,7 @@ async def test_what_hosts_say_of_their_mirroring_is_plain_data_and_on_the_jobs_o
     )
     expected = {"algo-1": {"set_number": 3, "committed_at": "2026-01-01T00:00:00+00:00"}}
     assert checkpoint_facts(job) == expected
-    people = PeopleRoutes(FakeServices([job]), admin_token="token")
+    people = FewParts(FakeServices([job]))
     assert document(await people.handle(request("/clary/v1/jobs/job-1")))["checkpoints"] == expected
 
 
@@ -237,8 +237,8 @@ async def test_a_page_that_verifies_answers_in_parts(monkeypatch):
     monkeypatch.setattr("clary.control.server.pages.checkpoints_page.find_in_time", find)
     monkeypatch.setattr("clary.control.server.pages.checkpoints_page.verify_sets", verify)
     monkeypatch.setattr(verification_runs.VerificationRuns.wait, "__kwdefaults__", {"timeout_s": 0.05})
-    routes = CheckpointRoutes(SimpleNamespace())
-    people = PeopleRoutes(FakeServices([running_job(request=CONFIG)]), admin_token="token", checkpoints=routes)
+    routes = CheckpointPages(SimpleNamespace())
+    people = FewParts(FakeServices([running_job(request=CONFIG)]), checkpoints=routes)
     first = document(await people.handle(request(PAGE, query="verify=1&host=algo-2")))
     assert (first["is_done"], first["is_whole"], first["sets"][0]["number"]) == (False, False, 9)
     go_on.set()

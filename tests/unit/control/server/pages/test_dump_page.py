@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from own_pages import FewParts
 from server_parts import START, FakeServices, document, request, running_job
 
 from clary.base.errors import WireError
@@ -10,7 +11,6 @@ from clary.contract.agent_protocol import HostPhase
 from clary.contract.stack_dumps import HostDump
 from clary.control.reconcile.desks.dump_desk import DumpDesk
 from clary.control.server.pages.dump_page import ANSWER_S
-from clary.control.server.people_routes import PeopleRoutes
 from clary.control.store.store import Store
 from clary.testing.fake_clock import FakeClock
 
@@ -29,7 +29,7 @@ async def services(tmp_path):
 
 
 async def answer_to(services, method="GET", query=""):
-    return await PeopleRoutes(services, admin_token="token").handle(request(PATH, method=method, query=query))
+    return await FewParts(services).handle(request(PATH, method=method, query=query))
 
 
 def dump_of(host, number):

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
+from own_pages import FewParts
 from server_parts import FakeServices, document, request, running_job
 
 from clary.contract.health import Check, FindingState, HealthFinding
-from clary.control.server.people_routes import PeopleRoutes
 
 PATH = "/clary/v1/jobs/job-1/health"
 
 
 async def page_of(job):
-    return document(await PeopleRoutes(FakeServices([job], (), None), admin_token="token").handle(request(PATH)))
+    return document(await FewParts(FakeServices([job], (), None)).handle(request(PATH)))
 
 
 def with_finding(job, **changes):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from own_pages import FewParts
 from prometheus_client.parser import text_string_to_metric_families
 from server_parts import START, request, running_job
 
@@ -68,7 +69,7 @@ class Page:
         waiting = replace(running_job(), name="later", hosts={}, created_at=START)
         hub = SimpleNamespace(active_jobs=lambda: [self.job], waiting_jobs=lambda: {"later": waiting})
         self.samples = SampleGateway(FakeSeries(), self.clock)
-        self.page = MetricsPage(hub, self.samples, self.clock, token="token", access=access)
+        self.page = FewParts(metrics=MetricsPage(hub, self.samples, self.clock), metrics_page=access).handler
 
     async def measure(self, first_row=0, names=NAMES, value=2.5):
         batch = SampleBatch(first_row=first_row, at_ms=(NOW_MS,), names=names, columns=((value,),) * len(names))

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from own_pages import FewParts
 from server_parts import FakeServices, document, request, running_job
 
 from clary.base.errors import WireError
@@ -11,7 +12,6 @@ from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.deep_profiles import HostProfile, ProfileRequest, RankProfile, RankState
 from clary.control.reconcile.desks.profile_desk import ProfileDesk
-from clary.control.server.people_routes import PeopleRoutes
 from clary.control.store.store import Store
 from clary.testing.fake_clock import FakeClock
 
@@ -33,7 +33,7 @@ async def answer_to(services, method="GET", query="", body=None):
     sent = request(PATH, method=method, query=query)
     if body is not None:
         sent = replace(sent, body=json.dumps(body).encode())
-    return await PeopleRoutes(services, admin_token="token").handle(sent)
+    return await FewParts(services).handle(sent)
 
 
 async def test_a_profile_is_asked_for_followed_and_shown(services):

@@ -1,13 +1,13 @@
 """The page `profiler-report` of a job: HTML that can do nothing, or JSON, for jobs with rules and without."""
 
 import pytest
+from own_pages import FewParts
 from server_parts import document, request
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.metric_samples import SampleBatch
 from clary.control.profiling.rules import RULES
 from clary.control.reconcile.gateways.sample_gateway import SampleGateway
-from clary.control.server.people_routes import PeopleRoutes
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START
 
@@ -41,7 +41,7 @@ async def plane(tmp_path):
 
 
 async def answer_to(plane, query=""):
-    routes = PeopleRoutes(plane.services, admin_token="token")
+    routes = FewParts(plane.services)
     return await routes.handle(request("/clary/v1/jobs/job/profiler-report", query=query))
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from own_pages import FewParts
 from server_parts import START, FakeServices, document, request, running_job
 
 from clary.base.errors import WireError
 from clary.control.reconcile.desks.rehearsal_shelf import KeptRehearsal, RehearsalShelf, RehearsalState
 from clary.control.server.pages.rehearsals_page import RehearsalPages
-from clary.control.server.people_routes import PeopleRoutes
 
 JOB = "/clary/v1/jobs/job-1"
 REQUEST = {
@@ -65,7 +65,7 @@ def people(desk, *others, refusals=None):
     faults = SimpleNamespace(refusals=lambda: refusals or {}, largest_disk_bytes=lambda: 1 << 34)
     services = FakeServices([running_job(request=REQUEST), *others])
     pages = RehearsalPages(services, desk, faults)
-    return PeopleRoutes(services, admin_token="token", rehearsal_pages=pages)
+    return FewParts(services, rehearsals=pages)
 
 
 async def page(desk, query="", *others, **options):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
+from own_pages import FewParts
 from server_parts import request
 
 from clary.base.errors import WireError
@@ -16,7 +17,6 @@ from clary.contract.training_values import TrainingProgress, status_token
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.reconcile.gateways.training_gateway import MAX_STATUS_BYTES, TrainingGateway
 from clary.control.server.pages.training_page import tensorboard_page, training_page
-from clary.control.server.status_routes import StatusRoutes
 from clary.control.store.training_pictures import Picture
 from clary.testing.control_plane import ControlPlane
 
@@ -110,7 +110,7 @@ async def test_what_is_no_picture_is_not_handed_out_as_one(plane, services, job)
 
 
 async def test_a_status_is_taken_at_its_path_with_its_token_and_nowhere_else(plane, job):
-    routes = StatusRoutes(TrainingGateway(plane.hub, plane.store.training, plane.store, plane.clock))
+    routes = FewParts(training=TrainingGateway(plane.hub, plane.store.training, plane.store, plane.clock))
     token = status_token(job.plan["agent_token"], job="job", attempt=1, host="algo-1")
     body = json.dumps({"trainerStatus": {"progressPercentage": 40}}).encode()
     path = "/clary/v1/status/job/1/algo-1"

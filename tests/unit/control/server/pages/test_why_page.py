@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from own_pages import FewParts
 from server_parts import START_MS, FakeServices, document, request, running_job
 
 from clary.contract.agent_protocol import LogBlock
 from clary.control.jobs.training_job import JobFailure
-from clary.control.server.people_routes import PeopleRoutes
 from clary.control.store.log_files.logs import LogStore
 
 WHY = "/clary/v1/jobs/job-1/why"
@@ -28,7 +28,7 @@ async def logs(tmp_path):
 
 
 async def why(job, logs=None):
-    return document(await PeopleRoutes(FakeServices([job], (), logs), admin_token="token").handle(request(WHY)))
+    return document(await FewParts(FakeServices([job], (), logs)).handle(request(WHY)))
 
 
 async def test_a_failure_is_told_with_the_last_words_of_its_rank_and_a_hint(logs):

