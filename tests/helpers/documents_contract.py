@@ -11,8 +11,8 @@ from sqlalchemy import create_engine, text
 from store_contract import make_job
 
 from clary.control.store.database import parse_url
+from clary.control.store.documents.numbered_documents import NumberedDocuments
 from clary.control.store.errors import JobNotFound
-from clary.control.store.numbered_documents import NumberedDocuments
 from clary.control.store.store import Store
 
 

@@ -93,9 +93,9 @@ from clary.control.settings import OWN_REGION, Settings
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
 from clary.control.store.database_life import DatabaseLife
-from clary.control.store.document_folders import take_over
+from clary.control.store.documents.document_folders import take_over
+from clary.control.store.documents.numbered_documents import REQUEST
 from clary.control.store.log_files.logs import LogStore
-from clary.control.store.numbered_documents import REQUEST
 from clary.control.store.store import Store
 from clary.control.wire.replay_journal import ReplayJournal, read_boot_id
 from clary.control.wire.routing import default_router

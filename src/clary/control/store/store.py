@@ -25,6 +25,7 @@ from clary.control.store.damage import DAMAGE, DamagedRow, RowsUnreadable, reada
 from clary.control.store.damage_sweep import sweep_all, sweep_jobs
 from clary.control.store.database import describe_failure, open_engines, parse_url
 from clary.control.store.database_life import DatabaseLife
+from clary.control.store.documents.numbered_documents import NumberedDocuments
 from clary.control.store.errors import JobExists, JobNotFound
 from clary.control.store.file_guard import FileGuard
 from clary.control.store.group_commit import GroupCommitWriter
@@ -33,7 +34,6 @@ from clary.control.store.job_queries import JobPage, JobQuery
 from clary.control.store.leases import Lease
 from clary.control.store.metric_curves import MetricCurves
 from clary.control.store.migrations import migrate
-from clary.control.store.numbered_documents import NumberedDocuments
 from clary.control.store.quarantine import Quarantine, hold_all, mend_from_memory
 from clary.control.store.series_blocks import SeriesBlocks
 from clary.control.store.tables import jobs, metrics, properties, tags, to_microseconds

@@ -100,7 +100,7 @@ training_pictures = Table(
     Column("data", LargeBinary),  # NULL for a picture that is too large to keep
 )
 
-# Kept by number for a job: requests of dumps and answers of hosts, and the like; control/store/numbered_documents.py.
+# Requests of dumps, answers of hosts and the like; control/store/documents/numbered_documents.py.
 numbered_documents = Table(
     "numbered_documents",
     metadata,

@@ -18,7 +18,7 @@ from clary.base.errors import WireError
 from clary.base.plain import to_plain
 from clary.contract.stack_dumps import HostDump
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.store.numbered_documents import REQUEST, NumberedDocuments, built
+from clary.control.store.documents.numbered_documents import REQUEST, NumberedDocuments, built
 
 NUM_KEPT = 10
 WANTED_S = 60.0  # a host that has not answered by then will not

@@ -35,7 +35,7 @@ from clary.contract.deep_profiles import (
     window_of,
 )
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.store.numbered_documents import REQUEST, NumberedDocuments, built
+from clary.control.store.documents.numbered_documents import REQUEST, NumberedDocuments, built
 
 NUM_KEPT = 5
 LEAD_S = 2.5  # from the request to the first step: every host has heard of it by then

@@ -14,9 +14,9 @@ from clary.contract.agent_protocol import HostPhase, Report
 from clary.contract.stack_dumps import HostDump
 from clary.control.reconcile.desks import dump_desk
 from clary.control.reconcile.desks.dump_desk import NUM_KEPT, WANTED_S
-from clary.control.store.document_folders import take_over
+from clary.control.store.documents.document_folders import take_over
+from clary.control.store.documents.numbered_documents import NumberedDocuments
 from clary.control.store.errors import JobNotFound
-from clary.control.store.numbered_documents import NumberedDocuments
 from clary.testing.control_plane import ControlPlane
 
 

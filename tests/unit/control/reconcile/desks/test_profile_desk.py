@@ -15,7 +15,7 @@ from clary.contract.deep_profiles import HostProfile, RankProfile, RankState, Wi
 from clary.control.reconcile.desks import profile_keeping
 from clary.control.reconcile.desks.profile_desk import ANSWER_S, BY_CONFIG, NUM_KEPT, ProfileDesk
 from clary.control.reconcile.desks.profile_keeping import keep_profiles
-from clary.control.store.document_folders import take_over
+from clary.control.store.documents.document_folders import take_over
 from clary.testing.control_plane import ControlPlane
 
 FIVE = Window(start_step=None, num_steps=5)

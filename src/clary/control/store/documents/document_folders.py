@@ -13,8 +13,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from clary.control.store.documents.numbered_documents import NumberedDocuments
 from clary.control.store.errors import JobNotFound
-from clary.control.store.numbered_documents import NumberedDocuments
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
