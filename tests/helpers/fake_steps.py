@@ -179,7 +179,7 @@ class FakeSteps:
         self._step("upload")
         return self.uploaded
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         self.given_up.set()
         for hold in self._holds.values():
             hold.set()

@@ -17,7 +17,8 @@ _VAIN_LOOK_S = 0.2
 logger = logging.getLogger(__name__)
 
 
-def _never() -> bool:
+def never() -> bool:
+    """Return False."""
     return False
 
 
@@ -65,7 +66,7 @@ class Worker:
         self.is_aborted = True
         self._wake()
 
-    def join(self, timeout_s: float = _JOIN_S, *, is_vain: Callable[[], bool] = _never) -> bool:
+    def join(self, timeout_s: float = _JOIN_S, *, is_vain: Callable[[], bool] = never) -> bool:
         """Wait for the thread, which may not have begun; return whether it has ended.
 
         Args:
@@ -74,7 +75,7 @@ class Worker:
         """
         deadline_s = time.monotonic() + timeout_s
         while self.is_running and (left_s := deadline_s - time.monotonic()) > 0 and not is_vain():
-            self._thread.join(left_s if is_vain is _never else min(left_s, _VAIN_LOOK_S))
+            self._thread.join(left_s if is_vain is never else min(left_s, _VAIN_LOOK_S))
         return not self.is_running
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:

@@ -188,7 +188,7 @@ class HostCheckpoints:
     @property
     def is_mirroring(self) -> bool:
         """Whether the mirror runs."""
-        return self._mirror is not None and not self._mirror.is_given_up
+        return self._mirror is not None and not self._mirror.is_aborted
 
     def flush(self, limit_s: float, *, has_finished: bool = True) -> Flushed:
         """Store the rest within `limit_s`, and end the mirror.
@@ -197,22 +197,22 @@ class HostCheckpoints:
             has_finished: whether the program ended with 0; else what its end has cut short is left out.
         """
         end = ProgramEnd.FINISHED if has_finished else ProgramEnd.BROKEN
-        return self._mirror.flush(limit_s, end=end) if self._mirror is not None else Flushed()
+        return self._mirror.store_last(limit_s, end=end) if self._mirror is not None else Flushed()
 
     def hurry(self, limit_s: float) -> None:
         """Let a flush that runs, or the next one, take `limit_s` from now at most."""
         if self._mirror is not None:
             self._mirror.hurry(limit_s)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Break off the mirror and the flush; does not wait."""
         if self._mirror is not None:
-            self._mirror.give_up()
+            self._mirror.abort()
 
     def close(self) -> None:
         """End, within a few seconds."""
         if self._mirror is not None:
-            self._mirror.give_up()
+            self._mirror.abort()
             if not self._mirror.join(_JOIN_S):
                 logger.error("the mirror of checkpoints did not end in time; it ends with the process")
         if self._witness is not None:

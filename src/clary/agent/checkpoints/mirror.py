@@ -7,7 +7,7 @@ raised to the supervisor. Both are daemons, and no wait for them is without a de
 from __future__ import annotations
 
 import logging
-import threading
+import time
 from collections.abc import Callable
 
 from clary.agent.checkpoints.choosing import Choice
@@ -22,6 +22,7 @@ from clary.agent.checkpoints.publishing import Publisher
 from clary.agent.checkpoints.scanning import scan
 from clary.agent.checkpoints.sights import Pace
 from clary.agent.checkpoints.storing import SetWriter, missing_paths
+from clary.agent.worker import Worker, never
 from clary.base.clock import Clock
 from clary.base.errors import ClaryError
 from clary.contract.agent_protocol import CheckpointFacts
@@ -35,11 +36,12 @@ _MAX_COPY_TRIES = 3  # of the flush, to bring plain paths up to date
 _MAX_HOPELESS = 3  # tries of the last round that a refusal, or a file that cannot be read, may cost
 _BREAK_OFF_S = 1.0  # for the thread of rounds to end once everything was broken off
 _MAX_TICK_S = 1.0
+_JOIN_S = 5.0
 
 logger = logging.getLogger(__name__)
 
 
-class Mirror:
+class Mirror(Worker):
     """Mirrors one folder.
 
     Args:
@@ -62,6 +64,7 @@ class Mirror:
         clock: Clock,
         settle_s: float = SETTLE_S,
     ) -> None:
+        super().__init__("checkpoint-mirror", failure="the mirror of checkpoints has ended", first_pause_s=interval_s)
         self._folder = folder
         self._writer = writer
         self._publisher = publisher
@@ -72,10 +75,10 @@ class Mirror:
         self._pace = Pace(settle_s=min(settle_s, interval_s), interval_s=interval_s)
         self._looks = Looks(folder, judge, pace=self._pace, min_rest_s=_REST_SHARE * self._pace.settle_s)
         self._clock = clock
-        self._changed = threading.Condition()
-        self._is_final = False
-        self._is_given_up = False
         self._is_done = False  # the thread of rounds has nothing left to do
+        self._is_last_stored = False  # or will not be
+        self._num_copy_tries = 0  # of the flush
+        self._is_stalled = False  # as told last
         self._deadline_s: float | None = None  # of the flush, monotonic
         self._end = ProgramEnd.FINISHED  # known once it is final
         self._torn: tuple[str, ...] = ()  # that the flush leaves out
@@ -84,32 +87,26 @@ class Mirror:
         self._num_hopeless = 0  # errors of the flush that another try hardly mends
         self._is_store_away = False  # as far as the last round tells
         self._is_behind = True  # plain paths may lack something that a set has
-        self._rounds = threading.Thread(target=self._run, name="checkpoint-mirror", daemon=True)
-        self._watch = threading.Thread(target=self._watch_progress, name="checkpoint-watch", daemon=True)
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether everything was broken off."""
-        return self._is_given_up
+        self._watch = Worker("checkpoint-watch", failure="checkpoints are not watched", act=self._watch_progress)
 
     def start(self) -> None:
         """Begin."""
-        self._rounds.start()
+        super().start()
         self._watch.start()
 
-    def flush(self, limit_s: float, *, end: ProgramEnd = ProgramEnd.FINISHED) -> Flushed:
-        """Store the rest within `limit_s`, after the program has ended; ends the mirror."""
+    def store_last(self, limit_s: float, *, end: ProgramEnd = ProgramEnd.FINISHED) -> Flushed:
+        """Store what is left, now that the program is gone, within `limit_s`; the mirror has ended then."""
         with self._changed:
-            self._is_final, self._end = True, end
+            self._end = end
             self._set_deadline(limit_s)
-            self._changed.notify_all()
-            while not self._is_done and not self._is_given_up:
+            self.stop()
+            while not self._is_done and not self.is_aborted:
                 assert self._deadline_s is not None
                 left_s = self._deadline_s - self._clock.monotonic()
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
-        self.give_up()
+        self.abort()
         self.join(_BREAK_OFF_S)
         return self._outcome()
 
@@ -119,48 +116,46 @@ class Mirror:
             self._set_deadline(limit_s)
             self._changed.notify_all()
 
-    def give_up(self) -> None:
-        """End and break off a running round; does not wait; harmless when repeated."""
+    def abort(self) -> None:
+        """End, breaking off what runs; does not wait, and is harmless when repeated."""
         with self._changed:
-            if self._is_given_up:
+            if self.is_aborted:
                 return
-            self._is_given_up = True
-            self._changed.notify_all()
+            super().abort()
+        self._watch.flush()
         self._break_off()
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the threads; return whether they have ended."""
-        deadline_s = self._clock.monotonic() + timeout_s
-        for thread in (self._rounds, self._watch):
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline_s - self._clock.monotonic()))
-        return not self._rounds.is_alive() and not self._watch.is_alive()
+    def join(self, timeout_s: float = _JOIN_S, *, is_vain: Callable[[], bool] = never) -> bool:
+        """Wait for both threads; return whether they have ended."""
+        deadline_s = time.monotonic() + timeout_s
+        has_ended = super().join(timeout_s, is_vain=is_vain)
+        return self._watch.join(max(0.0, deadline_s - time.monotonic()), is_vain=is_vain) and has_ended
 
     def _set_deadline(self, limit_s: float) -> None:
         deadline_s = self._clock.monotonic() + limit_s
         self._deadline_s = deadline_s if self._deadline_s is None else min(self._deadline_s, deadline_s)
 
-    def _run(self) -> None:
-        try:
-            while not self._is_final:
-                self._wait(self._interval_s)
-                if not self._is_final and not self._is_given_up:
-                    self._try(self._round)
-                if not self._is_final and not self._is_given_up:
-                    self._publish()
-                if self._is_given_up:
-                    return
+    def _round(self) -> float | None:
+        if not self.is_stopping:
+            self._try(self._usual_round)
+            if not self.is_stopping and not self.is_aborted:
+                self._publish()
             self._num_hopeless = 0
-            while not self._try(self._last_round) and not self._is_given_up and self._num_hopeless < _MAX_HOPELESS:
-                self._wait(_FLUSH_PAUSE_S, even_if_final=True)
-            for _ in range(_MAX_COPY_TRIES):
-                if self._is_given_up or self._publish():
-                    break
-                self._wait(_FLUSH_PAUSE_S, even_if_final=True)
-        finally:
-            with self._changed:
-                self._is_done = True
-                self._changed.notify_all()
+            return self._interval_s
+        if not self._is_last_stored:
+            self._is_last_stored = self._try(self._last_round) or self._num_hopeless >= _MAX_HOPELESS
+            if not self._is_last_stored:
+                return _FLUSH_PAUSE_S
+        self._num_copy_tries += 1
+        if self.is_aborted or self._publish() or self._num_copy_tries >= _MAX_COPY_TRIES:
+            return None
+        return _FLUSH_PAUSE_S
+
+    def _on_end(self) -> None:
+        with self._changed:
+            self._is_done = True
+            self._changed.notify_all()
+        self._watch.flush()
 
     def _try(self, act: Callable[[], None]) -> bool:
         """Do a round; return whether it succeeded. Failures are reported and tried again with the next round."""
@@ -170,7 +165,7 @@ class Mirror:
         except Exception as error:  # boundary: agent supervisor; a program must not die of its mirror
             if not isinstance(error, ClaryError | OSError):
                 logger.error("unexpected error in the mirror of checkpoints", exc_info=error)
-            if self._is_given_up:
+            if self.is_aborted:
                 return False
             self._is_store_away = isinstance(error, ClaryError) and error.retryable
             self._num_hopeless += not self._is_store_away
@@ -184,14 +179,14 @@ class Mirror:
         self._progress.went_well(self._writer.last, is_new=self._writer.last is not before)
         return True
 
-    def _round(self) -> None:
+    def _usual_round(self) -> None:
         try:
             choice = self._looks.first(self._writer.taken, now_s=self._clock.monotonic())
             self._saw()
             if choice.waiting or self._looks.held:
                 # A second look tells what is at rest, so that it need not wait for the next round.
-                self._wait(self._pace.settle_s + _SETTLE_MARGIN_S)
-                if self._is_final or self._is_given_up:
+                self.pause(self._pace.settle_s + _SETTLE_MARGIN_S)
+                if self.is_stopping or self.is_aborted:
                     return
                 choice = self._looks.second(self._writer.taken, now_s=self._clock.monotonic())
                 self._saw()
@@ -267,7 +262,7 @@ class Mirror:
             return False
         try:
             is_done = self._publisher.publish(
-                self._writer.last, is_behind=self._is_behind, is_given_up=lambda: self._is_given_up
+                self._writer.last, is_behind=self._is_behind, is_given_up=lambda: self.is_aborted
             )
         except Exception:  # boundary: agent supervisor; a program must not die of its mirror
             logger.exception("unexpected error in the copies of checkpoints")
@@ -275,22 +270,14 @@ class Mirror:
         self._is_behind = not is_done
         return is_done
 
-    def _wait(self, seconds: float, *, even_if_final: bool = False) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_given_up or (self._is_final and not even_if_final), seconds)
-
-    def _watch_progress(self) -> None:
+    def _watch_progress(self) -> float | None:
         """Tell facts when they have changed, and stalls."""
-        tick_s = min(_MAX_TICK_S, self._interval_s / 2)
-        stalled = False
-        while not self._is_done and not self._is_given_up:
-            facts = self._publish_facts()
-            if (facts.stalled_since is not None) != stalled:
-                stalled = not stalled
-                self._say_stall(facts, is_over=not stalled)
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_done or self._is_given_up, tick_s)
-        self._publish_facts()
+        is_over = self._is_done or self.is_aborted
+        facts = self._publish_facts()
+        if (facts.stalled_since is not None) != self._is_stalled and not is_over:
+            self._is_stalled = not self._is_stalled
+            self._say_stall(facts, is_over=not self._is_stalled)
+        return None if is_over else min(_MAX_TICK_S, self._interval_s / 2)
 
     def _say_stall(self, facts: CheckpointFacts, *, is_over: bool) -> None:
         if is_over:

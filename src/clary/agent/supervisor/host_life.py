@@ -44,6 +44,7 @@ from clary.contract.launch_plan import LaunchPlan
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
+_LAST_FILES_S = 5.0  # for saved tensors of a program that was stopped or has failed: no upload may follow
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class HostLife:
             self._log.say(*self._plan.warnings)
         self._health.begin()
         self._preparation.start()
-        self.companions.measure()
+        self.companions.metrics.start()
 
     def obey(self, order: Order) -> None:
         """Carry out an order as far as it makes sense in this phase; PREPARE and RELEASE ask nothing here."""
@@ -104,7 +105,7 @@ class HostLife:
         self._is_stopped = True
         self._flush.expect_stop(grace_s, reason=reason)
         if self._board.phase in (HostPhase.PREPARING, HostPhase.PREPARED):
-            self._preparation.give_up()
+            self._preparation.abort()
             self._health.abort()
             self._log.say(f"stopped before the program was started{why}")
             self._enter_exited()
@@ -150,11 +151,11 @@ class HostLife:
         if watch is not None:
             watch.close()
         if self._board.phase in BEFORE_EXIT:
-            self._preparation.give_up()
+            self._preparation.abort()
         if self._upload is not None and self._upload.is_alive():
-            self._steps.give_up()
+            self._steps.abort()
         if self._steps.checkpoints is not None:
-            self._steps.checkpoints.give_up()
+            self._steps.checkpoints.abort()
 
     def close(self) -> bool:
         """Free everything; return whether all threads have ended."""
@@ -243,10 +244,10 @@ class HostLife:
             return
         failed = watch.take(exits)
         if failed is not None:
-            self.companions.keep_gpu_errors()
+            self.companions.metrics.keep_gpu_errors()
         if failed is not None and watch.num_left and not watch.is_stopping:
             # Told at once: the other hosts of the job do not wait for what is left of this one.
-            self._board.tell(exits=tuple(watch.exits), gpu_errors=self.companions.gpu_errors())
+            self._board.tell(exits=tuple(watch.exits), gpu_errors=self.companions.metrics.gpu_errors())
             self._log.say(
                 f"rank {failed.rank} ended with {exit_in_words(failed)}: stopping the other {watch.num_left}"
                 f" processes of {self._host.name}"
@@ -261,7 +262,8 @@ class HostLife:
         """End a program that gets nowhere, where that was asked for; its host is as good as lost."""
         if self._watch is not None and not self._watch.is_stopping:
             self._log.say("stopping the program, because it hangs (setting restart_hung)")
-            self.companions.blame_hang(words)
+            self.companions.hang.blame(words)
+            self.companions.metrics.keep_gpu_errors()
             self._watch.stop(FAILURE_GRACE_S)
 
     def _on_broken(self, watch: ProgramWatch, error: Exception) -> None:
@@ -280,14 +282,14 @@ class HostLife:
             watch,
             log=self._log,
             records=self._steps.error_records(),
-            hang=self.companions.hang_failure,
+            hang=self.companions.hang.failure,
             now=self._around.clock.now(),
         )
         self._add_notes(end.notes)
         self._log.say(*end.lines)
         self._board.add_timing("program", end.seconds)
         failure_file = self._steps.failure_file()
-        gpu_errors = self.companions.gpu_errors()
+        gpu_errors = self.companions.metrics.gpu_errors()
         self._add_notes([f"GPU {error.gpu}: {xid_in_words(error.xid)}" for error in gpu_errors])
         facts = {
             "exits": tuple(watch.exits),
@@ -319,7 +321,7 @@ class HostLife:
 
     def _enter_exited(self, **changes: Any) -> None:
         if self._is_stopped or changes.get("failure") or self._board.facts.failure is not None:
-            self.companions.wait_stored()
+            self.companions.debugging.wait_stored(_LAST_FILES_S, is_vain=self._around.is_vain)
         self._drain(LAST_ROWS_S)
         self._board.enter(HostPhase.EXITED, **changes)
 
@@ -344,7 +346,7 @@ class HostLife:
             outcome: Uploaded | Exception = self._steps.upload(role, staged, omits_empty_model=omits_empty_model)
         except Exception as error:  # noqa: BLE001 - boundary: agent supervisor; told in its thread
             outcome = error
-        notes = self.companions.finish()
+        notes = self.companions.debugging.finish()
         self._post(lambda: self._add_notes(notes))
         self._board.add_timing("upload", time.monotonic() - started_s)
         self._post(lambda: self._on_uploaded(outcome))

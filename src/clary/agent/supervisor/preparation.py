@@ -55,10 +55,10 @@ class Preparation:
         """Begin."""
         self._thread.start()
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Break off what runs and tell nobody about its outcome; does not wait."""
         self._is_given_up = True
-        self._steps.give_up()
+        self._steps.abort()
 
     def join(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for the threads to end; return whether they did."""
@@ -77,7 +77,7 @@ class Preparation:
         if self._is_given_up:
             return
         if error is not None:
-            self.give_up()  # parts that still run are in vain now
+            self.abort()  # parts that still run are in vain now
         self._on_done(error)
 
     def _prepare(self) -> None:

@@ -22,11 +22,8 @@ from clary.agent.supervisor.profile_windows import ProfileWindows
 from clary.agent.supervisor.steps import RunningProgram
 from clary.agent.supervisor.surroundings import Surroundings
 from clary.agent.training.host_training import HostTraining
-from clary.contract.agent_protocol import Failure, GpuError
 from clary.contract.deep_profiles import window_of
 from clary.contract.launch_plan import LaunchPlan
-
-_LAST_FILES_S = 5.0  # for saved tensors of a program that was stopped or has failed: no upload may follow
 
 
 class ProgramCompanions:
@@ -40,8 +37,12 @@ class ProgramCompanions:
         on_note: told, in a sentence, what a user should know; from any thread.
 
     Attributes:
+        metrics: measures the host, too, from `start` on.
+        training: reads values of the program.
         dumps: takes dumps of the host's processes when asked; from any thread.
         profiles: takes profiles of its ranks when asked; from any thread.
+        hang: raises the alarm over a program that gets nowhere.
+        debugging: mirrors saved tensors and runs rules over them.
     """
 
     def __init__(
@@ -53,12 +54,10 @@ class ProgramCompanions:
         on_hung: Callable[[str], None],
         on_note: Callable[[str], None],
     ) -> None:
-        self._plan = plan
-        self._host = plan.host(host)
         self._around = around
-        self._steps = around.steps
-        self._metrics = HostMetrics(plan, host=host, board=around.board, service=around.samples, clock=around.clock)
-        self._training = HostTraining(
+        its_plan = plan.host(host)
+        self.metrics = HostMetrics(plan, host=host, board=around.board, service=around.samples, clock=around.clock)
+        self.training = HostTraining(
             plan,
             host=host,
             service=around.training,
@@ -66,84 +65,50 @@ class ProgramCompanions:
             clock=around.clock,
             on_note=on_note,
         )
-        self.dumps = StackDumps(self._host, send=around.send_dump)
+        self.dumps = StackDumps(its_plan, send=around.send_dump)
         self.profiles = ProfileWindows(
-            self._host.name,
+            host,
             attempt=plan.attempt,
             window=window_of(plan.config_documents.get("profilerconfig")),
             ml_folder=lambda: around.steps.ml_folder,
             receiver=around.profiles,
         )
-        self._hang = HangAlarm(
+        self.hang = HangAlarm(
             plan,
             board=around.board,
             log=around.log,
             take_dump=self.dumps.take_unasked,
             on_hung=on_hung,
-            has_gpus=bool(self._host.resources.gpu_indices),
+            has_gpus=bool(its_plan.resources.gpu_indices),
         )
-        self._debugging = HostDebugging(plan, host=host, board=around.board, steps=around.steps, say=around.log.say)
+        self.debugging = HostDebugging(plan, host=host, board=around.board, steps=around.steps, say=around.log.say)
         rendezvous = RendezvousWatch(
-            lambda num_processes: meeting_place(plan, self._host, num_processes=num_processes), board=around.board
+            lambda num_processes: meeting_place(plan, its_plan, num_processes=num_processes), board=around.board
         )
         self._all: tuple[Companion, ...] = (
-            self._hang,
+            self.hang,
             rendezvous,
-            self._debugging,
-            self._training,
-            self._metrics,
+            self.debugging,
+            self.training,
+            self.metrics,
             self.dumps,
             self.profiles,
         )
 
-    def measure(self) -> None:
-        """Begin to measure the host, whose program may be far off."""
-        self._metrics.start()
-
-    def measure_every(self, interval_s: float) -> None:
-        """Have the host measured so often from now on; from any thread."""
-        self._metrics.measure_every(interval_s)
-
-    def take_note_of_service(self, *, is_away: bool) -> None:
-        """Spare the program its requests to a service that does not answer; from any thread."""
-        self._training.take_note_of_service(is_away=is_away)
-
     def prepare(self) -> None:
         """Leave what the program is to find, and note what stands before it writes."""
         for companion in self._all:
-            companion.prepare(self._steps.ml_folder)
+            companion.prepare(self._around.steps.ml_folder)
 
     def begin(self, program: RunningProgram) -> None:
         """Begin with a program that has just been started."""
         for companion in self._all:
-            companion.begin(program, self._steps.ml_folder)
-
-    def blame_hang(self, words: str) -> None:
-        """Take note that the program is ended because it hangs."""
-        self._hang.blame(words)
-        self._metrics.keep_gpu_errors()
-
-    @property
-    def hang_failure(self) -> Failure | None:
-        """What `blame_hang` was told, as a failure; None for a program that was not ended for it."""
-        return self._hang.failure
-
-    def keep_gpu_errors(self) -> None:
-        """Take note of what the driver has told before the program failed."""
-        self._metrics.keep_gpu_errors()
-
-    def gpu_errors(self) -> tuple[GpuError, ...]:
-        """Return what the driver has told of this host's GPUs so far."""
-        return self._metrics.gpu_errors()
+            companion.begin(program, self._around.steps.ml_folder)
 
     def ended(self) -> None:
         """Take note that every process of the program is gone."""
         for companion in self._all:
             companion.ended()
-
-    def wait_stored(self) -> None:
-        """Wait for the program's saved files to be stored, where no upload may follow; for `_LAST_FILES_S`."""
-        self._debugging.wait_stored(_LAST_FILES_S, is_vain=self._around.is_vain)
 
     def flush(self, limit_s: float) -> None:
         """Begin to send everything measured so far, rows of metrics within `limit_s`; `wait_flushed` waits for it."""
@@ -154,10 +119,6 @@ class ProgramCompanions:
         """Wait until the last rows and values are sent, or their time is over."""
         for companion in self._all:
             companion.wait_flushed(self._around.is_vain)
-
-    def finish(self) -> tuple[str, ...]:
-        """Wait for rules and saved files; return the unfinished ones in sentences. Of the upload's thread."""
-        return self._debugging.finish()
 
     def abort(self) -> None:
         """Break off everything; harmless when repeated."""

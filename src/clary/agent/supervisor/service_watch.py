@@ -22,7 +22,6 @@ from clary.agent.service_client import (
 )
 from clary.agent.worker import Worker
 from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Order, Report, ReportReceipt
-from clary.contract.deep_profiles import ProfileRequest
 
 ORPHAN_TIMEOUT_S = 24 * 3600.0
 # The service gives a host up after three heartbeats of silence: an answer that was lost on the way must not be waited
@@ -52,10 +51,7 @@ class Heartbeat(Worker):
         service: where reports go.
         board: holds the facts.
         on_over: told, with the reason, when the attempt is over or the service has been away too long.
-        on_newest_order: told the number of the newest order that stands, from each receipt.
-        on_dump: told the number of the newest dump that is wanted, and why; again with each receipt.
-        on_profile: told the newest profile that is wanted; again with each receipt.
-        on_interval: told how often the host is to measure itself; again with each receipt.
+        on_receipt: told each receipt; a want of the service stands in it until it is met, so that one may be missed.
         on_away: told, once each, that the service does not answer and that it does again.
     """
 
@@ -65,10 +61,7 @@ class Heartbeat(Worker):
         *,
         board: FactBoard,
         on_over: Callable[[str], None],
-        on_newest_order: Callable[[int], None],
-        on_dump: Callable[[int, str], None],
-        on_profile: Callable[[ProfileRequest], None],
-        on_interval: Callable[[float], None],
+        on_receipt: Callable[[ReportReceipt], None],
         on_away: Callable[[bool], None] = lambda is_away: None,
         interval_s: float = HEARTBEAT_INTERVAL_S,
         orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
@@ -77,10 +70,7 @@ class Heartbeat(Worker):
         self._service = service
         self._board = board
         self._on_over = on_over
-        self._on_newest_order = on_newest_order
-        self._on_dump = on_dump
-        self._on_profile = on_profile
-        self._on_interval = on_interval
+        self._on_receipt = on_receipt
         self._on_away = on_away
         self._interval_s = interval_s
         self._orphan_timeout_s = orphan_timeout_s
@@ -128,13 +118,7 @@ class Heartbeat(Worker):
         if not receipt.accepted:
             raise AttemptOver("the service does not accept reports of this attempt any more")
         self._board.told(mark)
-        self._on_newest_order(receipt.order_number)
-        if receipt.dump_number:
-            self._on_dump(receipt.dump_number, receipt.dump_reason)
-        if receipt.profile is not None:
-            self._on_profile(receipt.profile)
-        if receipt.metrics_interval_s:
-            self._on_interval(receipt.metrics_interval_s)
+        self._on_receipt(receipt)
 
 
 class OrderWatch(Worker):

@@ -84,7 +84,7 @@ class Checkpoints(Protocol):
 
     @property
     def is_mirroring(self) -> bool:
-        """Whether `start` was called and neither `flush` nor `give_up` has ended the mirror."""
+        """Whether `start` was called and neither `flush` nor `abort` has ended the mirror."""
 
     def watch(self, note: Callable[[str], None]) -> None:
         """Begin to watch the folder; before the program starts, so that none of its writes is missed."""
@@ -106,7 +106,7 @@ class Checkpoints(Protocol):
     def hurry(self, limit_s: float) -> None:
         """Give a flush that runs no more than `limit_s` from now."""
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Break off the mirror and the flush; harmless when repeated."""
 
 
@@ -224,7 +224,7 @@ class Steps(Protocol):
     def upload(self, role: UploadRole, staged: Sequence[StagedPart], *, omits_empty_model: bool = False) -> Uploaded:
         """Write this host's share of the results; an archive of no model at all is only written if not omitted."""
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Break off whatever step runs; it raises then, or its outcome does not matter. From any thread."""
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ from clary.contract.agent_protocol import (
     Report,
     ReportReceipt,
 )
-from clary.contract.deep_profiles import HostProfile, ProfileRequest
+from clary.contract.deep_profiles import HostProfile
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
 from clary.contract.stack_dumps import HostDump
@@ -138,10 +138,7 @@ class Supervisor:
             service,
             board=self._board,
             on_over=self._pass_on_over,
-            on_newest_order=self._orders.expect,
-            on_dump=self._pass_on_dump,
-            on_profile=self._pass_on_profile,
-            on_interval=self._pass_on_interval,
+            on_receipt=self._pass_on_receipt,
             on_away=self._pass_on_away,
             interval_s=self._limits.heartbeat_s,
             orphan_timeout_s=self._limits.orphan_s,
@@ -273,21 +270,20 @@ class Supervisor:
     def _pass_on_order(self, order: Order) -> None:
         self._mailbox.put(lambda: self._on_order(order))
 
-    def _pass_on_dump(self, number: int, reason: str) -> None:
-        if self._life is not None:  # else asked for again by the next receipt
-            self._life.companions.dumps.ask(number, reason)
-
-    def _pass_on_profile(self, request: ProfileRequest) -> None:
-        if self._life is not None:  # else asked for again by the next receipt
-            self._life.companions.profiles.ask(request)
-
-    def _pass_on_interval(self, interval_s: float) -> None:
-        if self._life is not None:  # else said again by the next receipt
-            self._life.companions.measure_every(interval_s)
+    def _pass_on_receipt(self, receipt: ReportReceipt) -> None:
+        self._orders.expect(receipt.order_number)
+        if self._life is None:  # the next receipt asks again
+            return
+        if receipt.dump_number:
+            self._life.companions.dumps.ask(receipt.dump_number, receipt.dump_reason)
+        if receipt.profile is not None:
+            self._life.companions.profiles.ask(receipt.profile)
+        if receipt.metrics_interval_s:
+            self._life.companions.metrics.measure_every(receipt.metrics_interval_s)
 
     def _pass_on_away(self, is_away: bool) -> None:
         if self._life is not None:
-            self._life.companions.take_note_of_service(is_away=is_away)
+            self._life.companions.training.take_note_of_service(is_away=is_away)
 
     def _pass_on_over(self, reason: str) -> None:
         self._is_over = True

@@ -332,7 +332,7 @@ class HostSteps:
         self._note(facts.notes)
         return Uploaded(staged=facts.staged, uris=facts.uploaded)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Break off whatever step runs: installations end, requests to the object store fail."""
         self._stopping.set()
         with self._lock:
@@ -345,7 +345,7 @@ class HostSteps:
 
     def close(self) -> None:
         """Free what the steps held; harmless when repeated."""
-        self.give_up()
+        self.abort()
         self._input.close()
         if self._checkpoints is not None:
             self._checkpoints.close()

@@ -93,7 +93,7 @@ def test_what_was_restored_is_said_in_a_line(tmp_path: Path) -> None:
 def test_nothing_is_mirrored_before_it_is_asked_for(tmp_path: Path) -> None:
     found = checkpoints_in(tmp_path)
     assert not found.is_mirroring
-    found.give_up()
+    found.abort()
     found.hurry(1.0)
     found.close()
 

@@ -400,7 +400,7 @@ def test_the_mirror_stores_what_is_replaced_all_the_time_while_the_program_runs(
         test.wait_for(is_stored_again)
         # On a busy machine a file may rest, and rounds may be late: no note is sure.
         assert len([note for note in test.notes if "without a pause" in note]) <= 2, "told once, not in every round"
-        test.mirror.give_up()
+        test.mirror.abort()
         assert test.mirror.join(PATIENCE_S)
         store.closed.clear()  # another host's client
         words = MirroredFolder(tmp_path, store).content()["last.pt"].split()
@@ -409,5 +409,5 @@ def test_the_mirror_stores_what_is_replaced_all_the_time_while_the_program_runs(
     finally:
         stop.set()
         writer.join()
-        test.mirror.give_up()
+        test.mirror.abort()
         assert test.mirror.join(PATIENCE_S)

@@ -29,7 +29,7 @@ def mirror_of(tmp_path: Path, store: FakeCheckpointStore):
 
     yield build
     for test in made:
-        test.mirror.give_up()
+        test.mirror.abort()
         assert test.mirror.join(10.0)
 
 
@@ -73,7 +73,7 @@ def test_the_flush_stores_what_never_rested(mirror_of, tmp_path: Path, store) ->
     test.wait_for(lambda: test.facts and test.facts[-1].set_number)
     stop.set()
     writer.join()
-    assert test.mirror.flush(PATIENCE_S).missed == ()
+    assert test.mirror.store_last(PATIENCE_S).missed == ()
     store.closed.clear()  # another host's client
     assert MirroredFolder(tmp_path, store).content() == test.host.content()
     assert test.facts[-1].dirty_files == 0
@@ -113,7 +113,7 @@ def test_a_store_that_hangs_does_not_hold_the_flush_beyond_its_deadline(mirror_o
     for number in range(30):
         test.host.write(f"step/{number:02}", "x")
     started_s = time.monotonic()
-    outcome = test.mirror.flush(0.5)
+    outcome = test.mirror.store_last(0.5)
     assert time.monotonic() - started_s < 5.0
     assert len(outcome.missed) == 30
     assert outcome.error == "the object store did not take them in time"
@@ -127,7 +127,7 @@ def test_a_flush_can_be_hurried(mirror_of, store) -> None:
     hang(store, on="step")
     test.host.write("step/a", "x")
     outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.append(test.mirror.flush(600.0)))
+    thread = threading.Thread(target=lambda: outcomes.append(test.mirror.store_last(600.0)))
     thread.start()
     time.sleep(0.2)
     test.mirror.hurry(0.2)
@@ -148,7 +148,7 @@ def test_a_flush_tries_again_until_its_deadline(mirror_of, store) -> None:
 
     store.on_call = fail
     test.host.write("a", "1")
-    assert test.mirror.flush(PATIENCE_S).missed == ()
+    assert test.mirror.store_last(PATIENCE_S).missed == ()
 
 
 def test_a_flush_that_is_refused_does_not_wait_for_its_deadline(mirror_of, store) -> None:
@@ -159,7 +159,7 @@ def test_a_flush_that_is_refused_does_not_wait_for_its_deadline(mirror_of, store
 
     store.on_call = refuse
     test.host.write("a", "1")
-    outcome = test.mirror.flush(600.0)
+    outcome = test.mirror.store_last(600.0)
     assert (outcome.missed, outcome.error) == (("a",), "AccessDenied")
 
 
@@ -168,10 +168,10 @@ def test_giving_up_ends_a_flush_at_once(mirror_of, store) -> None:
     hang(store, on="step")
     test.host.write("step/a", "x")
     outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.append(test.mirror.flush(600.0)))
+    thread = threading.Thread(target=lambda: outcomes.append(test.mirror.store_last(600.0)))
     thread.start()
     time.sleep(0.1)
-    test.mirror.give_up()
+    test.mirror.abort()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
@@ -191,7 +191,7 @@ def test_a_copy_that_fails_is_a_note_and_no_miss(mirror_of, store) -> None:
     test.wait_for(lambda: store.objects["ckpt/step/later"] == b"22")
     time.sleep(5 * INTERVAL_S)
     assert test.facts[-1].stalled_since is None
-    assert (test.mirror.flush(600.0).missed, test.facts[-1].error) == ((), "")
+    assert (test.mirror.store_last(600.0).missed, test.facts[-1].error) == ((), "")
     assert store.objects["ckpt/step/bad"] == b"1"
     noted = [note for note in test.host.notes if "'step/bad' is not up to date where people look" in note]
     assert noted == test.host.notes
@@ -210,7 +210,7 @@ def test_copies_that_another_try_may_mend_do_not_hold_the_flush(mirror_of, store
 
     store.on_call = fail
     test.host.write("step/a", "22")
-    assert test.mirror.flush(600.0).missed == ()
+    assert test.mirror.store_last(600.0).missed == ()
     assert len(test.host.notes) == 1
 
 
@@ -229,7 +229,7 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_where_people_look(mirror
     test.host.write("bad/y", "2")
     test.host.write("a/x", "22")
     test.wait_for(lambda: store.objects["ckpt/a/x"] == b"22")
-    outcome = test.mirror.flush(600.0)
+    outcome = test.mirror.store_last(600.0)
     assert outcome.missed == ("bad/y",)
     assert "Permission denied" in outcome.error
 
@@ -249,7 +249,7 @@ def test_deletions_and_links_that_are_in_no_set_are_missed(mirror_of, store) -> 
     (test.host.path / "step-1/a").unlink()
     (test.host.path / "latest").unlink()
     (test.host.path / "latest").symlink_to("step-2")
-    outcome = test.mirror.flush(600.0)
+    outcome = test.mirror.store_last(600.0)
     assert (outcome.missed, outcome.error) == (("latest", "step-1/a"), "AccessDenied")
     assert test.facts[-1].dirty_bytes == 0
 
@@ -262,7 +262,7 @@ def test_what_is_left_out_is_noted_once(mirror_of) -> None:
     test.host.write("b", "1")
     test.wait_for(lambda: test.facts[-1].set_number == 2)
     assert test.notes == ["checkpoints: left out, symbolic links that leave the folder: out"]
-    assert test.mirror.flush(PATIENCE_S).missed == ()
+    assert test.mirror.store_last(PATIENCE_S).missed == ()
 
 
 def test_a_folder_that_cannot_be_looked_at_is_an_error_and_no_empty_set(mirror_of, tmp_path: Path) -> None:
@@ -272,6 +272,6 @@ def test_a_folder_that_cannot_be_looked_at_is_an_error_and_no_empty_set(mirror_o
     test.host.path.rename(tmp_path / "moved")
     test.host.path.write_text("a file in its place")
     test.wait_for(lambda: "Not a directory" in test.facts[-1].error)
-    assert test.mirror.flush(0.3).missed == (".",)
+    assert test.mirror.store_last(0.3).missed == (".",)
     test.host.path.unlink()
     (tmp_path / "moved").rename(test.host.path)

@@ -49,7 +49,7 @@ class FakeCheckpoints:
     def hurry(self, limit_s: float) -> None:
         self.hurried_s.append(limit_s)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         self.let_go.set()
 
 

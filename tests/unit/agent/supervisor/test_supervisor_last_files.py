@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fake_steps import FakeSteps
 
-from clary.agent.supervisor import program_companions
+from clary.agent.supervisor import host_life
 from clary.base.beneath import Folder
 from clary.contract.agent_protocol import HostPhase, OrderKind
 from clary.contract.job_rules import MirrorPlan
@@ -100,7 +100,7 @@ def test_a_host_that_is_stopped_has_ended_when_its_tensors_are_stored(service: F
 def test_a_store_that_does_not_get_done_does_not_hold_the_host_up_for_long(
     service: FakeService, host_of, mirror, monkeypatch
 ) -> None:
-    monkeypatch.setattr(program_companions, "_LAST_FILES_S", 0.2)
+    monkeypatch.setattr(host_life, "_LAST_FILES_S", 0.2)
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host_of(FakeSavingSteps(mirror)).program.end(1)

@@ -255,7 +255,7 @@ def test_giving_up_breaks_off_a_step_that_waits_for_the_object_store(steps_of, m
     thread.start()
     time.sleep(0.1)
     started_s = time.monotonic()
-    steps.give_up()
+    steps.abort()
     thread.join(10)
     assert errors
     assert time.monotonic() - started_s < 3.0
