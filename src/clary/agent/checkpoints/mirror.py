@@ -95,7 +95,7 @@ class Mirror(Worker):
         self._watch.start()
 
     def store_last(self, limit_s: float, *, end: ProgramEnd = ProgramEnd.FINISHED) -> Flushed:
-        """Store what is left, now that the program is gone, within `limit_s`; the mirror has ended then."""
+        """Store the rest within `limit_s`, after the program has ended; ends the mirror."""
         with self._changed:
             self._end = end
             self._set_deadline(limit_s)
@@ -117,7 +117,7 @@ class Mirror(Worker):
             self._changed.notify_all()
 
     def abort(self) -> None:
-        """End, breaking off what runs; does not wait, and is harmless when repeated."""
+        """End and break off a running round; does not wait; harmless when repeated."""
         with self._changed:
             if self.is_aborted:
                 return
