@@ -56,22 +56,22 @@ class ProgramCompanions:
     ) -> None:
         self._around = around
         its_plan = plan.host(host)
-        self.metrics = HostMetrics(plan, host=host, board=around.board, service=around.samples, clock=around.clock)
+        self.metrics = HostMetrics(plan, host=host, board=around.board, service=around.service, clock=around.clock)
         self.training = HostTraining(
             plan,
             host=host,
-            service=around.training,
+            service=around.service,
             progress=around.log.progress,
             clock=around.clock,
             on_note=on_note,
         )
-        self.dumps = StackDumps(its_plan, send=around.send_dump)
+        self.dumps = StackDumps(its_plan, send=around.service.send_dump)
         self.profiles = ProfileWindows(
             host,
             attempt=plan.attempt,
             window=window_of(plan.config_documents.get("profilerconfig")),
             ml_folder=lambda: around.steps.ml_folder,
-            receiver=around.profiles,
+            receiver=around.service,
         )
         self.hang = HangAlarm(
             plan,

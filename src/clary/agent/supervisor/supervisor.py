@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from clary.agent.fact_board import FactBoard
 from clary.agent.log.host_log import HostLog
@@ -23,24 +22,17 @@ from clary.agent.supervisor.failures import failure_of
 from clary.agent.supervisor.host_life import BEFORE_EXIT, HostLife
 from clary.agent.supervisor.service_watch import ORPHAN_TIMEOUT_S, Heartbeat, OrderWatch
 from clary.agent.supervisor.steps import MakeSteps
-from clary.agent.supervisor.surroundings import Surroundings
+from clary.agent.supervisor.surroundings import Service, Surroundings
 from clary.base.clock import Clock, SystemClock
 from clary.contract.agent_protocol import (
     HEARTBEAT_INTERVAL_S,
     IS_LAST,
     HostPhase,
-    LogBatch,
-    LogReceipt,
     Order,
     OrderKind,
-    Report,
     ReportReceipt,
 )
-from clary.contract.deep_profiles import HostProfile
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.metric_samples import SampleBatch, SampleReceipt
-from clary.contract.stack_dumps import HostDump
-from clary.contract.training_values import TrainingBatch, TrainingReceipt
 
 SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also when the service said that the attempt is over
@@ -48,49 +40,6 @@ EXIT_FAILED = 1  # no assignment, or a defect of the agent
 EXIT_TERMINATED = 143  # SIGTERM, as a shell would say
 
 logger = logging.getLogger(__name__)
-
-
-class Service(Protocol):
-    """The service as the supervisor sees it; `ServiceClient` in life."""
-
-    def fetch_assignment(self) -> LaunchPlan:
-        """Return the plan of this attempt."""
-
-    def report(self, report: Report, *, timeout_s: float = ...) -> ReportReceipt:
-        """Tell the facts."""
-
-    def next_order(self, after: int, *, wait_s: float) -> Order | None:
-        """Wait for an order newer than number `after`."""
-
-    def encode_logs(self, batch: LogBatch) -> bytes:
-        """Return a batch of log lines in the form in which it is sent."""
-
-    def send_logs(self, body: bytes) -> LogReceipt:
-        """Store an encoded batch of log lines."""
-
-    def send_dump(self, dump: HostDump) -> None:
-        """Hand over a dump of the host's processes."""
-
-    def send_samples(self, batch: SampleBatch) -> SampleReceipt:
-        """Store what the host has measured."""
-
-    def send_profile(self, profile: HostProfile) -> None:
-        """Hand over what ranks say of a profile."""
-
-    def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
-        """Hand over a part of a rank's trace."""
-
-    def send_training(self, batch: TrainingBatch) -> TrainingReceipt:
-        """Store what the program wrote of its training."""
-
-    def wake_orders(self) -> None:
-        """Break off the wait for an order."""
-
-    def break_off(self) -> None:
-        """Break off every call."""
-
-    def close(self) -> None:
-        """Free the connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,10 +162,7 @@ class Supervisor:
             post=self._mailbox.put,
             is_vain=self._is_vain,
             drain_s=self._limits.drain_s,
-            send_dump=self._service.send_dump,
-            samples=self._service,
-            training=self._service,
-            profiles=self._service,
+            service=self._service,
             clock=self._clock,
         )
         return HostLife(plan, host=self._host, around=around)

@@ -4,15 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from clary.agent.fact_board import FactBoard
 from clary.agent.log.host_log import HostLog
+from clary.agent.log.log_shipper import LogReceiver
 from clary.agent.metrics.shipper import SampleReceiver
 from clary.agent.supervisor.profile_windows import ProfileReceiver
+from clary.agent.supervisor.service_watch import Talk
 from clary.agent.supervisor.steps import Steps
 from clary.agent.training.training_watch import TrainingReceiver
 from clary.base.clock import Clock
+from clary.contract.launch_plan import LaunchPlan
 from clary.contract.stack_dumps import HostDump
+
+
+class Service(Talk, LogReceiver, SampleReceiver, TrainingReceiver, ProfileReceiver, Protocol):
+    """The service as the supervisor sees it; `ServiceClient` in life."""
+
+    def fetch_assignment(self) -> LaunchPlan:
+        """Return the plan of this attempt."""
+
+    def send_dump(self, dump: HostDump) -> None:
+        """Hand over a dump of the host's processes."""
+
+    def break_off(self) -> None:
+        """Break off every call."""
+
+    def close(self) -> None:
+        """Free the connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +46,7 @@ class Surroundings:
         post: has a function called in the supervisor's thread.
         is_vain: whether there is no use in waiting for the service any more.
         drain_s: longest time without progress that log lines get.
-        send_dump: hands a dump of the host's processes to the service.
-        samples: takes what the host measures of itself.
-        training: takes what the program writes of its training.
-        profiles: takes profiles of the host's ranks.
+        service: takes what companions of the program send.
         clock: time of day of what is measured.
     """
 
@@ -39,8 +56,5 @@ class Surroundings:
     post: Callable[[Callable[[], None]], None]
     is_vain: Callable[[], bool]
     drain_s: float
-    send_dump: Callable[[HostDump], None]
-    samples: SampleReceiver
-    training: TrainingReceiver
-    profiles: ProfileReceiver
+    service: Service
     clock: Clock
