@@ -314,3 +314,31 @@ def test_ranks_agree_on_the_interval_of_saves(rank, size):
         given = steps if rank == 0 else [1.0]
         told = failure_of(lambda given=given: compute_auto_checkpoint_interval(given, [1.0], [1.0], [1.0]))
         assert "step_durations" in str(told), told
+
+
+def test_gradients_are_averaged_once_before_the_optimizer_steps(rank, size):
+    found = []
+    for calls, passes in ((0, 1), (1, 1), (2, 1), (0, 2), (1, 2)):
+        start(horovod=True)
+        failure = failure_of(smp.hvd_average_grads)
+        assert "there is no smp.DistributedModel" in str(failure), failure
+        torch.manual_seed(4)
+        model = smp.DistributedModel(nn.Linear(3, 2), overlapping_allreduce=False, backward_passes_per_step=passes)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        before = model.get_module().weight.detach().clone()
+        mean_step(model, torch.full((2, 3), 1.0 + rank))
+        for _ in range(calls):
+            smp.hvd_average_grads()
+        if calls:
+            assert model.get_module().bias.grad.tolist() == [1.0, 1.0]
+            torch.testing.assert_close(model.get_module().weight.grad, torch.full((2, 3), (1.0 + size) / 2))
+        optimizer.step()
+        found.append(before - model.get_module().weight.detach())
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@smp.step
+def mean_step(model, inputs):
+    loss = model(inputs).mean(0).sum()
+    model.backward(loss)
+    return loss

@@ -1,4 +1,4 @@
-"""Objects between ranks: `smp.broadcast`, `smp.recv_from`, `smp.send`, `smp.allgather`, barriers.
+"""Objects between ranks: `smp.broadcast`, `smp.recv_from`, `smp.send`, `smp.allgather`, barriers; means of gradients.
 
 The source of a broadcast calls `broadcast`; the others call `recv_from` with its rank.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
@@ -76,3 +76,16 @@ def mp_barrier() -> None:
 def dp_barrier() -> None:
     """Wait for all ranks that hold the same stage."""
     barrier(CommGroup.DP_GROUP)
+
+
+def hvd_average_grads() -> None:
+    """Average gradients over replicas before the optimizer steps, once: `step` or the optimizer may have done so.
+
+    No documentation has it. A public script of BERT calls it under the key `horovod` without `overlapping_allreduce`.
+
+    Raises: RuntimeError if there is no DistributedModel.
+    """
+    model = runtime.current().model
+    if model is None:
+        raise RuntimeError("smp.hvd_average_grads: there is no smp.DistributedModel whose gradients could be averaged")
+    model.settle_gradients()
