@@ -1,4 +1,4 @@
-"""Runs a script by `clary run --cuda-on-cpu`, as somebody does who tries it before it becomes a job."""
+"""Runs a script by `clary run --cuda-on-cpu`, as one tries it before it becomes a job."""
 
 from __future__ import annotations
 
@@ -91,7 +91,12 @@ def environment_of(script: Script, python: Path, places: Places, scratch: Path) 
         "SM_CURRENT_HOST": "algo-1",
         "SM_NUM_GPUS": str(script.ranks),
         "SM_HPS": json.dumps({name: places.fill(value) for name, value in script.arguments.items()}),
-        "SM_FRAMEWORK_PARAMS": json.dumps({"sagemaker_distributed_dataparallel_enabled": script.distribution == SMDDP}),
+        "SM_FRAMEWORK_PARAMS": json.dumps(
+            {
+                "sagemaker_distributed_dataparallel_enabled": script.distribution == SMDDP,
+                "sagemaker_mpi_enabled": script.distribution == SMP,
+            }
+        ),
     }
     if script.distribution in (SMP, TSM):
         told["SM_HP_MP_PARAMETERS"] = json.dumps(script.parameters)

@@ -19,10 +19,8 @@ from tools.public_scripts.table import DDP, SMDDP, SMP, TORCHRUN, TSM, Script
 WAY = "estimator"
 UP_TIMEOUT_S = 180
 AFTER_S = 60  # a job's own deadline passes first, and its log is read to the end
-EIGHT, FEW = (
-    "ml.p4d.24xlarge",
-    "ml.p3.16xlarge",
-)  # of those that the SDK accepts for SMDDP; the settings say their ranks
+EIGHT, FOUR, FEW = "ml.p4d.24xlarge", "ml.p3.8xlarge", "ml.p3.16xlarge"  # FEW: a type that the SDK takes for SMDDP
+TYPES = {8: EIGHT, 4: FOUR, 2: FEW}  # of ranks; the settings say them
 ML = Path("/opt/ml")
 IN_JOBS = Places(str(ML / "code"), "", str(ML / "model"), str(ML / "checkpoints"))
 
@@ -88,7 +86,7 @@ class Service:
 
 
 def settings(environments: set[str], own: Path) -> str:
-    """Return a service's settings: a rule and an environment for each image, and two types with 8 and 2 ranks."""
+    """Return a service's settings: a rule and an environment for each image, and the ranks of each instance type."""
     lines = [
         "memory_overcommit = 16.0",
         "clamp_processes = false",
@@ -98,11 +96,9 @@ def settings(environments: set[str], own: Path) -> str:
         *[f'"public/{name}:*" = "{name}"' for name in sorted(environments)],
         "[environments]",
         *[f'{name} = "{python_of(name, own)}"' for name in sorted(environments)],
-        f'[instance_types."{EIGHT}"]',
-        "processes = 8",
-        f'[instance_types."{FEW}"]',
-        "processes = 2",
     ]
+    for ranks, name in TYPES.items():
+        lines += [f'[instance_types."{name}"]', f"processes = {ranks}"]
     return "\n".join([*lines, ""])
 
 
@@ -149,13 +145,13 @@ def request_of(script: Script, source: Path, data: Path, deadline_s: float) -> d
     channel = f"/opt/ml/input/data/{script.channels[0]}"
     places = Places(IN_JOBS.source, channel, IN_JOBS.model, IN_JOBS.checkpoints)
     return {
-        "name": script.name,
+        "name": script.name.replace(".", "-"),  # names of jobs have no dots
         "entry": script.entry,
         "source": str(source),
         "data": str(data),
         "channels": script.channels,
         "image": f"public/{script.environment}:1",
-        "instance_type": EIGHT if script.ranks == 8 else FEW,
+        "instance_type": TYPES[script.ranks],
         "distribution": distribution_of(script),
         "hyperparameters": {name: places.fill(value) for name, value in script.arguments.items()},
         "environment": {

@@ -10,14 +10,15 @@ packages=$(ls -d "$python"/lib/python3*/site-packages)
 echo "$PWD/$(ls -d .venvs/train/lib/python3*/site-packages)" > "$packages/base.pth"
 # setuptools: the last with pkg_resources, which transformers 4.28 and visdom ask for.
 "$python/bin/pip" install --quiet "setuptools<81" wheel
-"$python/bin/pip" install --quiet torch==2.13.0 torchvision==0.28.0 transformers==4.28.1 accelerate==0.20.3 datasets \
-    h5py scikit-learn psutil tensorboard py3nvml smart_open humanize einops evaluate sentencepiece
+"$python/bin/pip" install --quiet "setuptools<81" torch==2.13.0 torchvision==0.28.0 transformers==4.28.1 \
+    accelerate==0.20.3 datasets==2.21.0 h5py scikit-learn psutil tensorboard py3nvml smart_open humanize einops evaluate \
+    sentencepiece
 "$python/bin/pip" install --quiet --no-deps --no-build-isolation torchnet visdom
-"$python/bin/pip" install --quiet tornado websocket-client networkx jsonpatch scipy
+"$python/bin/pip" install --quiet tornado websocket-client networkx jsonpatch scipy six sagemaker-training
 # torchvision from the package index is built for GPUs: beside torch for CPUs its own operators do not load, and it does
 # not import. Declared, and without any implementation, they let it.
 file="$packages/torchvision/_meta_registrations.py"
-for name in nms qnms; do
+grep -q 'torch.library.define("torchvision::nms' "$file" || for name in nms qnms; do
     sed -i "s/^@torch.library.register_fake(\"torchvision::$name\")/\
 torch.library.define(\"torchvision::$name\", \"(Tensor dets, Tensor scores, float iou_threshold) -> Tensor\")\n&/" "$file"
 done

@@ -94,6 +94,17 @@ def text(folder: Path) -> None:
     (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}', encoding="utf-8")
 
 
+def masked_text(folder: Path) -> None:
+    """Write lines of text, and a tokenizer of BERT's kind that knows single letters."""
+    text(folder)
+    tokenizer = folder / "tokenizer"
+    for name in ("vocab.json", "merges.txt"):
+        (tokenizer / name).unlink()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", *(f"##{letter}" for letter in "abcdefgh")]
+    (tokenizer / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}', encoding="utf-8")
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "none": none,
     "mnist": mnist,
@@ -101,6 +112,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "gptj": gptj,
     "wiki": wiki,
     "text": text,
+    "masked_text": masked_text,
 }
 
 if __name__ == "__main__":

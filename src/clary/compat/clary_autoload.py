@@ -1,11 +1,11 @@
-"""The entry point that torch calls at the end of `import torch`, from the folder that jobs get.
+"""Registers Clary with torch at the end of `import torch`, through the entry point of the folder that jobs get.
 
-Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in AWS's
-images, and `import torch._six`, as in those with torch 1. A job's DebugHookConfig is followed, and from here on the
-times of training steps are recorded (`train.steps`). A failure here would fail `import torch` for jobs that never use
-it, so whatever is in the way leaves torch as it was; scripts that import `smdistributed.dataparallel.torch.torch_smddp`
-themselves are told what is wrong. It runs in the user's environment, in Pythons that Clary's train side does not
-support too.
+Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in
+AWS's images, and `import torch._six`, as in those with torch 1. A job's DebugHookConfig is followed, and from here on
+the times of training steps are recorded (`train.steps`). A failure here would fail `import torch` for jobs that never
+use it, so whatever is in the way leaves torch as it was; scripts that import
+`smdistributed.dataparallel.torch.torch_smddp` themselves are told what is wrong.
+It runs in the user's environment, in Pythons that Clary's train side does not support too.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def register() -> None:
 
 
 def _take_ranks_of_mpirun() -> None:
-    """Set what a job's launcher sets for a rank, where `clary run` runs mpirun, which sets names of its own alone."""
+    """Set the variables of a job's rank where `clary run` runs mpirun, which sets names of its own alone."""
     port = os.environ.get(_MASTER_PORT)
     if not port or "RANK" in os.environ or not all(name in os.environ for name in _OF_MPIRUN.values()):
         return

@@ -1,4 +1,4 @@
-"""What `import torch` arranges: a job's DebugHookConfig, which no program fails by, and ranks of mpirun."""
+"""The hook of `import torch` follows a job's DebugHookConfig, which no program fails by, and finds ranks of mpirun."""
 
 import os
 import subprocess

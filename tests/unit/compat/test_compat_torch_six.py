@@ -12,7 +12,7 @@ from clary.contract.ml_tree import MlTree
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a program whose torch does at its end what torch does: call our hook."""
+    """Runs a program whose torch calls our hook at its end, as torch does."""
     tree = MlTree(tmp_path / "ml")
     write_train_library(tree)
     torch = tmp_path / "site" / "torch"

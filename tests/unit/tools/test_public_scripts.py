@@ -10,7 +10,7 @@ import pytest
 from tools.public_scripts import makers, outcomes
 from tools.public_scripts.checkouts import NotThere, bring
 from tools.public_scripts.here import command_of, environment_of, run_here
-from tools.public_scripts.jobs import EIGHT, FEW, distribution_of, judge_job, request_of, settings
+from tools.public_scripts.jobs import EIGHT, FEW, FOUR, distribution_of, judge_job, request_of, settings
 from tools.public_scripts.places import Places, python_of
 from tools.public_scripts.table import Script, TableError, read_tables
 
@@ -117,7 +117,14 @@ def test_arguments_here_are_those_of_the_job(tmp_path):
     request = request_of(one, Path("/s"), Path("/d"), 180.0)
     assert request["hyperparameters"] == {"data-dir": "/opt/ml/input/data/training", "m": "/opt/ml/model", "empty": ""}
     assert request["environment"]["CLARY_CUDA_ON_CPU"] == "1"
-    assert (request["instance_type"], request_of(script(ranks=8), Path(), Path(), 1)["instance_type"]) == (FEW, EIGHT)
+    assert json.loads(told["SM_FRAMEWORK_PARAMS"])["sagemaker_mpi_enabled"]
+
+
+@pytest.mark.parametrize(("ranks", "instance_type"), [(2, FEW), (4, FOUR), (8, EIGHT)])
+def test_a_job_s_type_has_its_ranks_and_its_name_no_dots(tmp_path, ranks, instance_type):
+    request = request_of(script(name="one-2.5", ranks=ranks), Path("/s"), Path("/d"), 180.0)
+    assert (request["instance_type"], request["name"]) == (instance_type, "one-2-5")
+    assert f'[instance_types."{instance_type}"]\nprocesses = {ranks}\n' in settings({"train"}, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["smp", "tsm", "smddp", "pytorchddp", "torch_distributed"])
