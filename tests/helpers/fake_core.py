@@ -6,13 +6,14 @@ import threading
 import time
 
 from clary.train._native.errors import GroupClosed
+from clary.train._native.interface import Kind, Operation, ShortCalls
 
 
-class FakeCore:
+class FakeCore(ShortCalls):
     """Takes every call, remembers it, and hands out tickets for asynchronous ones."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple] = []
+        self.calls: list[object] = []
         self._changed = threading.Condition()
         self._last = 0
         self._ends: dict[int, tuple[int, Exception | None]] = {}
@@ -20,16 +21,10 @@ class FakeCore:
         self._watched: set[int] = set()
         self._is_closed = False
 
-    def __getattr__(self, name: str):
-        def call(*arguments):
-            self.calls.append((name, *arguments))
-            if name in ("send", "receive") or arguments[-2] is True:
-                return self._ticket()
-            return 0
-
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return call
+    def run(self, operation: Operation) -> int:
+        self.calls.append(operation)
+        is_message = operation.kind in (Kind.SEND, Kind.RECEIVE)
+        return self._ticket() if is_message or operation.asynchronous else 0
 
     def _ticket(self) -> int:
         with self._changed:

@@ -29,8 +29,7 @@ from clary.contract.collective_records import (
     read_record,
     slot_offset,
 )
-from clary.train._native.interface import Dtype
-from clary.train._native.reference import _COLLECTIVE_NAMES
+from clary.train._native.interface import Dtype, Kind
 
 WORLD = GroupFacts("0", "gloo", 4, 1, (0, 1, 2, 3))
 
@@ -156,7 +155,7 @@ def test_hostile_bytes_are_read_without_an_error(seed, amount):
 
 def test_codes_of_the_compiled_core_are_one_less():
     assert [name.lower() for name in Dtype.__members__] == list(DTYPES[1 : 1 + len(Dtype)])
-    words = ["recv" if name == "receive" else name for name in _COLLECTIVE_NAMES]
+    words = ["recv" if kind is Kind.RECEIVE else kind.name.lower() for kind in Kind]
     assert words == list(OPERATIONS[1 : 1 + len(words)])
 
 

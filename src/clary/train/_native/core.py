@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from clary.train._native.errors import error_of
-from clary.train._native.interface import Code, GroupConnections
+from clary.train._native.interface import Chunks, Code, GroupConnections, Kind, Operation
 
 ABI_VERSION = 1
 _LIBRARY_NAME = "libclary_collectives.so"
@@ -103,6 +103,38 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "explain": (None, (c_int32, c_uint64, c_char_p, c_uint64)),
     "counters": (c_int32, (c_void_p, c_int32)),
     "destroy": (None, ()),
+}
+
+
+_NO_CHUNKS = Chunks()
+# What a function of `_SIGNATURES` takes of an operation, between the communicator and the failure.
+_ARGUMENTS: dict[Kind, Callable[[Operation, Any], tuple[Any, ...]]] = {
+    Kind.ALL_REDUCE: lambda o, _: (o.source, o.target, o.count, o.dtype, o.reduction, o.asynchronous, o.timeout_s),
+    Kind.ALL_GATHER: lambda o, c: (o.source, o.target, c.targets, o.count, o.dtype, o.asynchronous, o.timeout_s),
+    Kind.REDUCE_SCATTER: lambda o, c: (
+        (o.source, c.sources, o.target, o.count, o.dtype, o.reduction, o.asynchronous, o.timeout_s)
+    ),
+    Kind.BROADCAST: lambda o, _: (o.target, o.count, o.dtype, o.root, o.asynchronous, o.timeout_s),
+    Kind.REDUCE: lambda o, _: (
+        (o.source, o.target, o.count, o.dtype, o.reduction, o.root, o.asynchronous, o.timeout_s)
+    ),
+    Kind.ALL_TO_ALL: lambda o, c: (
+        o.source,
+        c.sources,
+        c.send_counts,
+        o.target,
+        c.targets,
+        c.receive_counts,
+        o.count,
+        o.dtype,
+        o.asynchronous,
+        o.timeout_s,
+    ),
+    Kind.GATHER: lambda o, c: (o.source, o.target, c.targets, o.count, o.dtype, o.root, o.asynchronous, o.timeout_s),
+    Kind.SCATTER: lambda o, c: (o.source, c.sources, o.target, o.count, o.dtype, o.root, o.asynchronous, o.timeout_s),
+    Kind.BARRIER: lambda o, _: (o.asynchronous, o.timeout_s),
+    Kind.SEND: lambda o, _: (o.source, o.count, o.root, o.tag, o.timeout_s),
+    Kind.RECEIVE: lambda o, _: (o.target, o.count, o.root, o.tag, o.timeout_s),
 }
 
 
@@ -196,7 +228,10 @@ class NativeCore:
         self.size = connections.size
         self.name = connections.name
         calls = _calls()
+        self._operations = [(getattr(calls, kind.name.lower()), _ARGUMENTS[kind]) for kind in Kind]
         self._all_reduce = calls.all_reduce
+        self._all_gather = calls.all_gather
+        self._reduce_scatter = calls.reduce_scatter
         self._wait = calls.wait
         self._sum_memory = getattr(door(), "sum_memory", None)
         self._calls = calls
@@ -213,12 +248,36 @@ class NativeCore:
         if hasattr(library, "clary_record"):
             library.clary_record(self._handle or self._gone(), address, num_rows)
 
+    def run(self, operation: Operation) -> int:
+        """Begin an operation and return its ticket, 0 when it is done."""
+        chunks = _NO_CHUNKS if operation.chunks is None else self._copied(operation.chunks)
+        call, arguments = self._operations[operation.kind]
+        ticket: int = call(self._handle or self._gone(), *arguments(operation, chunks), _failures.address)
+        return ticket if ticket >= 0 else self._fail(ticket)
+
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
         """Reduce `count` elements of every rank into `target` of all."""
         ticket: int = self._all_reduce(
             self._handle or self._gone(), source, target, count, dtype, op, asynchronous, timeout_s, _failures.address
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def all_gather(self, source: int, target: int, count: int, dtype: int, asynchronous: bool, timeout_s: float) -> int:
+        """Collect `count` elements of every rank, in rank order."""
+        ticket: int = self._all_gather(
+            self._handle or self._gone(), source, target, None, count, dtype, asynchronous, timeout_s, _failures.address
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def reduce_scatter(
+        self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
+    ) -> int:
+        """Reduce `size * count` elements of every rank; rank r keeps chunk r."""
+        handle, failure = self._handle or self._gone(), _failures.address
+        ticket: int = self._reduce_scatter(
+            handle, source, None, target, count, dtype, op, asynchronous, timeout_s, failure
         )
         return ticket if ticket >= 0 else self._fail(ticket)
 
@@ -235,182 +294,6 @@ class NativeCore:
         if ticket < 0:
             self._fail(ticket)
         return True
-
-    def all_gather(
-        self,
-        source: int,
-        target: int,
-        outputs: Sequence[int] | None,
-        count: int,
-        dtype: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Collect `count` elements of every rank in rank order."""
-        ticket: int = self._calls.all_gather(
-            self._handle or self._gone(),
-            source,
-            target,
-            self._address_list(outputs),
-            count,
-            dtype,
-            asynchronous,
-            timeout_s,
-            _failures.address,
-        )
-        return ticket if ticket >= 0 else self._fail(ticket)
-
-    def reduce_scatter(
-        self,
-        source: int,
-        inputs: Sequence[int] | None,
-        target: int,
-        count: int,
-        dtype: int,
-        op: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Reduce `size * count` elements of every rank; rank r keeps chunk r."""
-        ticket: int = self._calls.reduce_scatter(
-            self._handle or self._gone(),
-            source,
-            self._address_list(inputs),
-            target,
-            count,
-            dtype,
-            op,
-            asynchronous,
-            timeout_s,
-            _failures.address,
-        )
-        return ticket if ticket >= 0 else self._fail(ticket)
-
-    def broadcast(self, buffer: int, count: int, dtype: int, root: int, asynchronous: bool, timeout_s: float) -> int:
-        """Copy the root's buffer to all."""
-        ticket: int = self._calls.broadcast(
-            self._handle or self._gone(), buffer, count, dtype, root, asynchronous, timeout_s, _failures.address
-        )
-        return ticket if ticket >= 0 else self._fail(ticket)
-
-    def reduce(
-        self, source: int, target: int, count: int, dtype: int, op: int, root: int, asynchronous: bool, timeout_s: float
-    ) -> int:
-        """Reduce into the root's `target`; others may pass 0."""
-        ticket: int = self._calls.reduce(
-            self._handle or self._gone(),
-            source,
-            target,
-            count,
-            dtype,
-            op,
-            root,
-            asynchronous,
-            timeout_s,
-            _failures.address,
-        )
-        return ticket if ticket >= 0 else self._fail(ticket)
-
-    def all_to_all(
-        self,
-        source: int,
-        inputs: Sequence[int] | None,
-        send_counts: Sequence[int] | None,
-        target: int,
-        outputs: Sequence[int] | None,
-        receive_counts: Sequence[int] | None,
-        count: int,
-        dtype: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Send a chunk to every rank and receive one from each; counts None means `count` each."""
-        ticket: int = self._calls.all_to_all(
-            self._handle or self._gone(),
-            source,
-            self._address_list(inputs),
-            self._count_list(send_counts),
-            target,
-            self._address_list(outputs),
-            self._count_list(receive_counts),
-            count,
-            dtype,
-            asynchronous,
-            timeout_s,
-            _failures.address,
-        )
-        return ticket if ticket >= 0 else self._fail(ticket)
-
-    def gather(
-        self,
-        source: int,
-        target: int,
-        outputs: Sequence[int] | None,
-        count: int,
-        dtype: int,
-        root: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Collect `count` elements of every rank on the root."""
-        ticket: int = self._calls.gather(
-            self._handle or self._gone(),
-            source,
-            target,
-            self._address_list(outputs),
-            count,
-            dtype,
-            root,
-            asynchronous,
-            timeout_s,
-            _failures.address,
-        )
-        return ticket if ticket >= 0 else self._fail(ticket)
-
-    def scatter(
-        self,
-        source: int,
-        inputs: Sequence[int] | None,
-        target: int,
-        count: int,
-        dtype: int,
-        root: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Give each rank its chunk of the root's `size * count` elements."""
-        ticket: int = self._calls.scatter(
-            self._handle or self._gone(),
-            source,
-            self._address_list(inputs),
-            target,
-            count,
-            dtype,
-            root,
-            asynchronous,
-            timeout_s,
-            _failures.address,
-        )
-        return ticket if ticket >= 0 else self._fail(ticket)
-
-    def barrier(self, asynchronous: bool, timeout_s: float) -> int:
-        """End when every rank has called it."""
-        ticket: int = self._calls.barrier(self._handle or self._gone(), asynchronous, timeout_s, _failures.address)
-        return ticket if ticket >= 0 else self._fail(ticket)
-
-    def send(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
-        """Begin to send; a ticket."""
-        ticket: int = self._calls.send(
-            self._handle or self._gone(), buffer, num_bytes, peer, tag, timeout_s, _failures.address
-        )
-        return ticket if ticket >= 0 else self._fail(ticket)
-
-    def receive(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
-        """Begin to receive; a ticket."""
-        ticket: int = self._calls.receive(
-            self._handle or self._gone(), buffer, num_bytes, peer, tag, timeout_s, _failures.address
-        )
-        return ticket if ticket >= 0 else self._fail(ticket)
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:
         """Wait until the operation has ended; the peer of a receive, else 0. None when `limit_s` passed first."""
@@ -469,11 +352,11 @@ class NativeCore:
             if handle is not None:
                 self._calls.destroy(handle)
 
-    def _address_list(self, addresses: Sequence[int] | None) -> Any:
-        return None if addresses is None else self._addresses(*addresses)
-
-    def _count_list(self, counts: Sequence[int] | None) -> Any:
-        return None if counts is None else self._counts(*counts)
+    def _copied(self, chunks: Chunks) -> Chunks:
+        """Return the chunks as arrays of the library's."""
+        sources, targets = _array(self._addresses, chunks.sources), _array(self._addresses, chunks.targets)
+        counts = _array(self._counts, chunks.send_counts), _array(self._counts, chunks.receive_counts)
+        return Chunks(sources, targets, *counts)
 
     def _gone(self) -> NoReturn:
         raise error_of(
@@ -485,6 +368,10 @@ class NativeCore:
         raise error_of(
             -code if code else failure.code, failure.culprit, failure.text.decode(errors="replace") or _NO_WORDS
         )
+
+
+def _array(kind: Any, values: Sequence[int] | None) -> Any:
+    return None if values is None else kind(*values)
 
 
 _NO_WORDS = "the core refused the call without saying why"

@@ -6,6 +6,7 @@ Buffers are named by address. Nobody here keeps memory alive: who calls holds th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -103,102 +104,115 @@ class GroupConnections:
     algorithm: str = ""
 
 
-class Core(Protocol):
-    """A communicator over made connections.
+class Kind(IntEnum):
+    """Collectives, and the two ends of a message, numbered as in native/include/clary/collectives.h."""
 
-    Collectives return 0 when they are done and a ticket > 0 when `asynchronous` and not done yet; they run in the order
-    of their calls. Addresses are ints; counts are elements. `inputs` and `outputs` name one address a rank where chunks
-    lie apart. `timeout_s` 0 means the group's. Every method raises `errors` as `clary_code` says; after
-    anything but a bad argument the core is poisoned and each later call raises the first cause.
+    ALL_REDUCE = 0  # reduce `count` elements of every rank into `target` of all
+    ALL_GATHER = 1  # collect `count` elements of every rank, in rank order
+    REDUCE_SCATTER = 2  # reduce `size * count` elements of every rank; rank r keeps chunk r
+    BROADCAST = 3  # copy the root's `target` to that of all
+    REDUCE = 4  # reduce into the root's `target`; others may pass 0
+    ALL_TO_ALL = 5  # send a chunk to every rank and receive one from each
+    GATHER = 6  # collect `count` elements of every rank on the root
+    SCATTER = 7  # give each rank its chunk of the root's `size * count` elements
+    BARRIER = 8  # end when every rank has called it
+    SEND = 9  # `count` bytes at `source`
+    RECEIVE = 10  # `count` bytes to `target`; from ANY_RANK it takes the first that matches the tag
+
+
+@dataclass(slots=True)
+class Chunks:
+    """Addresses by rank, where parts of one buffer lie apart, and counts by rank, where they differ."""
+
+    sources: Sequence[int] | None = None
+    targets: Sequence[int] | None = None
+    send_counts: Sequence[int] | None = None
+    receive_counts: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class Operation:
+    """A collective or a message as its caller asks for it, built once and handed through to a core.
+
+    Args:
+        count: elements, of the buffer, or of one rank's chunk where ranks have chunks; bytes of a message.
+        source, target: addresses.
+        timeout_s: 0 means the group's.
+        root: its rank, or a message's peer.
+        chunks: None where all parts lie behind each other and have `count` elements.
     """
+
+    kind: Kind
+    dtype: int = Dtype.UINT8
+    count: int = 0
+    source: int = 0
+    target: int = 0
+    asynchronous: bool = False  # of collectives; messages always are
+    timeout_s: float = 0.0
+    reduction: int = ReduceOp.SUM
+    root: int = 0
+    tag: int = 0
+    chunks: Chunks | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one rank's part, or of all that it sends where counts differ."""
+        sent = self.chunks.send_counts if self.chunks is not None else None
+        return (self.count if sent is None else sum(sent)) * ELEMENT_BYTES[self.dtype]
+
+
+class ShortCalls(ABC):
+    """Make an `Operation` of each short call, for cores that have no shorter way."""
+
+    @abstractmethod
+    def run(self, operation: Operation) -> int:
+        """Begin an operation, as `Core.run`."""
 
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Reduce `count` elements of every rank into `target` of all."""
+        """Run an all-reduce."""
+        return self.run(Operation(Kind.ALL_REDUCE, dtype, count, source, target, asynchronous, timeout_s, op))
 
-    def all_gather(
-        self,
-        source: int,
-        target: int,
-        outputs: Sequence[int] | None,
-        count: int,
-        dtype: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Collect `count` elements of every rank, in rank order, at `target` or one chunk at each of `outputs`."""
+    def all_gather(self, source: int, target: int, count: int, dtype: int, asynchronous: bool, timeout_s: float) -> int:
+        """Run an all-gather."""
+        return self.run(Operation(Kind.ALL_GATHER, dtype, count, source, target, asynchronous, timeout_s))
 
     def reduce_scatter(
-        self,
-        source: int,
-        inputs: Sequence[int] | None,
-        target: int,
-        count: int,
-        dtype: int,
-        op: int,
-        asynchronous: bool,
-        timeout_s: float,
+        self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Reduce `size * count` elements of every rank; rank r keeps chunk r, `count` elements."""
+        """Run a reduce-scatter."""
+        return self.run(Operation(Kind.REDUCE_SCATTER, dtype, count, source, target, asynchronous, timeout_s, op))
 
-    def broadcast(self, buffer: int, count: int, dtype: int, root: int, asynchronous: bool, timeout_s: float) -> int:
-        """Copy the root's buffer to all."""
 
-    def reduce(
-        self, source: int, target: int, count: int, dtype: int, op: int, root: int, asynchronous: bool, timeout_s: float
+class Core(Protocol):
+    """A communicator over made connections.
+
+    Every method raises `errors` as `clary_code` says; after anything but a bad argument the core is poisoned and each
+    later call raises the first cause.
+    """
+
+    def run(self, operation: Operation) -> int:
+        """Begin an operation; return 0 when it is done, a ticket > 0 when it is asynchronous and not done yet.
+
+        Collectives run in the order of their calls. Lists are copied, memory is not.
+        """
+
+    # The same for what programs wait for in every step, without the object, which is a quarter of what Python adds to a
+    # call (docs/adr/0083).
+
+    def all_reduce(
+        self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Reduce into the root's `target`; others may pass 0."""
+        """Run an ALL_REDUCE."""
 
-    def all_to_all(
-        self,
-        source: int,
-        inputs: Sequence[int] | None,
-        send_counts: Sequence[int] | None,
-        target: int,
-        outputs: Sequence[int] | None,
-        receive_counts: Sequence[int] | None,
-        count: int,
-        dtype: int,
-        asynchronous: bool,
-        timeout_s: float,
+    def all_gather(self, source: int, target: int, count: int, dtype: int, asynchronous: bool, timeout_s: float) -> int:
+        """Run an ALL_GATHER whose chunks lie behind each other."""
+
+    def reduce_scatter(
+        self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Send a chunk to every rank and receive one from each; counts None means `count` each."""
-
-    def gather(
-        self,
-        source: int,
-        target: int,
-        outputs: Sequence[int] | None,
-        count: int,
-        dtype: int,
-        root: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Collect `count` elements of every rank on the root."""
-
-    def scatter(
-        self,
-        source: int,
-        inputs: Sequence[int] | None,
-        target: int,
-        count: int,
-        dtype: int,
-        root: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Give each rank its chunk of the root's `size * count` elements."""
-
-    def barrier(self, asynchronous: bool, timeout_s: float) -> int:
-        """End when every rank has called it."""
-
-    def send(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
-        """Begin to send; a ticket."""
-
-    def receive(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
-        """Begin to receive; a ticket. `peer` ANY_RANK takes the first that matches the tag."""
+        """Run a REDUCE_SCATTER whose chunks lie behind each other."""
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:
         """Wait until the operation has ended; the peer of a receive, else 0. None when `limit_s` passed first."""

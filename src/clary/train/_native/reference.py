@@ -11,245 +11,146 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from clary.train._native.interface import Dtype, ReduceOp
-from clary.train._native.reference_exchange import PeerExchange, read_memory
+from clary.train._native.interface import ELEMENT_BYTES, Chunks, Dtype, Kind, Operation, ReduceOp, ShortCalls
+from clary.train._native.reference_exchange import Meaning, PeerExchange, read_memory
 from clary.train._native.reference_math import expected_all_reduce
 
-_COLLECTIVE_NAMES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "barrier",
-    "send",
-    "receive",
-)
+_REDUCING = frozenset({Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE})
+_ROOTED = frozenset({Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER})
 
 
-class ReferenceCore(PeerExchange):
+class ReferenceCore(PeerExchange, ShortCalls):
     """`interface.Core` in plain Python; owns the descriptors of its connections."""
 
-    def all_reduce(
-        self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
-    ) -> int:
-        """Reduce `count` elements of every rank into `target` of all."""
-        num_bytes = self._bytes_of(count, dtype, op)
-
-        def finish(inputs: list[bytes]) -> int:
-            _write(target, expected_all_reduce(inputs, dtype, op))
-            return self.size * num_bytes
-
-        label = _label("all_reduce", count, dtype, op=op)
-        return self._call(
-            label, lambda _: read_memory(source, num_bytes), lambda _: num_bytes, finish, asynchronous, timeout_s
-        )
-
-    def all_gather(
-        self,
-        source: int,
-        target: int,
-        outputs: Sequence[int] | None,
-        count: int,
-        dtype: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Collect `count` elements of every rank in rank order."""
-        num_bytes = self._bytes_of(count, dtype)
-        places = _places(target, outputs, [num_bytes] * self.size)
-
-        def finish(inputs: list[bytes]) -> int:
-            return _write_all(places, inputs)
-
-        label = _label("all_gather", count, dtype)
-        return self._call(
-            label, lambda _: read_memory(source, num_bytes), lambda _: num_bytes, finish, asynchronous, timeout_s
-        )
-
-    def reduce_scatter(
-        self,
-        source: int,
-        inputs: Sequence[int] | None,
-        target: int,
-        count: int,
-        dtype: int,
-        op: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Reduce `size * count` elements of every rank; rank r keeps chunk r."""
-        num_bytes = self._bytes_of(count, dtype, op)
-        places = _places(source, inputs, [num_bytes] * self.size)
-
-        def finish(chunks: list[bytes]) -> int:
-            _write(target, expected_all_reduce(chunks, dtype, op))
-            return self.size * num_bytes
-
-        label = _label("reduce_scatter", count, dtype, op=op)
-        return self._call(
-            label,
-            lambda peer: read_memory(places[peer], num_bytes),
-            lambda _: num_bytes,
-            finish,
-            asynchronous,
-            timeout_s,
-        )
-
-    def broadcast(self, buffer: int, count: int, dtype: int, root: int, asynchronous: bool, timeout_s: float) -> int:
-        """Copy the root's buffer to all."""
-        num_bytes = self._bytes_of(count, dtype, root=root)
-        is_root = self.rank == root
-
-        def finish(inputs: list[bytes]) -> int:
-            return 0 if is_root else _write(buffer, inputs[root])
-
-        return self._call(
-            _label("broadcast", count, dtype, root=root),
-            lambda _: read_memory(buffer, num_bytes) if is_root else b"",
-            lambda peer: num_bytes if peer == root else 0,
-            finish,
-            asynchronous,
-            timeout_s,
-        )
-
-    def reduce(
-        self, source: int, target: int, count: int, dtype: int, op: int, root: int, asynchronous: bool, timeout_s: float
-    ) -> int:
-        """Reduce into the root's `target`; others may pass 0."""
-        num_bytes = self._bytes_of(count, dtype, op, root=root)
-        is_root = self.rank == root
-
-        def finish(inputs: list[bytes]) -> int:
-            if not is_root:
-                return 0
-            _write(target, expected_all_reduce(inputs, dtype, op))
-            return self.size * num_bytes
-
-        return self._call(
-            _label("reduce", count, dtype, op=op, root=root),
-            lambda peer: read_memory(source, num_bytes) if peer == root else b"",
-            lambda _: num_bytes if is_root else 0,
-            finish,
-            asynchronous,
-            timeout_s,
-        )
-
-    def all_to_all(
-        self,
-        source: int,
-        inputs: Sequence[int] | None,
-        send_counts: Sequence[int] | None,
-        target: int,
-        outputs: Sequence[int] | None,
-        receive_counts: Sequence[int] | None,
-        count: int,
-        dtype: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Send a chunk to every rank and receive one from each; counts None means `count` each."""
-        element_bytes = self._bytes_of(1, dtype)
-        self._bytes_of(count, dtype)
-        sent = [element_bytes * number for number in send_counts or [count] * self.size]
-        received = [element_bytes * number for number in receive_counts or [count] * self.size]
-        sources = _places(source, inputs, sent)
-        targets = _places(target, outputs, received)
-        label = _label("all_to_all", None, dtype)  # counts may differ; the sizes of what comes are compared
-        return self._call(
-            label,
-            lambda peer: read_memory(sources[peer], sent[peer]),
-            lambda peer: received[peer],
-            lambda chunks: _write_all(targets, chunks),
-            asynchronous,
-            timeout_s,
-        )
-
-    def gather(
-        self,
-        source: int,
-        target: int,
-        outputs: Sequence[int] | None,
-        count: int,
-        dtype: int,
-        root: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Collect `count` elements of every rank on the root."""
-        num_bytes = self._bytes_of(count, dtype, root=root)
-        is_root = self.rank == root
-        places = _places(target, outputs, [num_bytes] * self.size)
-        return self._call(
-            _label("gather", count, dtype, root=root),
-            lambda peer: read_memory(source, num_bytes) if peer == root else b"",
-            lambda _: num_bytes if is_root else 0,
-            lambda inputs: _write_all(places, inputs) if is_root else 0,
-            asynchronous,
-            timeout_s,
-        )
-
-    def scatter(
-        self,
-        source: int,
-        inputs: Sequence[int] | None,
-        target: int,
-        count: int,
-        dtype: int,
-        root: int,
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        """Give each rank its chunk of the root's `size * count` elements."""
-        num_bytes = self._bytes_of(count, dtype, root=root)
-        is_root = self.rank == root
-        places = _places(source, inputs, [num_bytes] * self.size)
-        return self._call(
-            _label("scatter", count, dtype, root=root),
-            lambda peer: read_memory(places[peer], num_bytes) if is_root else b"",
-            lambda peer: num_bytes if peer == root else 0,
-            lambda chunks: _write(target, chunks[root]),
-            asynchronous,
-            timeout_s,
-        )
-
-    def barrier(self, asynchronous: bool, timeout_s: float) -> int:
-        """End when every rank has called it."""
-        return self._call("barrier", lambda _: b"", lambda _: 0, lambda _: 0, asynchronous, timeout_s)
+    def run(self, operation: Operation) -> int:
+        """Begin an operation and return its ticket, 0 when it is done."""
+        if operation.kind is Kind.SEND:
+            return self._send(operation)
+        if operation.kind is Kind.RECEIVE:
+            return self._receive(operation)
+        self._check(operation)
+        meanings: dict[Kind, Callable[[Operation], Meaning]] = {
+            Kind.ALL_REDUCE: self._all_reduce,
+            Kind.ALL_GATHER: self._all_gather,
+            Kind.REDUCE_SCATTER: self._reduce_scatter,
+            Kind.BROADCAST: self._broadcast,
+            Kind.REDUCE: self._reduce,
+            Kind.ALL_TO_ALL: self._all_to_all,
+            Kind.GATHER: self._gather,
+            Kind.SCATTER: self._scatter,
+            Kind.BARRIER: self._barrier,
+        }
+        return self._call(operation, _label(operation), meanings[operation.kind](operation))
 
     def explain(self, collective: int, num_bytes: int) -> str:
         """Say how an operation runs: here always in the same way."""
-        return f"{_COLLECTIVE_NAMES[collective]} of {num_bytes} bytes: reference core, every rank sends to every other"
+        return f"{Kind(collective).name.lower()} of {num_bytes} bytes: reference core, every rank sends to every other"
 
-    def _bytes_of(self, count: int, dtype: int, op: int | None = None, *, root: int = 0) -> int:
-        """Check what was asked for; return the bytes of `count` elements."""
-        if not 0 <= dtype < len(Dtype):
-            raise ValueError(f"{self._words()}: element type {dtype} is unknown, expected 0 to {len(Dtype) - 1}")
-        kind = Dtype(dtype)
-        if op is not None and (not 0 <= op < len(ReduceOp) or not ReduceOp(op).is_defined_on(kind)):
+    # Each of these says how an operation is done on this rank.
+
+    def _all_reduce(self, asked: Operation) -> Meaning:
+        length = asked.num_bytes
+        return Meaning(lambda _: read_memory(asked.source, length), lambda _: length, partial(_reduce_into, asked))
+
+    def _all_gather(self, asked: Operation) -> Meaning:
+        length = asked.num_bytes
+        places = self._places(asked.target, _chunks_of(asked).targets, length)
+        return Meaning(lambda _: read_memory(asked.source, length), lambda _: length, partial(_write_all, places))
+
+    def _reduce_scatter(self, asked: Operation) -> Meaning:
+        length = asked.num_bytes
+        places = self._places(asked.source, _chunks_of(asked).sources, length)
+        return Meaning(lambda peer: read_memory(places[peer], length), lambda _: length, partial(_reduce_into, asked))
+
+    def _broadcast(self, asked: Operation) -> Meaning:
+        length, is_root = asked.num_bytes, self.rank == asked.root
+        return Meaning(
+            lambda _: read_memory(asked.target, length) if is_root else b"",
+            lambda peer: length if peer == asked.root else 0,
+            lambda inputs: 0 if is_root else _write(asked.target, inputs[asked.root]),
+        )
+
+    def _reduce(self, asked: Operation) -> Meaning:
+        length, is_root = asked.num_bytes, self.rank == asked.root
+        return Meaning(
+            lambda peer: read_memory(asked.source, length) if peer == asked.root else b"",
+            lambda _: length if is_root else 0,
+            lambda inputs: _reduce_into(asked, inputs) if is_root else 0,
+        )
+
+    def _all_to_all(self, asked: Operation) -> Meaning:
+        chunks, element_bytes = _chunks_of(asked), ELEMENT_BYTES[asked.dtype]
+        sent = [element_bytes * number for number in chunks.send_counts or [asked.count] * self.size]
+        received = [element_bytes * number for number in chunks.receive_counts or [asked.count] * self.size]
+        sources = _places(asked.source, chunks.sources, sent)
+        targets = _places(asked.target, chunks.targets, received)
+        return Meaning(
+            lambda peer: read_memory(sources[peer], sent[peer]),
+            lambda peer: received[peer],
+            partial(_write_all, targets),
+        )
+
+    def _gather(self, asked: Operation) -> Meaning:
+        length, is_root = asked.num_bytes, self.rank == asked.root
+        places = self._places(asked.target, _chunks_of(asked).targets, length)
+        return Meaning(
+            lambda peer: read_memory(asked.source, length) if peer == asked.root else b"",
+            lambda _: length if is_root else 0,
+            lambda inputs: _write_all(places, inputs) if is_root else 0,
+        )
+
+    def _scatter(self, asked: Operation) -> Meaning:
+        length, is_root = asked.num_bytes, self.rank == asked.root
+        places = self._places(asked.source, _chunks_of(asked).sources, length)
+        return Meaning(
+            lambda peer: read_memory(places[peer], length) if is_root else b"",
+            lambda peer: length if peer == asked.root else 0,
+            lambda inputs: _write(asked.target, inputs[asked.root]),
+        )
+
+    def _barrier(self, asked: Operation) -> Meaning:
+        return Meaning(lambda _: b"", lambda _: 0, lambda _: 0)
+
+    def _places(self, address: int, apart: Sequence[int] | None, length: int) -> list[int]:
+        return _places(address, apart, [length] * self.size)
+
+    def _check(self, asked: Operation) -> None:
+        if not 0 <= asked.dtype < len(Dtype):
+            raise ValueError(f"{self._words()}: element type {asked.dtype} is unknown, expected 0 to {len(Dtype) - 1}")
+        kind, op = Dtype(asked.dtype), asked.reduction
+        if asked.kind in _REDUCING and (not 0 <= op < len(ReduceOp) or not ReduceOp(op).is_defined_on(kind)):
             name = ReduceOp(op).name.lower() if 0 <= op < len(ReduceOp) else op
             raise ValueError(f"{self._words()}: reduction {name} is not defined on {kind.name.lower()}")
-        if count < 0:
-            raise ValueError(f"{self._words()}: {count} elements; expected 0 or more")
-        if not 0 <= root < self.size:
-            raise ValueError(f"{self._words()}: root {root} is no rank of a group of {self.size}")
-        return count * kind.element_bytes
+        if asked.count < 0:
+            raise ValueError(f"{self._words()}: {asked.count} elements; expected 0 or more")
+        if asked.kind in _ROOTED and not 0 <= asked.root < self.size:
+            raise ValueError(f"{self._words()}: root {asked.root} is no rank of a group of {self.size}")
 
 
-def _label(name: str, count: int | None, dtype: int, *, op: int | None = None, root: int | None = None) -> str:
-    words = [name, Dtype(dtype).name.lower()]
-    if op is not None:
-        words.append(ReduceOp(op).name.lower())
-    if count is not None:
-        words.append(f"of {count} elements")
-    if root is not None:
-        words.append(f"with root {root}")
+def _label(asked: Operation) -> str:
+    """Return what must be equal on all ranks. Counts of all_to_all may differ; the sizes of what comes are compared."""
+    words = [asked.kind.name.lower()]
+    if asked.kind is not Kind.BARRIER:
+        words.append(Dtype(asked.dtype).name.lower())
+    if asked.kind in _REDUCING:
+        words.append(ReduceOp(asked.reduction).name.lower())
+    if asked.kind not in (Kind.BARRIER, Kind.ALL_TO_ALL):
+        words.append(f"of {asked.count} elements")
+    if asked.kind in _ROOTED:
+        words.append(f"with root {asked.root}")
     return " ".join(words)
+
+
+def _chunks_of(asked: Operation) -> Chunks:
+    return asked.chunks or Chunks()
+
+
+def _reduce_into(asked: Operation, inputs: list[bytes]) -> int:
+    _write(asked.target, expected_all_reduce(inputs, asked.dtype, asked.reduction))
+    return sum(map(len, inputs))
 
 
 def _places(address: int, apart: Sequence[int] | None, lengths: Sequence[int]) -> list[int]:

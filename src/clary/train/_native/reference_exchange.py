@@ -16,9 +16,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from clary.train._native.errors import error_of
-from clary.train._native.interface import ANY_RANK, Code, GroupConnections
+from clary.train._native.interface import ANY_RANK, Code, GroupConnections, Operation
 from clary.train._native.reference_streams import Callbacks, Frame, FrameKind, StreamLoop
 from clary.train._native.reference_transfers import EAGER_BYTES, Arrival, Match, Receive, Send, TransferBook
 
@@ -42,23 +43,28 @@ class _Ticket:
     source: int = 0
 
 
-@dataclass(frozen=True)
-class _Operation:
-    """A collective that was called.
+class Meaning(NamedTuple):
+    """Say how a collective is done on this rank.
 
     Args:
-        label: what must be equal on all ranks.
         outgoing: the bytes for a rank.
         expected: how many bytes come from a rank, by rank.
         finish: writes the result, given what came from every rank, itself included, in rank order; returns how many
             bytes were reduced.
     """
 
-    ticket: _Ticket
-    label: str
     outgoing: Callable[[int], bytes]
     expected: Callable[[int], int]
     finish: Callable[[list[bytes]], int]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A collective that was called."""
+
+    ticket: _Ticket
+    label: str  # what must be equal on all ranks
+    meaning: Meaning
     limit_s: float  # from when it is begun
 
 
@@ -79,7 +85,7 @@ class PeerExchange:
         self._departed: set[int] = set()
         self._book = TransferBook()
         self._counts = {"operations": 0, "bytes_reduced": 0, "lane_bytes_sent": 0, "lane_bytes_received": 0}
-        self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         if connections.segment_fd >= 0:
             os.close(connections.segment_fd)
         name = f"{connections.name}-{self.rank}"
@@ -91,34 +97,33 @@ class PeerExchange:
 
     # Point to point
 
-    def send(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
-        """Begin to send; a ticket."""
-        self._check_peer(peer, num_bytes)
-        payload = read_memory(buffer, num_bytes)
+    def _send(self, message: Operation) -> int:
+        self._check_peer(message.root, message.count)
+        payload = read_memory(message.source, message.count)
         with self._changed:
             self._check_open()
-            self._check_present(peer)
+            self._check_present(message.root)
             ticket = self._new_ticket()
-            if num_bytes <= EAGER_BYTES:
+            if message.count <= EAGER_BYTES:
                 self._end(ticket)
             else:
-                deadline_s = time.monotonic() + self._limit_s(timeout_s)
-                self._book.sends[ticket.number] = Send(ticket.number, peer, tag, num_bytes, deadline_s)
-            self._streams.post(peer, Frame(FrameKind.MESSAGE, tag, ticket.number, payload=payload))
+                deadline_s = time.monotonic() + self._limit_s(message.timeout_s)
+                send = Send(ticket.number, message.root, message.tag, message.count, deadline_s)
+                self._book.sends[ticket.number] = send
+            self._streams.post(message.root, Frame(FrameKind.MESSAGE, message.tag, ticket.number, payload=payload))
             return ticket.number
 
-    def receive(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
-        """Begin to receive; a ticket. `peer` ANY_RANK takes the first that matches the tag."""
-        self._check_peer(peer, num_bytes, may_be_any=True)
+    def _receive(self, message: Operation) -> int:
+        self._check_peer(message.root, message.count, may_be_any=True)
         with self._changed:
             self._check_open()
             ticket = self._new_ticket()
-            deadline_s = time.monotonic() + self._limit_s(timeout_s)
-            call = Receive(ticket.number, peer, tag, buffer, num_bytes, deadline_s)
+            deadline_s = time.monotonic() + self._limit_s(message.timeout_s)
+            call = Receive(ticket.number, message.root, message.tag, message.target, message.count, deadline_s)
             if match := self._book.receive(call):
                 self._settle(match)
-            elif peer != ANY_RANK:
-                self._check_present(peer)
+            elif message.root != ANY_RANK:
+                self._check_present(message.root)
             self._streams.wake()
             return ticket.number
 
@@ -185,68 +190,57 @@ class PeerExchange:
 
     # Running collectives
 
-    def _call(
-        self,
-        label: str,
-        outgoing: Callable[[int], bytes],
-        expected: Callable[[int], int],
-        finish: Callable[[list[bytes]], int],
-        asynchronous: bool,
-        timeout_s: float,
-    ) -> int:
-        limit_s = self._limit_s(timeout_s)
+    def _call(self, operation: Operation, label: str, meaning: Meaning) -> int:
         with self._changed:
             self._check_open()
             ticket = self._new_ticket()
-            self._queue.put(_Operation(ticket, label, outgoing, expected, finish, limit_s))
-        if asynchronous:
+            self._queue.put(_Call(ticket, label, meaning, self._limit_s(operation.timeout_s)))
+        if operation.asynchronous:
             return ticket.number
         self.wait(ticket.number, None)
         return 0
 
     def _execute(self) -> None:
         for sequence in itertools.count(1):
-            operation = self._queue.get()
-            if operation is None:
+            call = self._queue.get()
+            if call is None:
                 return
-            self._run(sequence, operation)
+            self._run(sequence, call)
 
-    def _run(self, sequence: int, operation: _Operation) -> None:
-        deadline_s = time.monotonic() + operation.limit_s
+    def _run(self, sequence: int, call: _Call) -> None:
+        deadline_s = time.monotonic() + call.limit_s
         others = [peer for peer in range(self.size) if peer != self.rank]
         with self._changed:
             if self._failure is not None:
                 return
             try:
-                own = operation.outgoing(self.rank)
+                own = call.meaning.outgoing(self.rank)
                 for peer in others:
-                    data = operation.outgoing(peer)
-                    frame = Frame(FrameKind.COLLECTIVE, sequence, label=operation.label, payload=data)
+                    data = call.meaning.outgoing(peer)
+                    frame = Frame(FrameKind.COLLECTIVE, sequence, label=call.label, payload=data)
                     self._counts["lane_bytes_sent"] += self._streams.post(peer, frame)
-                failure = self._await_inputs(sequence, operation, others, deadline_s)
+                failure = self._await_inputs(sequence, call, others, deadline_s)
                 if failure is None:
                     frames = {peer: self._inbox.pop((sequence, peer)) for peer in others}
-                    failure = self._disagreement(sequence, operation, frames)
+                    failure = self._disagreement(sequence, call, frames)
                 if failure is None:
                     inputs = [own if rank == self.rank else frames[rank].payload for rank in range(self.size)]
-                    self._counts["bytes_reduced"] += operation.finish(inputs)
+                    self._counts["bytes_reduced"] += call.meaning.finish(inputs)
                     self._counts["operations"] += 1
-                    self._end(operation.ticket)
+                    self._end(call.ticket)
                     return
             except MemoryError:
-                words = f"{self._words()}: {operation.label}, operation {sequence}: no memory is left"
+                words = f"{self._words()}: {call.label}, operation {sequence}: no memory is left"
                 failure = _Failure(Code.SYSTEM, self.rank, words)
             self._poison(failure)
 
-    def _await_inputs(
-        self, sequence: int, operation: _Operation, others: list[int], deadline_s: float
-    ) -> _Failure | None:
+    def _await_inputs(self, sequence: int, call: _Call, others: list[int], deadline_s: float) -> _Failure | None:
         """Wait until all have sent theirs; return why they will not. The lock is held."""
         while True:
             missing = [peer for peer in others if (sequence, peer) not in self._inbox]
             if self._failure is not None or not missing:
                 return self._failure
-            words = f"{self._words()}: {operation.label}, operation {sequence}"
+            words = f"{self._words()}: {call.label}, operation {sequence}"
             if gone := [peer for peer in missing if peer in self._departed]:
                 return _Failure(
                     Code.PEER_LOST,
@@ -259,18 +253,18 @@ class PeerExchange:
                 return _Failure(
                     Code.TIMEOUT,
                     missing[0],
-                    f"{words}: timeout after {operation.limit_s:g} s of waiting for {names}, who did not come to it: "
+                    f"{words}: timeout after {call.limit_s:g} s of waiting for {names}, who did not come to it: "
                     f"look for what is done there instead, or raise CLARY_COLLECTIVE_TIMEOUT_S",
                 )
             self._changed.wait(remaining_s)
 
-    def _disagreement(self, sequence: int, operation: _Operation, frames: dict[int, Frame]) -> _Failure | None:
+    def _disagreement(self, sequence: int, call: _Call, frames: dict[int, Frame]) -> _Failure | None:
         for peer, frame in frames.items():
-            expected = operation.expected(peer)
-            if frame.label == operation.label and len(frame.payload) == expected:
+            expected = call.meaning.expected(peer)
+            if frame.label == call.label and len(frame.payload) == expected:
                 continue
-            theirs = frame.label if frame.label != operation.label else f"{frame.label} with {len(frame.payload)} bytes"
-            ours = operation.label if frame.label != operation.label else f"{operation.label} with {expected} bytes"
+            theirs = frame.label if frame.label != call.label else f"{frame.label} with {len(frame.payload)} bytes"
+            ours = call.label if frame.label != call.label else f"{call.label} with {expected} bytes"
             return _Failure(
                 Code.ORDER_MISMATCH,
                 peer,

@@ -10,12 +10,12 @@ All ranks of a group must call the same collectives in the same order, from any 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from clary.train._native.errors import CollectiveError, GroupClosed
-from clary.train._native.interface import ANY_RANK, Core, Dtype, ReduceOp
+from clary.train._native.interface import ANY_RANK, Chunks, Core, Dtype, Kind, Operation, ReduceOp
 from clary.train.collective.arguments import (
     addresses,
     check_length,
@@ -111,13 +111,9 @@ class Communicator:
         if is_plain and not self._is_closed and self._sum_memory is not None and self._sum_memory(source, timeout_s):
             return self._ended
         source, target = in_and_out(source, target, dtype)
-        reduction = reduction_of(op, source.dtype)
-        return self._start(
-            lambda: self.core.all_reduce(
-                source.address, target.address, source.num_elements, source.dtype, reduction, asynchronous, timeout_s
-            ),
-            (source, target),
-        )
+        asked = Operation(Kind.ALL_REDUCE, source.dtype, source.num_elements, source.address, target.address)
+        asked.reduction = reduction_of(op, source.dtype)
+        return self._start(asked, (source, target), asynchronous, timeout_s)
 
     def all_gather(
         self,
@@ -133,12 +129,9 @@ class Communicator:
         targets = chunks_like(source, target, self.size, name="target", is_output=True)
         check_apart((source,), targets, may_be_equal=self.size == 1)
         address, apart = addresses(targets)
-        return self._start(
-            lambda: self.core.all_gather(
-                source.address, address, apart, source.num_elements, source.dtype, asynchronous, timeout_s
-            ),
-            (source, *targets),
-        )
+        asked = Operation(Kind.ALL_GATHER, source.dtype, source.num_elements, source.address, address)
+        asked.chunks = Chunks(targets=apart) if apart else None
+        return self._start(asked, (source, *targets), asynchronous, timeout_s)
 
     def reduce_scatter(
         self,
@@ -154,14 +147,10 @@ class Communicator:
         target = buffer_of(target, name="target", dtype=dtype, is_output=True)
         sources = chunks_like(target, source, self.size, name="source")
         check_apart(sources, (target,), may_be_equal=self.size == 1)
-        reduction = reduction_of(op, target.dtype)
         address, apart = addresses(sources)
-        return self._start(
-            lambda: self.core.reduce_scatter(
-                address, apart, target.address, target.num_elements, target.dtype, reduction, asynchronous, timeout_s
-            ),
-            (*sources, target),
-        )
+        asked = Operation(Kind.REDUCE_SCATTER, target.dtype, target.num_elements, address, target.address)
+        asked.reduction, asked.chunks = reduction_of(op, target.dtype), Chunks(sources=apart) if apart else None
+        return self._start(asked, (*sources, target), asynchronous, timeout_s)
 
     def broadcast(
         self,
@@ -175,12 +164,9 @@ class Communicator:
         """Copy the root's buffer into that of all others."""
         self._check_rank(root, "root")
         memory = buffer_of(buffer, name="buffer", dtype=dtype, is_output=self.rank != root)
-        return self._start(
-            lambda: self.core.broadcast(
-                memory.address, memory.num_elements, memory.dtype, root, asynchronous, timeout_s
-            ),
-            (memory,),
-        )
+        asked = Operation(Kind.BROADCAST, memory.dtype, memory.num_elements, 0, memory.address)
+        asked.root = root
+        return self._start(asked, (memory,), asynchronous, timeout_s)
 
     def reduce(
         self,
@@ -200,13 +186,9 @@ class Communicator:
             address = target.address
         else:
             source, target, address = buffer_of(source, name="source", dtype=dtype), None, 0
-        reduction = reduction_of(op, source.dtype)
-        return self._start(
-            lambda: self.core.reduce(
-                source.address, address, source.num_elements, source.dtype, reduction, root, asynchronous, timeout_s
-            ),
-            (source, target),
-        )
+        asked = Operation(Kind.REDUCE, source.dtype, source.num_elements, source.address, address, root=root)
+        asked.reduction = reduction_of(op, source.dtype)
+        return self._start(asked, (source, target), asynchronous, timeout_s)
 
     def all_to_all(
         self,
@@ -235,21 +217,10 @@ class Communicator:
             check_length(targets[0], sources[0].num_elements, "target")
         source_address, sources_apart = addresses(sources)
         target_address, targets_apart = addresses(targets)
-        return self._start(
-            lambda: self.core.all_to_all(
-                source_address,
-                sources_apart,
-                None if is_even else sent,
-                target_address,
-                targets_apart,
-                None if is_even else received,
-                sent[0],
-                sources[0].dtype,
-                asynchronous,
-                timeout_s,
-            ),
-            (*sources, *targets),
-        )
+        counts = (None, None) if is_even else (sent, received)
+        asked = Operation(Kind.ALL_TO_ALL, sources[0].dtype, sent[0], source_address, target_address)
+        asked.chunks = Chunks(sources_apart, targets_apart, *counts)
+        return self._start(asked, (*sources, *targets), asynchronous, timeout_s)
 
     def gather(
         self,
@@ -267,12 +238,9 @@ class Communicator:
         targets = self._root_chunks(target, source, root, name="target", is_output=True)
         check_apart((source,), targets, may_be_equal=self.size == 1)
         address, apart = addresses(targets)
-        return self._start(
-            lambda: self.core.gather(
-                source.address, address, apart, source.num_elements, source.dtype, root, asynchronous, timeout_s
-            ),
-            (source, *targets),
-        )
+        asked = Operation(Kind.GATHER, source.dtype, source.num_elements, source.address, address, root=root)
+        asked.chunks = Chunks(targets=apart) if apart else None
+        return self._start(asked, (source, *targets), asynchronous, timeout_s)
 
     def scatter(
         self,
@@ -290,16 +258,13 @@ class Communicator:
         sources = self._root_chunks(source, target, root, name="source")
         check_apart(sources, (target,), may_be_equal=self.size == 1)
         address, apart = addresses(sources)
-        return self._start(
-            lambda: self.core.scatter(
-                address, apart, target.address, target.num_elements, target.dtype, root, asynchronous, timeout_s
-            ),
-            (*sources, target),
-        )
+        asked = Operation(Kind.SCATTER, target.dtype, target.num_elements, address, target.address, root=root)
+        asked.chunks = Chunks(sources=apart) if apart else None
+        return self._start(asked, (*sources, target), asynchronous, timeout_s)
 
     def barrier(self, *, asynchronous: bool = False, timeout_s: float = _GROUP_TIMEOUT) -> Work:
         """End when every rank has called it."""
-        return self._start(lambda: self.core.barrier(asynchronous, timeout_s), ())
+        return self._start(Operation(Kind.BARRIER), (), asynchronous, timeout_s)
 
     # Point to point
 
@@ -307,14 +272,16 @@ class Communicator:
         """Begin to send to a rank; the work has ended when the buffer may be changed."""
         self._check_peer(peer)
         memory = buffer_of(buffer, name="buffer")
-        return self._start(lambda: self.core.send(memory.address, memory.num_bytes, peer, tag, timeout_s), (memory,))
+        message = Operation(Kind.SEND, count=memory.num_bytes, source=memory.address, root=peer, tag=tag)
+        return self._start(message, (memory,), True, timeout_s)
 
     def receive(self, buffer: Any, peer: int = ANY_RANK, *, tag: int = 0, timeout_s: float = _GROUP_TIMEOUT) -> Work:
         """Begin to receive as many bytes as `buffer` has, from a rank or any; `Work.source` tells which."""
         if peer != ANY_RANK:
             self._check_peer(peer)
         memory = buffer_of(buffer, name="buffer", is_output=True)
-        return self._start(lambda: self.core.receive(memory.address, memory.num_bytes, peer, tag, timeout_s), (memory,))
+        message = Operation(Kind.RECEIVE, count=memory.num_bytes, target=memory.address, root=peer, tag=tag)
+        return self._start(message, (memory,), True, timeout_s)
 
     # Life
 
@@ -382,10 +349,11 @@ class Communicator:
 
     # Checks
 
-    def _start(self, call: Callable[[], int], buffers: Sequence[Buffer | None]) -> Work:
+    def _start(self, asked: Operation, buffers: Sequence[Buffer | None], asynchronous: bool, timeout_s: float) -> Work:
         self._check_open()
+        asked.asynchronous, asked.timeout_s = asynchronous, timeout_s
         try:
-            ticket = call()
+            ticket = self.core.run(asked)
         except (CollectiveError, ValueError):
             raise
         except BaseException as error:  # interrupted while it was under way: its memory must not be touched any more

@@ -7,34 +7,21 @@ seen to end when it does; spans are that exact.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from clary.train._native.errors import CollectiveError
-from clary.train._native.interface import Core, Dtype
+from clary.train._native.interface import Core, Kind, Operation, ShortCalls
 from clary.train.collective import trace
 
 LOOK_S = 0.0005
 _JOIN_S = 10.0
-_COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "barrier",
-)
-_MESSAGES = ("send", "receive")
+_MESSAGES = (Kind.SEND, Kind.RECEIVE)
 _MICROSECOND_NS = 1000
 
 
-class TracedCore:
+class TracedCore(ShortCalls):
     """Everything that a core can do, with each operation on the lane of its group.
 
     A collective's span begins when it was asked for and the one before it had ended; `waited_us` is how long that took.
@@ -46,17 +33,27 @@ class TracedCore:
         self._core = core
         self._writer = writer
         self._lane = f"{trace.COMMUNICATION} {group}"
-        self._pending: dict[int, _Operation] = {}  # by ticket, in the order of their calls
+        self._pending: dict[int, tuple[Operation, int]] = {}  # and when it was asked for; by ticket, in order
         self._last_end_ns = 0
         self._changed = threading.Condition(threading.RLock())
         self._is_open = True
         self._looking = threading.Thread(target=self._look, name=f"clary-trace-{group}", daemon=True)
         self._looking.start()
-        for name in (*_COLLECTIVES, *_MESSAGES):
-            setattr(self, name, self._traced(name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
+
+    def run(self, operation: Operation) -> int:
+        """Begin an operation as the core does."""
+        asked_ns = time.perf_counter_ns()
+        ticket = self._core.run(operation)
+        with self._changed:
+            if ticket:
+                self._pending[ticket] = operation, asked_ns
+                self._changed.notify_all()
+            else:
+                self._report(operation, asked_ns, 0)
+        return ticket
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:
         """Wait as the core does, and note the end."""
@@ -85,42 +82,22 @@ class TracedCore:
         self._core.close()
         self._writer.flush()
 
-    def _traced(self, name: str) -> Callable[..., int]:
-        call: Callable[..., int] = getattr(self._core, name)
-        signature = inspect.signature(call)
-
-        def traced(*arguments: Any, **named: Any) -> int:
-            operation = _Operation(name, _num_bytes(signature.bind(*arguments, **named).arguments))
-            ticket = call(*arguments, **named)
-            with self._changed:
-                if ticket:
-                    self._pending[ticket] = operation
-                    self._changed.notify_all()
-                else:
-                    self._report(operation, 0)
-            return ticket
-
-        return traced
-
     def _note_end(self, ticket: int) -> None:
         with self._changed:
-            operation = self._pending.pop(ticket, None)
-            if operation is not None:
-                self._report(operation, ticket)
+            pending = self._pending.pop(ticket, None)
+            if pending is not None:
+                self._report(*pending, ticket)
 
-    def _report(self, operation: _Operation, ticket: int) -> None:
+    def _report(self, operation: Operation, asked_ns: int, ticket: int) -> None:
         end_ns = time.perf_counter_ns()
-        if operation.name in _MESSAGES:
-            self._writer.loose_span(
-                self._lane, operation.name, ticket, operation.asked_ns, end_ns, bytes=operation.num_bytes
-            )
+        name, num_bytes = operation.kind.name.lower(), operation.num_bytes
+        if operation.kind in _MESSAGES:
+            self._writer.loose_span(self._lane, name, ticket, asked_ns, end_ns, bytes=num_bytes)
             return
-        begin_ns = max(operation.asked_ns, self._last_end_ns)
+        begin_ns = max(asked_ns, self._last_end_ns)
         self._last_end_ns = end_ns
-        waited_us = (begin_ns - operation.asked_ns) / _MICROSECOND_NS
-        self._writer.span(
-            self._lane, operation.name, begin_ns, end_ns, bytes=operation.num_bytes, waited_us=round(waited_us)
-        )
+        waited_us = (begin_ns - asked_ns) / _MICROSECOND_NS
+        self._writer.span(self._lane, name, begin_ns, end_ns, bytes=num_bytes, waited_us=round(waited_us))
 
     def _look(self) -> None:
         while self._is_open:
@@ -134,17 +111,3 @@ class TracedCore:
             except CollectiveError:
                 return  # the core was closed under us
             time.sleep(LOOK_S)
-
-
-class _Operation:
-    def __init__(self, name: str, num_bytes: int) -> None:
-        self.name, self.num_bytes = name, num_bytes
-        self.asked_ns = time.perf_counter_ns()
-
-
-def _num_bytes(arguments: dict[str, Any]) -> int:
-    """Return the bytes that a call names: of one rank's part where chunks are counted a rank."""
-    if "num_bytes" in arguments:
-        return int(arguments["num_bytes"])
-    count = sum(arguments.get("send_counts") or ()) or arguments.get("count", 0)
-    return int(count) * Dtype(arguments["dtype"]).element_bytes if count else 0

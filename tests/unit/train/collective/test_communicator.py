@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from clary.train._native.errors import BootstrapError, GroupClosed, PeerLost
-from clary.train._native.interface import Dtype, ReduceOp
+from clary.train._native.interface import ANY_RANK, Chunks, Dtype, Kind, Operation, ReduceOp
 from clary.train.collective.communicator import Communicator
 from clary.train.collective.settings import CollectiveSettings
 
@@ -24,29 +24,12 @@ class FakeCore:
         self.failures = {}
         self.next_ticket = 0
 
-    def _called(self, name, arguments, asynchronous):
-        self.calls.append((name, arguments))
-        if not asynchronous:
+    def run(self, operation):
+        self.calls.append(operation)
+        if not operation.asynchronous:
             return 0
         self.next_ticket += 1
         return self.next_ticket
-
-    def __getattr__(self, name):
-        if name not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather"):
-            raise AttributeError(name)
-        return lambda *arguments: self._called(name, arguments, arguments[-2])
-
-    def scatter(self, *arguments):
-        return self._called("scatter", arguments, arguments[-2])
-
-    def barrier(self, asynchronous, timeout_s):
-        return self._called("barrier", (), asynchronous)
-
-    def send(self, *arguments):
-        return self._called("send", arguments, True)
-
-    def receive(self, *arguments):
-        return self._called("receive", arguments, True)
 
     def is_done(self, ticket):
         return ticket in self.ended
@@ -100,8 +83,8 @@ def test_all_reduce_names_address_count_type_and_operation(core, group):
     group.all_reduce(one, two, op="max", timeout_s=2.0)
     group.all_reduce(one)
     assert core.calls == [
-        ("all_reduce", (address(one), address(two), 4, Dtype.FLOAT32, ReduceOp.MAX, False, 2.0)),
-        ("all_reduce", (address(one), address(one), 4, Dtype.FLOAT32, ReduceOp.SUM, False, 0.0)),
+        Operation(Kind.ALL_REDUCE, Dtype.FLOAT32, 4, address(one), address(two), timeout_s=2.0, reduction=ReduceOp.MAX),
+        Operation(Kind.ALL_REDUCE, Dtype.FLOAT32, 4, address(one), address(one)),
     ]
 
 
@@ -112,11 +95,11 @@ def test_chunks_go_as_one_address_or_one_a_rank(core, group):
     group.reduce_scatter(whole, one)
     group.reduce_scatter(parts, one)
     apart = [address(part) for part in parts]
-    assert [call[1][:3] for call in core.calls] == [
+    assert [(call.source, call.target, call.chunks) for call in core.calls] == [
         (address(one), address(whole), None),
-        (address(one), 0, apart),
-        (address(whole), None, address(one)),
-        (0, apart, address(one)),
+        (address(one), 0, Chunks(targets=apart)),
+        (address(whole), address(one), None),
+        (0, address(one), Chunks(sources=apart)),
     ]
 
 
@@ -127,13 +110,14 @@ def test_only_the_root_names_chunks(core, group):
     group.scatter(whole, one, root=ROOT)
     group.scatter(None, one, root=0)
     group.reduce(one, root=0)
-    assert [call[1][:2] for call in core.calls] == [
-        (address(one), address(whole)),
-        (address(one), 0),
-        (address(whole), None),
-        (0, None),
-        (address(one), 0),
+    assert [(call.kind, call.source, call.target, call.root) for call in core.calls] == [
+        (Kind.GATHER, address(one), address(whole), ROOT),
+        (Kind.GATHER, address(one), 0, 0),
+        (Kind.SCATTER, address(whole), address(one), ROOT),
+        (Kind.SCATTER, 0, address(one), 0),
+        (Kind.REDUCE, address(one), 0, 0),
     ]
+    assert {call.chunks for call in core.calls} == {None}
 
 
 def test_all_to_all_leaves_counts_out_only_where_all_are_equal_by_themselves(core, group):
@@ -141,7 +125,7 @@ def test_all_to_all_leaves_counts_out_only_where_all_are_equal_by_themselves(cor
     group.all_to_all(six, array("f", six))
     group.all_to_all(six, nine, send_counts=[1, 2, 3], receive_counts=[3, 3, 3])
     group.all_to_all([three, three, three], nine)
-    assert [(call[1][2], call[1][5], call[1][6]) for call in core.calls] == [
+    assert [(call.chunks.send_counts, call.chunks.receive_counts, call.count) for call in core.calls] == [
         (None, None, 2),
         ([1, 2, 3], [3, 3, 3], 1),
         ([3, 3, 3], [3, 3, 3], 3),
@@ -243,7 +227,7 @@ def test_a_call_that_is_interrupted_poisons_the_group(core, group):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    core.scatter = interrupted
+    core.run = interrupted
     with pytest.raises(KeyboardInterrupt):
         group.scatter(None, bytearray(1), root=0)
     assert core.calls == [("abort", "rank 1 was interrupted in an operation by KeyboardInterrupt")]
@@ -252,7 +236,18 @@ def test_a_call_that_is_interrupted_poisons_the_group(core, group):
 def test_a_rank_that_is_not_listed_has_no_subgroup_and_waits_for_those_of_the_others(core, group):
     assert group.subgroup([0, 2]) is None
     assert group.subgroup([]) is None
-    assert core.calls == [("barrier", ()), ("barrier", ())]
+    limit_s = CollectiveSettings().connect_timeout_s
+    assert core.calls == [Operation(Kind.BARRIER, timeout_s=limit_s)] * 2
+
+
+def test_messages_name_bytes_peer_and_tag(core, group):
+    memory = floats(3)
+    group.send(memory, 2, tag=5, timeout_s=1.5)
+    group.receive(memory)
+    assert core.calls == [
+        Operation(Kind.SEND, count=12, source=address(memory), asynchronous=True, timeout_s=1.5, root=2, tag=5),
+        Operation(Kind.RECEIVE, count=12, target=address(memory), asynchronous=True, root=ANY_RANK),
+    ]
 
 
 def test_a_subgroup_that_cannot_be_formed_poisons_the_group(core):

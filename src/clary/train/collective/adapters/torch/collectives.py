@@ -28,7 +28,7 @@ from torch.distributed import (
 )
 from torch.distributed.distributed_c10d import AllgatherOptions
 
-from clary.train._native.interface import ANY_RANK, Core
+from clary.train._native.interface import ANY_RANK, Chunks, Core, Kind, Operation
 from clary.train.collective.adapters.torch import keeping
 from clary.train.collective.adapters.torch.calls import (
     as_list,
@@ -90,11 +90,9 @@ class Collectives:
             return other.broadcast(tensors, opts)
         buffer = dense(tensor, "broadcast")
         count, dtype = moved(buffer)
-        asynchronous = is_asynchronous(opts)
-        ticket = self._core.broadcast(
-            buffer.data_ptr(), count, dtype, opts.rootRank, asynchronous, limit_s_of(opts, self._timeout_s)
-        )
-        return self._work(ticket, asynchronous, tensors, buffer, _copy_back_one(tensor, buffer))
+        asked = Operation(Kind.BROADCAST, dtype, count, 0, buffer.data_ptr())
+        asked.root = opts.rootRank
+        return self._run(asked, opts, tensors, buffer, _copy_back_one(tensor, buffer))
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
         """Reduce to the root's tensor; those of other ranks stay as they were."""
@@ -106,20 +104,11 @@ class Collectives:
         number = core_op(opts.reduceOp)
         buffer = dense(tensor, "reduce")
         count, dtype = reduced(buffer, number, "reduce")
-        root, asynchronous = opts.rootRank, is_asynchronous(opts)
-        is_root = root == self._own_rank
+        is_root = opts.rootRank == self._own_rank
         address = buffer.data_ptr()
-        ticket = self._core.reduce(
-            address,
-            address if is_root else 0,
-            count,
-            dtype,
-            number,
-            root,
-            asynchronous,
-            limit_s_of(opts, self._timeout_s),
-        )
-        return self._work(ticket, asynchronous, tensors, buffer, _copy_back_one(tensor, buffer) if is_root else None)
+        asked = Operation(Kind.REDUCE, dtype, count, address, address if is_root else 0, root=opts.rootRank)
+        asked.reduction = number
+        return self._run(asked, opts, tensors, buffer, _copy_back_one(tensor, buffer) if is_root else None)
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Collect a tensor of every rank into a list of tensors in rank order; their sizes may differ by rank."""
@@ -136,28 +125,17 @@ class Collectives:
         count, dtype = moved(source)
         counts = [moved(buffer)[0] for buffer in buffers]
         addresses = [buffer.data_ptr() for buffer in buffers]
-        asynchronous, limit_s = is_asynchronous(opts), limit_s_of(opts, self._timeout_s)
         if counts[self._own_rank] != count:
             raise ValueError(
                 f"backend smddp: all_gather: the output for rank {self._own_rank} has "
                 f"{outputs[self._own_rank].numel()} elements, expected {tensor.numel()} as its input has"
             )
         if len(set(counts)) == 1:
-            ticket = self._core.all_gather(source.data_ptr(), 0, addresses, count, dtype, asynchronous, limit_s)
+            asked = Operation(Kind.ALL_GATHER, dtype, count, source.data_ptr(), chunks=Chunks(targets=addresses))
         else:  # every rank sees the same sizes, so all come here
-            ticket = self._core.all_to_all(
-                0,
-                [source.data_ptr()] * self._num_ranks,
-                [count] * self._num_ranks,
-                0,
-                addresses,
-                counts,
-                0,
-                dtype,
-                asynchronous,
-                limit_s,
-            )
-        return self._work(ticket, asynchronous, output_tensors, (source, buffers), finish)
+            everywhere = [source.data_ptr()] * self._num_ranks, addresses, [count] * self._num_ranks, counts
+            asked = Operation(Kind.ALL_TO_ALL, dtype, chunks=Chunks(*everywhere))
+        return self._run(asked, opts, output_tensors, (source, buffers), finish)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:  # noqa: A002
         """Collect a tensor of every rank into one that holds all, in rank order."""
@@ -170,13 +148,7 @@ class Collectives:
         count, dtype = moved(source)
         asynchronous = is_asynchronous(opts)
         ticket = self._core.all_gather(
-            source.data_ptr(),
-            buffer.data_ptr(),
-            None,
-            count,
-            dtype,
-            asynchronous,
-            limit_s_of(opts, self._timeout_s),
+            source.data_ptr(), buffer.data_ptr(), count, dtype, asynchronous, limit_s_of(opts, self._timeout_s)
         )
         return self._work(ticket, asynchronous, [output], (source, buffer), _copy_back_one(output, buffer))
 
@@ -249,18 +221,9 @@ class Collectives:
             check_equal(outputs, tensor, "gather")
             buffers, finish = _written(outputs, "gather")
             addresses = [buffer.data_ptr() for buffer in buffers]
-        asynchronous = is_asynchronous(opts)
-        ticket = self._core.gather(
-            source.data_ptr(),
-            0,
-            addresses,
-            count,
-            dtype,
-            opts.rootRank,
-            asynchronous,
-            limit_s_of(opts, self._timeout_s),
-        )
-        return self._work(ticket, asynchronous, output_tensors, (source, buffers), finish)
+        asked = Operation(Kind.GATHER, dtype, count, source.data_ptr(), root=opts.rootRank)
+        asked.chunks = Chunks(targets=addresses)
+        return self._run(asked, opts, output_tensors, (source, buffers), finish)
 
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
@@ -281,18 +244,9 @@ class Collectives:
             check_equal(inputs, output, "scatter")
             sources = [dense(tensor, "scatter") for tensor in inputs]
             addresses = [source.data_ptr() for source in sources]
-        asynchronous = is_asynchronous(opts)
-        ticket = self._core.scatter(
-            0,
-            addresses,
-            buffer.data_ptr(),
-            count,
-            dtype,
-            opts.rootRank,
-            asynchronous,
-            limit_s_of(opts, self._timeout_s),
-        )
-        return self._work(ticket, asynchronous, [output], (buffer, sources), _copy_back_one(output, buffer))
+        asked = Operation(Kind.SCATTER, dtype, count, target=buffer.data_ptr(), root=opts.rootRank)
+        asked.chunks = Chunks(sources=addresses)
+        return self._run(asked, opts, [output], (buffer, sources), _copy_back_one(output, buffer))
 
     def all_to_all_single(
         self,
@@ -312,22 +266,11 @@ class Collectives:
         buffer = dense(output, "all_to_all_single")
         send_counts, dtype = self._split(source, input_split_sizes, "input")
         receive_counts, _ = self._split(buffer, output_split_sizes, "output")
-        asynchronous = is_asynchronous(opts)
         # An empty tensor has no address; the core wants one, and reads as little of it as was counted.
         sent, received = (one if one.numel() else one.new_empty(1) for one in (source, buffer))
-        ticket = self._core.all_to_all(
-            sent.data_ptr(),
-            None,
-            send_counts,
-            received.data_ptr(),
-            None,
-            receive_counts,
-            0,
-            dtype,
-            asynchronous,
-            limit_s_of(opts, self._timeout_s),
-        )
-        return self._work(ticket, asynchronous, [output], (sent, received), _copy_back_one(output, buffer))
+        asked = Operation(Kind.ALL_TO_ALL, dtype, 0, sent.data_ptr(), received.data_ptr())
+        asked.chunks = Chunks(send_counts=send_counts, receive_counts=receive_counts)
+        return self._run(asked, opts, [output], (sent, received), _copy_back_one(output, buffer))
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
@@ -341,30 +284,24 @@ class Collectives:
         _check_types([*outputs, *inputs], inputs[0], "all_to_all")
         sources = [dense(tensor, "all_to_all") for tensor in inputs]
         buffers, finish = _written(outputs, "all_to_all")
-        asynchronous = is_asynchronous(opts)
-        ticket = self._core.all_to_all(
-            0,
-            [source.data_ptr() for source in sources],
-            [moved(source)[0] for source in sources],
-            0,
-            [buffer.data_ptr() for buffer in buffers],
-            [moved(buffer)[0] for buffer in buffers],
-            0,
-            moved(sources[0])[1],
-            asynchronous,
-            limit_s_of(opts, self._timeout_s),
+        chunks = Chunks(
+            sources=[source.data_ptr() for source in sources],
+            targets=[buffer.data_ptr() for buffer in buffers],
+            send_counts=[moved(source)[0] for source in sources],
+            receive_counts=[moved(buffer)[0] for buffer in buffers],
         )
-        return self._work(ticket, asynchronous, outputs, (sources, buffers), finish)
+        asked = Operation(Kind.ALL_TO_ALL, moved(sources[0])[1], chunks=chunks)
+        return self._run(asked, opts, outputs, (sources, buffers), finish)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """End when every rank has called it."""
         opts = opts if type(opts) is BarrierOptions else options_of(BarrierOptions, opts, timeout)
-        asynchronous = is_asynchronous(opts)
-        return self._work(self._core.barrier(asynchronous, limit_s_of(opts, self._timeout_s)), asynchronous, ())
+        return self._run(Operation(Kind.BARRIER), opts, ())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """End when every rank has called it; the error of one that does not come names it, and the first such alone."""
-        self._core.barrier(False, self._timeout_s if timeout is None else timeout.total_seconds())
+        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        self._core.run(Operation(Kind.BARRIER, timeout_s=limit_s))
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank; matched by tag, independent of collectives."""
@@ -372,8 +309,9 @@ class Collectives:
         if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
             return other.send(tensors, dst, tag)
         buffer = dense(tensor, "send")
-        ticket = self._core.send(buffer.data_ptr(), buffer.nbytes, dst, tag, self._timeout_s)
-        return self._pending(ticket, [tensor], buffer)
+        message = Operation(Kind.SEND, count=buffer.nbytes, source=buffer.data_ptr(), root=dst, tag=tag)
+        message.timeout_s = self._timeout_s
+        return self._pending(self._core.run(message), [tensor], buffer)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank."""
@@ -381,8 +319,9 @@ class Collectives:
         if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
             return other.recv(tensors, src, tag)
         buffer = dense(tensor, "recv")
-        ticket = self._core.receive(buffer.data_ptr(), buffer.nbytes, src, tag, self._timeout_s)
-        return self._pending(ticket, [tensor], buffer, _copy_back_one(tensor, buffer))
+        message = Operation(Kind.RECEIVE, count=buffer.nbytes, target=buffer.data_ptr(), root=src, tag=tag)
+        message.timeout_s = self._timeout_s
+        return self._pending(self._core.run(message), [tensor], buffer, _copy_back_one(tensor, buffer))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive a tensor from whichever rank sends first; the work's `source_rank` tells which."""
@@ -421,11 +360,8 @@ class Collectives:
         count, dtype = reduced(flat, op, "all_reduce_coalesced")
         parts = flat.split([tensor.numel() for tensor in tensors])
         finish = partial(_copy_back, list(zip(tensors, parts, strict=True)))
-        address, asynchronous = flat.data_ptr(), is_asynchronous(opts)
-        ticket = self._core.all_reduce(
-            address, address, count, dtype, op, asynchronous, limit_s_of(opts, self._timeout_s)
-        )
-        return self._work(ticket, asynchronous, tensors, flat, finish)
+        asked = Operation(Kind.ALL_REDUCE, dtype, count, flat.data_ptr(), flat.data_ptr(), reduction=op)
+        return self._run(asked, opts, tensors, flat, finish)
 
     def _reduce_scatter(
         self, output: torch.Tensor, source: int, sources: list[int] | None, held: Any, opts: Any
@@ -433,33 +369,47 @@ class Collectives:
         op = core_op(opts.reduceOp)
         buffer = dense(output, "reduce_scatter")
         count, dtype = reduced(buffer, op, "reduce_scatter")
+        finish = _copy_back_one(output, buffer)
+        if sources is not None:
+            asked = Operation(Kind.REDUCE_SCATTER, dtype, count, 0, buffer.data_ptr(), reduction=op)
+            asked.chunks = Chunks(sources=sources)
+            return self._run(asked, opts, [output], (held, buffer), finish)
         asynchronous = is_asynchronous(opts)
         ticket = self._core.reduce_scatter(
-            source,
-            sources,
-            buffer.data_ptr(),
-            count,
-            dtype,
-            op,
-            asynchronous,
-            limit_s_of(opts, self._timeout_s),
+            source, buffer.data_ptr(), count, dtype, op, asynchronous, limit_s_of(opts, self._timeout_s)
         )
-        return self._work(ticket, asynchronous, [output], (held, buffer), _copy_back_one(output, buffer))
+        return self._work(ticket, asynchronous, [output], (held, buffer), finish)
 
     def _reduce_each(self, output: torch.Tensor, inputs: Tensors, opts: Any) -> Work:
         """Reduce tensors of different sizes, each to its rank."""
         op = core_op(opts.reduceOp)
         buffer = dense(output, "reduce_scatter")
-        asynchronous, limit_s = is_asynchronous(opts), limit_s_of(opts, self._timeout_s)
         works = []
         for root, tensor in enumerate(inputs):
             source = dense(tensor, "reduce_scatter")
             count, dtype = reduced(source, op, "reduce_scatter")
             target = buffer.data_ptr() if root == self._own_rank else 0
-            ticket = self._core.reduce(source.data_ptr(), target, count, dtype, op, root, asynchronous, limit_s)
+            asked = Operation(Kind.REDUCE, dtype, count, source.data_ptr(), target, reduction=op, root=root)
             finish = _copy_back_one(output, buffer) if target else None
-            works.append(self._work(ticket, asynchronous, [output], (source, buffer), finish))
+            works.append(self._run(asked, opts, [output], (source, buffer), finish))
         return _joint(works, [output])
+
+    def _run(
+        self,
+        asked: Operation,
+        opts: Any,
+        results: Tensors,
+        held: Any = None,
+        finish: Callable[[], None] | None = None,
+    ) -> Work:
+        """Have the core take a collective; return the work that torch waits on.
+
+        Args:
+            asked: by its caller's options, which tell whether it waits, and how long.
+        """
+        asked.asynchronous = asynchronous = is_asynchronous(opts)
+        asked.timeout_s = limit_s_of(opts, self._timeout_s)
+        return self._work(self._core.run(asked), asynchronous, results, held, finish)
 
     def _work(
         self,
@@ -469,7 +419,7 @@ class Collectives:
         held: Any = None,
         finish: Callable[[], None] | None = None,
     ) -> Work:
-        """Return what torch waits on for a collective that the core took."""
+        """Return the work that torch waits on for a collective that the core took."""
         self._num_issued += 1
         if ticket:
             return self._pending(ticket, results, held, finish)

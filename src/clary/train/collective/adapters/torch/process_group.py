@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from clary.train._native import core as core_module
+from clary.train._native import interface
 from clary.train._native.interface import Core
 from clary.train.collective.adapters.torch import calls, collectives, completion, devices, staging, tensors, work
 from clary.train.collective.adapters.torch.backend_name import BACKEND
@@ -216,7 +217,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         self.shutdown()
 
 
-keep_untraced(core_module, calls, collectives, completion, staging, tensors, work, sys.modules[__name__])
+keep_untraced(core_module, interface, calls, collectives, completion, staging, tensors, work, sys.modules[__name__])
 
 
 @atexit.register

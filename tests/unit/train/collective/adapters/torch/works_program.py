@@ -10,6 +10,7 @@ import torch
 from fake_core import FakeCore
 
 from clary.train._native.errors import CollectiveTimeout, GroupClosed, PeerLost
+from clary.train._native.interface import Kind, Operation
 from clary.train.collective.adapters.torch.completion import CompletionThread
 from clary.train.collective.adapters.torch.work import EndedWork, JointWork, PendingWork
 
@@ -20,7 +21,7 @@ def pending(finish=None):
     core = FakeCore()
     completion = CompletionThread(core, "group", 0)
     tensor = torch.zeros(3)
-    ticket = core.barrier(True, 0.0)
+    ticket = core.run(Operation(Kind.BARRIER, asynchronous=True))
     return core, completion, PendingWork(core, ticket, completion, [tensor], tensor, finish)
 
 
@@ -158,7 +159,7 @@ def test_a_callback_may_wait_for_the_futures_of_operations_that_it_starts():
 
     def start_and_wait(_):
         for _ in range(2):
-            more = PendingWork(core, core.barrier(True, 0.0), completion, [])
+            more = PendingWork(core, core.run(Operation(Kind.BARRIER, asynchronous=True)), completion, [])
             inner.append(more)
             threading.Timer(0.02, core.end, (more.ticket,)).start()
             more.get_future().then(lambda _: None).wait()
@@ -219,7 +220,10 @@ def test_a_joint_work_ends_with_the_last_of_its_works():
     core = FakeCore()
     completion = CompletionThread(core, "group", 0)
     tensors = [torch.zeros(1), torch.ones(1)]
-    works = [PendingWork(core, core.barrier(True, 0.0), completion, [tensor]) for tensor in tensors]
+    works = [
+        PendingWork(core, core.run(Operation(Kind.BARRIER, asynchronous=True)), completion, [tensor])
+        for tensor in tensors
+    ]
     joint = JointWork(works, tensors)
     core.end(works[0].ticket)
     assert not joint.is_completed()
@@ -235,7 +239,7 @@ def test_a_joint_work_ends_with_the_last_of_its_works():
 def test_a_joint_work_fails_with_the_first_that_failed():
     core = FakeCore()
     completion = CompletionThread(core, "group", 0)
-    works = [PendingWork(core, core.barrier(True, 0.0), completion, []) for _ in range(2)]
+    works = [PendingWork(core, core.run(Operation(Kind.BARRIER, asynchronous=True)), completion, []) for _ in range(2)]
     joint = JointWork(works, [])
     core.end(works[0].ticket, PeerLost("first"))
     core.end(works[1].ticket, PeerLost("second"))
