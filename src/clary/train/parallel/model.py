@@ -307,11 +307,11 @@ class DistributedModel(ReducingModel):
             return body(number)
 
     def _run_and_tell(self, body: Callable[..., Any], number: int, total: int) -> tuple[Any, Passes]:
-        """Return the result of a microbatch, and the passes begun so far, of which other ranks learn so."""
+        """Return the result of a microbatch and the passes that have begun, which the server tells to other ranks."""
         return self._run_body(body, number, total), self._goes
 
     def _serve(self, message: Message) -> Message:
-        """Serve a request of another rank."""
+        """Serve a request of another rank and return the answer."""
         assert self._host is not None
         assert message.call is not None
         if self._offloader is not None and message.subject is Subject.BACKWARD:
@@ -321,7 +321,7 @@ class DistributedModel(ReducingModel):
             return self._host.serve(message)
 
     def _lane(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Bring tensors that are offloaded in this block back for this microbatch's backward pass."""
+        """Assign tensors that are offloaded in here to the backward pass of this microbatch."""
         return contextlib.nullcontext() if self._offloader is None else self._offloader.lane(number)
 
     def _seed_scale(self, one: Microbatch | None) -> float:
@@ -357,7 +357,7 @@ def _refuse_replaced(module: torch.nn.Module, _args: Any) -> None:
 
 
 def _move_own(module: torch.nn.Module, device: torch.device) -> None:
-    """Move a module's own parameters and buffers to a device."""
+    """Move a module's own parameters and buffers, not those of its children, to a device."""
     for parameter in module.parameters(recurse=False):
         parameter.data = parameter.data.to(device)
     for name, buffer in module.named_buffers(recurse=False):

@@ -1,4 +1,4 @@
-"""A model whose replicas average gradients: which have come, when they are reduced, and what may change how.
+"""A model whose replicas average gradients: which have come, when they are reduced, and by which hook.
 
 Where: what `DistributedModel` is; the optimizer asks it whether gradients are reduced before it steps.
 """
@@ -91,7 +91,7 @@ class ReducingModel(StatefulModel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> contextlib.AbstractContextManager[None]:
-        """Train with different numbers of batches on each replica: ended replicas count as zero.
+        """Train in here with other numbers of batches on each replica: gradients of an ended replica count as zero.
 
         At the end all take the parameters of a replica that had the most; states of optimizers stay apart.
 
@@ -128,7 +128,7 @@ class ReducingModel(StatefulModel):
         self._reducer.reduce()
 
     def settle_gradients(self) -> bool:
-        """Average the remaining gradients, and take part in other replicas' averages. All ranks call it.
+        """Average this replica's unreduced gradients, or take part in an average of other replicas. All ranks call it.
 
         Returns: whether any replica had gradients, as far as this rank knows.
         """

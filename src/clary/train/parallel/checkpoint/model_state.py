@@ -87,7 +87,7 @@ def merge_parts(parts: Sequence[State]) -> State:
 def load_full(
     module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int, state: State, strict: bool
 ) -> Any:
-    """Load this rank's part of a whole state; return torch's lists of missing and unexpected names.
+    """Load this rank's tensors and slices of a whole state; return torch's lists of missing and unexpected names.
 
     Raises: RuntimeError as torch's `load_state_dict`, if names (with `strict`) or shapes differ.
     """

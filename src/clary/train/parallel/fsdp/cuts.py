@@ -21,7 +21,7 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut parameter: one of equal slices along `dim` of the whole.
+    """The mark of a parameter that is one of equal slices along `dim` of the whole.
 
     Args:
         axis: whose ranks hold the slices: of a tensor group, or of a group of experts.
@@ -78,7 +78,7 @@ class Cut:
 
 
 def mark(module: nn.Module, name: str, cut: Cut) -> None:
-    """Mark the module's own parameter `name` as a slice; replaces an earlier mark."""
+    """Mark the module's own parameter `name` as a slice; an earlier mark is replaced."""
     vars(module).setdefault(_MARKS, {})[name] = cut
 
 
@@ -94,7 +94,7 @@ def cuts_by_name(model: nn.Module) -> dict[str, Cut]:
 
 
 def marks_by_name(model: nn.Module) -> dict[str, Cut]:
-    """Return the cuts of a model by name: slices, and parameters that are whole on one rank of an axis."""
+    """Return marks by full names likewise: of slices, and of parameters that are whole on one rank of an axis."""
     found = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, cut in vars(module).get(_MARKS, {}).items():

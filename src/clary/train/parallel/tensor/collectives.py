@@ -143,7 +143,7 @@ def gather_whole(tensor: torch.Tensor, group: TensorGroup, dimension: int = 0) -
 
 
 def broadcast_first(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return what the first rank of the group holds, in the memory of `tensor`, without a gradient."""
+    """Return the first rank's values, written into the memory of `tensor`, without a gradient."""
     if group.size > 1:
         dist.broadcast(tensor, group=group.process_group, group_src=0)
     return tensor

@@ -63,7 +63,7 @@ def alibi_slopes(num_heads: int, bias_max: float) -> torch.Tensor:
 
 
 def alibi_bias(slopes: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
-    """Return what is added to scores, [H, S, P]: minus slope times distance."""
+    """Return the bias of scores, [H, S, P]: minus slope times distance."""
     queries = torch.arange(num_queries, device=slopes.device).unsqueeze(1)
     keys = torch.arange(num_keys, device=slopes.device)
     return -slopes[:, None, None] * (queries - keys).abs()

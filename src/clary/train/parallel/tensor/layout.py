@@ -60,7 +60,7 @@ class Layout:
         return 0 if self.is_split else None
 
     def enter(self, hidden_NSH: torch.Tensor) -> torch.Tensor:
-        """Return hidden states as they lie inside."""
+        """Return hidden states [N, S, H] as they lie inside: [M, S, H/T] or [M, S, H]."""
         if self.is_split:
             return self.enter_split(hidden_NSH)
         if self.is_prescaled:
@@ -68,7 +68,7 @@ class Layout:
         return gather(scale_gradient(hidden_NSH, self.group.size), self.group, 0)
 
     def enter_split(self, hidden_NSH: torch.Tensor) -> torch.Tensor:
-        """Return a tensor from outside with all M rows, split along its last dimension, whatever `optimize` is."""
+        """Return a tensor from outside [N, ..., H] as [M, ..., H/T], also where hidden states inside are replicated."""
         if self.is_prescaled:
             return scatter(hidden_NSH, self.group, -1)
         return exchange(scale_gradient(hidden_NSH, self.group.size), self.group, cut=-1, join=0)
@@ -85,7 +85,7 @@ class Layout:
         return gather_whole(tensor.expand(num_rows, *tensor.shape[1:]), self.group)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states [N, S, H], as they lie outside."""
+        """Return hidden states from inside as they lie outside, [N, S, H]."""
         if self.is_split:
             return self.leave_split(hidden)
         if self.is_prescaled:
@@ -93,7 +93,7 @@ class Layout:
         return scale_gradient(scatter(hidden, self.group, 0), 1 / self.group.size)
 
     def leave_split(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what `enter_split` takes."""
+        """Return [M, ..., H/T] from inside as [N, ..., H], the way back from `enter_split`."""
         if self.is_prescaled:
             return gather(hidden, self.group, -1)
         return scale_gradient(exchange(hidden, self.group, cut=0, join=-1), 1 / self.group.size)
@@ -111,11 +111,11 @@ class Layout:
         return copy(scale_gradient(parameter, 1 / self.group.size), self.group)
 
     def whole(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states from inside with all channels, for columns of a weight that differ by rank."""
+        """Return hidden states from inside as [M, S, H], for use with columns of a weight that differ by rank."""
         return all_gather(hidden, self.group, -1) if self.is_split else copy(hidden, self.group)
 
     def add_up(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' products [M, S, H] as hidden states inside."""
+        """Return the sum of the ranks' products [M, S, H] as hidden states inside: [M, S, H/T] or [M, S, H]."""
         return reduce_scatter(partial, self.group, -1) if self.is_split else reduce(partial, self.group)
 
     def from_split(self, hidden: torch.Tensor) -> torch.Tensor:

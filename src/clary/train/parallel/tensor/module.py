@@ -1,4 +1,4 @@
-"""What all distributed modules are: a layout, parameters that are slices or whole, and how they start."""
+"""The base class of distributed modules: a layout, parameters that are slices or whole, and their initial values."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def current_layout() -> Layout:
 
 
 def weight_fill(fan_in: int, normal_std: float | None) -> Fill:
-    """Return what draws a linear weight: normal with a standard deviation, or as torch.nn.Linear."""
+    """Return the initialiser of a linear weight: normal with a standard deviation, or as torch.nn.Linear."""
     if normal_std is not None:
         normal: Fill = partial(nn.init.normal_, std=normal_std)
         return normal
@@ -121,7 +121,7 @@ def weight_fill(fan_in: int, normal_std: float | None) -> Fill:
 
 
 def bias_fill(fan_in: int, normal_std: float | None) -> Fill:
-    """Return what draws a linear bias: zeros beside normal weights, or as torch.nn.Linear."""
+    """Return the initialiser of a linear bias: zeros beside normal weights, or as torch.nn.Linear."""
     if normal_std is not None:
         zeros: Fill = nn.init.zeros_
         return zeros

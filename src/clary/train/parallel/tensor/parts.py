@@ -1,4 +1,4 @@
-"""Parts of layers that compute with slices, whoever has made them: SMP v1 new modules, SMP v2 a model's own in place.
+"""Parts of layers that compute with slices, in new modules (SMP v1) and in those of a model that is cut (SMP v2).
 
 Where: layers of `smp.nn` have them inside; `fsdp.layers.cutting` makes parts of a model instances of them.
 

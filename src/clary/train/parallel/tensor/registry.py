@@ -33,7 +33,7 @@ ARGUMENTS = "_tensor_parallel_arguments"  # likewise: what its class was called 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a program wants of a module; see [Note: marks].
+    """A program's wish for a module, distributed or not; see [Note: marks].
 
     Args:
         keywords: override what the hook of the constructor gives.
@@ -110,7 +110,7 @@ def tp_register_with_module(
 
 
 def registered(module_class: type[nn.Module]) -> Registration | None:
-    """Return what a program has registered for exactly this class."""
+    """Return the program's registration of exactly this class, None without one."""
     return _registered.get(module_class)
 
 
@@ -145,13 +145,13 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
 
 
 def mark_of(module: nn.Module) -> Mark | None:
-    """Return the mark of a module, None if it has none."""
+    """Return the mark of a module, None without one."""
     mark: Mark | None = module.__dict__.get(MARK)
     return mark
 
 
 def _count_contexts(change: int) -> None:
-    """Have every module marked as it is made while any context is open, and nothing changed while none is."""
+    """Count open contexts; the constructor of modules marks them while there is one, and is torch's own after."""
     global _num_contexts, _own_init
     with _lock:
         was_open = _num_contexts > 0
@@ -171,7 +171,7 @@ def _marking_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def _record_arguments(module_class: type[nn.Module]) -> None:
-    """Have a class keep what it is called with, on each module: replacing one needs it later."""
+    """Record the arguments of a class's constructor on each module, for its later replacement."""
     own = module_class.__init__
     if getattr(own, "__dict__", {}).get(_RECORDS) is module_class:
         return

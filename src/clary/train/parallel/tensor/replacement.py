@@ -39,7 +39,7 @@ from clary.train.parallel.tensor.slices import cut_state_dict
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one module that a program wants distributed.
+    """The outcome for one module that a program wants distributed.
 
     Args:
         name: of the module in the model; empty for the model itself.
@@ -60,7 +60,7 @@ class Change:
 
 @dataclass
 class Replacements:
-    """What `replace_modules` has done.
+    """The outcome of `replace_modules`.
 
     Args:
         root: the model; another object than before where the model itself was replaced.
@@ -153,7 +153,7 @@ def _try_replace(
     sharing: str | None,
     carries_weights: bool,
 ) -> DistributedModule | str:
-    """Return the replacement, or why there is none."""
+    """Return the replacement, or the reason why the module is kept."""
     if sharing is not None:
         return sharing
     if registration.distributed_class is DistributedEmbedding and not keywords.get("distribute_embedding", True):
@@ -183,7 +183,7 @@ def _try_replace(
 
 
 def _arguments_of(name: str, module: nn.Module, registration: Registration, config: Any) -> Arguments | None:
-    """Return what a module's class was called with; None if nobody knows.
+    """Return the arguments of a module's constructor, None if they are not known.
 
     Args:
         config: of the nearest module around it that has one. Blocks of transformers before 4.40 keep none themselves;
@@ -228,7 +228,7 @@ def _taken_by(distributed_class: type[DistributedModule]) -> set[str]:
 
 
 def _adapt_calls(made: DistributedModule, registration: Registration) -> None:
-    """Have a replacement called, and answer, as what it replaces."""
+    """Hook a replacement so that calls and results are those of the module that it replaces."""
     forward_hook, return_hook = registration.forward_hook, registration.return_hook
     if forward_hook is not None:
 

@@ -1,4 +1,4 @@
-"""What stands behind both blocks of a layer: dropout, the residual, layer normalisation."""
+"""The residual behind both blocks of a layer, and the layer normalisation after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_residual(
 
 
 def add(parts: Sequence[torch.Tensor], settings: LayerSettings) -> torch.Tensor:
-    """Return the sum of a residual and what blocks give, in float32 with `fp32_residual_addition`."""
+    """Return the sum of a residual and outputs of blocks, in float32 with `fp32_residual_addition`."""
     first, *others = (part.float() for part in parts) if settings.fp32_residual_addition else parts
     for other in others:
         first = first + other

@@ -1,4 +1,4 @@
-"""What layers of transformers have in common, gathered from the arguments of their constructors."""
+"""Settings that layers of transformers share, read from the arguments of their constructors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NotSupportedError(ValueError):
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """Arguments beyond the documented ones, by keyword alone; layers take those that concern them.
+    """Keyword arguments of layers beyond the documented ones; a layer ignores a setting that does not concern it.
 
     Args:
         use_alibi: whether scores fall with the distance.

@@ -19,7 +19,7 @@ MARK = "tensor_slice"  # the attribute of a parameter that is a slice
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A parameter is slice `rank` of `size` equal ones along `dimension` of what is meant."""
+    """The mark of a parameter that is slice `rank` of `size` equal ones along `dimension` of the whole."""
 
     dimension: int
     rank: int
@@ -73,7 +73,7 @@ def mark(parameter: torch.Tensor, piece: TensorSlice) -> None:
 
 
 def draw(parameter: nn.Parameter, fill: Callable[[torch.Tensor], object], shape: tuple[int, ...]) -> None:
-    """Fill a parameter with its slice of what `fill` writes to a whole tensor of `shape`.
+    """Fill a parameter with its slice of a whole tensor of `shape` that `fill` has written.
 
     The whole tensor is drawn on every rank: with generators in equal states the ranks hold slices of one matrix, the
     one that a model in one piece would have drawn. On the meta device nothing is drawn.

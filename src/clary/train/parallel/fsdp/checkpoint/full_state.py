@@ -64,7 +64,7 @@ def whole_model_state(model: nn.Module, taken: State) -> State:
 
 
 def sliced_model_state(model: nn.Module, whole: Mapping[str, Any]) -> State:
-    """Return a state that FSDP can load on this rank: slices of whole values; existing slices stay as they are."""
+    """Return a state that FSDP can load on this rank: whole tensors are cut, slices stay as they are."""
     cuts = cuts_by_name(model)
     own = drop_experts_of_others(model, whole)
     return {key: _sliced(value, cuts.get(clean_name(key))) for key, value in own.items()}
@@ -103,7 +103,7 @@ def sliced_optimizer_state(model: nn.Module, whole: State) -> State:
 
 
 def state_additions() -> dict[str, Any]:
-    """Return the replacements of FSDP's methods for states, by name."""
+    """Return replacements of FSDP's methods for states, by their names."""
     fsdp = FullyShardedDataParallel
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> State:
@@ -224,7 +224,7 @@ def _refusing(original: Any) -> Any:
 
 @contextmanager
 def _changed(config: Any, changes: Mapping[str, bool]) -> Iterator[None]:
-    """Change attributes of a state's configuration inside; attributes that it lacks are not added."""
+    """Set attributes of a state's configuration inside, and put them back after; missing ones are not added."""
     were = {name: getattr(config, name) for name in changes if hasattr(config, name)}
     for name in were:
         setattr(config, name, changes[name])

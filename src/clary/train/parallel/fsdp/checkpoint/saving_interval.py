@@ -1,4 +1,4 @@
-"""The number of steps between saves written during training, from measured times of steps and saves.
+"""The number of steps between asynchronous saves, computed from measured durations of steps and of saves.
 
 Where: callbacks that save local states measure some steps with a save, then some without, and ask here once. A save is
 to be written before the next one begins, on every rank: the longest write of any rank goes into its shortest step.
@@ -20,7 +20,7 @@ from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 
 @dataclass
 class Interval:
-    """The result, alike on all ranks; callbacks store it as a dict and make it anew from that.
+    """The interval and the durations that it follows from, alike on all ranks; callbacks store it as a dict.
 
     Args:
         interval: steps from one save to the next; -1 before it is known.

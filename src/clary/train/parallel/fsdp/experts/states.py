@@ -39,7 +39,7 @@ def add_experts_of_others(model: nn.Module, own: Entries) -> Entries:
 
 
 def drop_experts_of_others(model: nn.Module, whole: Mapping[str, Any]) -> Entries:
-    """Return the part of a whole state that this rank can load: without the experts of other ranks."""
+    """Return a whole state without the experts that lie on other ranks."""
     state = dict(whole)
     for prefix, spread in _listed(model):
         for number in set(range(spread.num_experts)) - set(spread.own):
@@ -49,7 +49,7 @@ def drop_experts_of_others(model: nn.Module, whole: Mapping[str, Any]) -> Entrie
 
 
 def _listed(model: nn.Module) -> Iterator[tuple[str, Spread]]:
-    """Yield the prefix of listed experts' names and their spread, in the order of the model's parts."""
+    """Yield prefixes of the names of listed experts, and their spread, in the order of the model's parts."""
     for name, module in model.named_modules():
         if isinstance(module, ListedExperts):
             prefix = clean_name(f"{name}.").removeprefix(".")
@@ -57,7 +57,7 @@ def _listed(model: nn.Module) -> Iterator[tuple[str, Spread]]:
 
 
 def _of_all(value: Any, group: TensorGroup) -> list[Any]:
-    """Return the value of each rank of the group in place of `value`; values other than tensors count as alike."""
+    """Return all ranks' values in the place of `value`, by rank; all but tensors are taken to be alike."""
     if isinstance(value, Mapping):
         parts = {key: _of_all(one, group) for key, one in value.items()}
         return [{key: part[rank] for key, part in parts.items()} for rank in range(group.size)]

@@ -52,7 +52,7 @@ class LlamaFlashAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **others: Any,
     ) -> tuple[Any, ...]:
-        """Return what the model's decoder layer takes: hidden states [b, s, c], then None for each other result.
+        """Return hidden states [b, s, c], then None for each other result that the model's decoder layer unpacks.
 
         Args:
             attention_mask: None for causal attention, else added to the scores in place of it, [b, 1, s, s].

@@ -72,7 +72,7 @@ class Structure:
 
 
 def find_structure(model: nn.Module) -> Structure:
-    """Return the parts of a model; without layers if it has none that are known."""
+    """Return the parts of a model; its layers are empty if no module is of a known build."""
     layers = []
     for name, module in model.named_modules():
         attention = _child(module, ATTENTIONS)
@@ -103,7 +103,7 @@ def num_heads(attention: nn.Module) -> tuple[int, int]:
 
 
 def why_not(layer: Layer) -> str | None:
-    """Return why a layer cannot be cut whatever the degree, None if it can."""
+    """Return the reason why no degree can cut a layer, None if one can."""
     for block, shape in filter(None, (layer.attention, layer.mlp)):
         known = {*shape.columns, shape.row}
         other = [name for name, _ in block.named_parameters() if name.partition(".")[0] not in known]

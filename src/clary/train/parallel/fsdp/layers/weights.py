@@ -1,4 +1,4 @@
-"""The values of a model that is cut: slices of what each rank holds, or of what rank 0 holds.
+"""Parameters of a model replaced by slices: of each rank's own values, or of those of rank 0.
 
 [Note: equal parts] Ranks of a tensor group must hold equal values of what is not cut, or they drift apart. Slices may
 come from other drawings on every rank: together they are a drawing too. So only what stays whole is sent.

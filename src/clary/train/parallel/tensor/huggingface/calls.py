@@ -20,7 +20,7 @@ _NEWER = 5  # the major version of transformers from which blocks return a tenso
 
 
 def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
-    """Return what turns a call of a causal language model into one of `DistributedTransformerLMHead`."""
+    """Return a function that turns a call of a causal language model into one of `DistributedTransformerLMHead`."""
     signature = inspect.signature(model_class.forward)
 
     def hook(*args: Any, **kwargs: Any) -> Arguments:
@@ -51,7 +51,7 @@ def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
 
 
 def model_return_hook(result: Any) -> Callable[[Any], Any]:
-    """Return what turns logits, or loss and logits, into a model's result, of class `result`."""
+    """Return a function that turns logits, or loss and logits, into a model's result, of class `result`."""
 
     def hook(output: Any) -> Any:
         loss, logits = output if isinstance(output, tuple) else (None, output)
@@ -61,7 +61,7 @@ def model_return_hook(result: Any) -> Callable[[Any], Any]:
 
 
 def block_forward_hook(block_class: Any, *, takes_positions: bool = False) -> Callable[..., Arguments]:
-    """Return what turns a call of a model's block into one of `DistributedTransformerLayer`."""
+    """Return a function that turns a call of a model's block into one of `DistributedTransformerLayer`."""
     signature = inspect.signature(block_class.forward)
 
     def hook(*args: Any, **kwargs: Any) -> Arguments:
@@ -76,7 +76,7 @@ def block_forward_hook(block_class: Any, *, takes_positions: bool = False) -> Ca
 
 
 def block_return_hook(block_class: Any, *, is_tuple_unless_said: bool = False) -> Callable[[Any], Any]:
-    """Return what turns a layer's result into that of a block: the hidden states, or a tuple with no attentions.
+    """Return a function that turns a layer's result into a block's: hidden states, or a tuple without attentions.
 
     A block whose `forward` is annotated to return a tensor does so; for others the version of transformers decides.
 
@@ -113,7 +113,7 @@ def encoder_return_hook(result: Any) -> Callable[[Any], Any]:
 
 
 def is_newer() -> bool:
-    """Whether the program's transformers is 5 or newer; so it is taken to be where a program has imported none."""
+    """Whether the program's transformers is 5 or newer, as it is taken to be where it is not imported."""
     transformers = sys.modules.get("transformers")
     return transformers is None or int(transformers.__version__.partition(".")[0]) >= _NEWER
 

@@ -1,4 +1,4 @@
-"""What becomes of a model of transformers, read off its table: replacements of its modules, translators of its states.
+"""Replacements of modules of transformers, and translators of their states, made of the tables of `architectures`.
 
 Where: `replacement` asks for registrations; `smp.nn.huggingface` gives the translators the names that scripts import.
 """
