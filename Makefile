@@ -53,6 +53,8 @@ check: $(STAMPS)/service.stamp
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/check_tests.py
 	$(BIN)/python tools/check_words.py
+	$(BIN)/python tools/check_docstrings.py
+	$(BIN)/python tools/check_imports.py
 
 format: $(STAMPS)/service.stamp
 	$(BIN)/clang-format -i $$(find native -name '*.cc' -o -name '*.hpp' -o -name '*.h')

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not (token and pool_token):
         parser.error(f"the environment variables {' and '.join(TOKEN_VARIABLES)} must hold the agent's tokens")
     if options.own_mounts:
-        from clary.agent.host.mounts.own_disk import enter_own_mounts
+        from clary.agent.host.mounts.own_disk import enter_own_mounts  # saves 1 ms of agents without
 
         enter_own_mounts()  # before there is a second thread, which would stay behind
     first = PoolAssignment(job=options.job, attempt=options.attempt, token=token)
@@ -56,13 +56,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _pool_agent(service: str, pool: str, host: str, token: str, first: PoolAssignment) -> PoolAgent:
     @cache
     def standby() -> StandbyKeeper:
-        # Imported here because it takes as long as everything before it: the first report does not wait for it.
+        # saves 11 ms, and 112 ms in `make_steps`, before the first report: as long as everything before it takes
         from clary.agent.supervisor.standby_keeping import StandbyKeeper
 
         return StandbyKeeper(host)
 
     def make_steps(plan: LaunchPlan, host: str) -> Steps:
-        from clary.agent.supervisor.wiring import HostSteps
+        from clary.agent.supervisor.wiring import HostSteps  # saves 112 ms before the first report
 
         return HostSteps(plan, host, standby=standby() if plan.shares_hosts else None)
 
