@@ -24,7 +24,7 @@ class AnsiFilter:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes and return those that belong to no sequence."""
+        """Take bytes and return the ones outside of escape sequences."""
         if not self._held and b"\x1b" not in data:
             return data
         data = self._held + data
@@ -34,6 +34,6 @@ class AnsiFilter:
         return _SEQUENCE.sub(b"", data[:end])
 
     def finish(self) -> bytes:
-        """Return what was held back of a sequence that never ended."""
+        """Return the held bytes of a sequence that never ended."""
         held, self._held = self._held, b""
         return held

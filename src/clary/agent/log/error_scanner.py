@@ -1,4 +1,4 @@
-"""Finds in the output of one process what ended it, with the time at which it was printed.
+"""Finds the error that ended a process in its output, with the time at which it was printed.
 
 Where: `log_intake` reads the last lines of each stream with it, `last_words` chooses one line for people. It serves
 programs that leave no record of their own (`clues`): bash around Python, another interpreter, a launcher whose ranks
@@ -62,7 +62,7 @@ class ErrorScanner:
 
     @property
     def words(self) -> str | None:
-        """What was found last, of whichever rank; else the last line that looks like an exception's."""
+        """The exception found last, of any rank; else the last line that looks like one."""
         return self._last or self._loose
 
     def feed(self, line: str, at: datetime) -> None:

@@ -1,4 +1,4 @@
-"""The log of one host, from what processes print to what the service has stored.
+"""The log of one host, from the output of processes to the lines that the service has stored.
 
     output_buffer (memory) -> log_intake (lines) -> log_spool (disk) -> log_shipper (service)
 
@@ -87,7 +87,7 @@ class HostLog:
         self._buffer.say(*sentences)
 
     def end_output(self) -> None:
-        """No more bytes come: what has no line end becomes a line, and lost lines are told."""
+        """End the output: a last part without a line end becomes a line, and lost lines are reported."""
         self._flush()
         self._intake.finish()
         if self._intake.num_dropped:  # the log has said so where it happened
@@ -102,7 +102,7 @@ class HostLog:
             )
 
     def error_line(self, rank: int | None) -> str | None:
-        """Return the line in which a process has said why it failed, as far as that can be told; None for none."""
+        """Return the line in which a process names its error, as far as that can be told, or None."""
         self._flush()
         return error_line(self._intake.last_lines(rank))
 
@@ -126,7 +126,7 @@ class HostLog:
         return has_flushed and has_stopped
 
     def _flush(self) -> None:
-        """Have the intake take what was put into the buffer."""
+        """Pass the buffer's content on to the intake."""
         if not self._buffer.flush(0.0 if self._is_hung else FLUSH_LIMIT_S) and not self._is_hung:
             self._is_hung = True  # the end of the job waits for a disk that hangs once, not for each question
             self._on_note(f"the disk of this host did not take the last output within {FLUSH_LIMIT_S:g} s")

@@ -1,4 +1,4 @@
-"""What a program said before it failed: the one line of its output that names the error.
+"""A failed program's last words: the one line of its output that names the error.
 
 Where: `log_intake` keeps the last lines of every process; `program_end` adds the one found here to the failure of a
 program, so that FailureReason says more than an exit code. A heuristic on text for people: nothing is decided by it.
@@ -21,7 +21,7 @@ _NO_TIME = datetime.fromtimestamp(0, UTC)  # the words are asked for, not their 
 
 
 def error_line(lines: Sequence[str]) -> str | None:
-    """Return the line that names the error: what `ErrorScanner` found last, else the last line of the program's own."""
+    """Return the line that names the error: the last one of `ErrorScanner`, else the program's own last line."""
     scanner = ErrorScanner(None)
     for line in lines:
         scanner.feed(line, _NO_TIME)

@@ -81,7 +81,7 @@ class LogBatches:
         self._metrics.close()
 
     def _take_ahead(self, first_sequence: int) -> ReadyBatch | None:
-        """Return what was made ahead, None if nothing was, or if the service has asked for other lines."""
+        """Return the batch made ahead, or None without one or if the service has asked for other lines."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None

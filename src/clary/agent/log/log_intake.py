@@ -127,14 +127,14 @@ class LogIntake:
             self._spool.append([sentence], is_own=True)
 
     def tick(self) -> None:
-        """Show progress bars that stand still and say what was dropped; call it about once a second."""
+        """Show progress bars that stand still and report dropped lines; call it about once a second."""
         with self._lock:
             for stream in self._streams.values():
                 self._append(stream, stream.splitter.tick(self._clock.monotonic()))
             self._tell_dropped()
 
     def finish(self) -> None:
-        """End every stream: what has no line end yet becomes a line."""
+        """End every stream: a last part without a line end becomes a line."""
         with self._lock:
             for stream in self._streams.values():
                 self._append(stream, stream.splitter.finish())

@@ -42,7 +42,7 @@ class LogLimit:
         return [line for line, size_bytes in zip(lines, sizes, strict=True) if self._admit_one(size_bytes, now_s)]
 
     def notice(self, now_s: float, *, is_last: bool = False) -> str | None:
-        """Return a sentence about lines dropped since the last one, at most once a second; None if there is none.
+        """Return a sentence about lines dropped since the last one, at most once a second, or None.
 
         Args:
             now_s: monotonic time.

@@ -64,7 +64,7 @@ class LineSplitter:
         return self._show_bar(_last_state(_decode(self._partial)), now_s)
 
     def finish(self) -> list[str]:
-        """Return what is left when the stream has ended."""
+        """Return the rest when the stream has ended."""
         if self._ansi is not None:
             self._partial += self._ansi.finish()
         partial, self._partial = self._partial, b""
@@ -138,5 +138,5 @@ def _decode(data: bytes) -> str:
 
 
 def _last_state(line: str) -> str:
-    r"""What a terminal would show of a line with `\r` in it: the last state that is not blank."""
+    r"""The visible state of a line with `\r` in a terminal: the last one that is not blank."""
     return next((state for state in reversed(line.split("\r")) if state.strip()), "")

@@ -29,7 +29,7 @@ class LogLoss:
         return self._reasons[-1]
 
     def add(self, num_lines: int, size_bytes: int, reason: str) -> None:
-        """Count what is lost, and why."""
+        """Count lost lines, with the reason."""
         self.num_lines += num_lines
         self._gap_lines += num_lines
         self._gap_bytes += size_bytes
@@ -37,7 +37,7 @@ class LogLoss:
             self._reasons.append(reason)
 
     def sentence(self) -> str | None:
-        """Return what is to stand in the log at this place; None if nothing is missing here."""
+        """Return the sentence for the log at this place, or None if nothing is missing here."""
         if not self._reasons:
             return None
         reasons = " and ".join(self._reasons)

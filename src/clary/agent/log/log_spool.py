@@ -128,7 +128,7 @@ class LogSpool:
             self._changed.notify_all()
 
     def tell_loss(self) -> None:
-        """Say what was lost since it was said last; call it when no more lines come."""
+        """Report the lines lost since the last report; call it when no more lines come."""
         with self._changed:
             if not self._is_closed:
                 self._tell_loss(is_last=True)
@@ -263,7 +263,7 @@ class LogSpool:
         segment.remove()
 
     def _fill(self) -> bool:
-        """Read the next stretch of blocks into the cursor; false when there is none."""
+        """Read the next stretch of blocks into the cursor; return False at the end."""
         cursor = self._cursor
         with self._changed:
             if self._segments and cursor.sequence < self._segments[0].first_sequence:

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def compile_patterns(sources: list[str]) -> tuple[list[re.Pattern[str] | None], list[str | None]]:
-    """Return compiled patterns, None for each that is not one, and what is wrong with it at the same place."""
+    """Return compiled patterns, or None and the error at the same place for each bad one."""
     patterns: list[re.Pattern[str] | None] = []
     errors: list[str | None] = []
     for source in sources:

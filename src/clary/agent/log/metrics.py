@@ -47,7 +47,7 @@ class MetricFinder:
         self._unread = b""
 
     def find(self, blocks: list[LogBlock]) -> list[LogBlock]:
-        """Return the lines with the values found in them; never raises for what patterns or lines hold."""
+        """Return the lines with the values found in them; never raises for any pattern or line."""
         if self._has_given_up or not blocks:
             return blocks
         lines = [line for block in blocks for line in block.lines()]

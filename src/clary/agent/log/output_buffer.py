@@ -52,7 +52,7 @@ class _Act:
 
 
 class OutputTaker(Protocol):
-    """What `log_intake` is to the buffer; may wait for a disk."""
+    """The receiver of the buffer's output (`log_intake`); may wait for a disk."""
 
     def on_output(self, key: Hashable, data: bytes) -> None:
         """Take bytes of one stream, in order; empty bytes end it."""
@@ -65,7 +65,7 @@ class OutputTaker(Protocol):
 
 
 class OutputBuffer:
-    """Passes on in order what many threads put in; `close` ends its thread.
+    """Passes output of many threads on in order; `close` ends its thread.
 
     Args:
         taker: called from one thread only.
@@ -104,7 +104,7 @@ class OutputBuffer:
             return sum(loss.num_lines for loss in self._losses.values())
 
     def put(self, key: Hashable, data: bytes) -> None:
-        """Take bytes of one stream, in order; empty bytes end it. Waits for nothing but what the note above says."""
+        """Take bytes of one stream, in order; empty bytes end it. Waits only as the note above says."""
         with self._changed:
             if data and not self._has_room(len(data)) and not self._wait_for_room(len(data)):
                 loss = self._losses.setdefault(key, LogLoss())
@@ -122,7 +122,7 @@ class OutputBuffer:
             self._put_act(lambda: self._taker.say(*sentences), sum(map(len, sentences)))
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until what was put in so far has been passed on, and told what is missing; return whether it has."""
+        """Wait until all output so far, and reports of lost output, have been passed on; return whether they have."""
         with self._changed:
             for key in self._losses:
                 self._tell_loss(key)
@@ -132,7 +132,7 @@ class OutputBuffer:
             return self._changed.wait_for(lambda: self._num_passed >= end, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Pass on what is held and end the thread; return whether it ended in time."""
+        """Pass the held output on and end the thread; return whether it ended in time."""
         with self._changed:
             self._is_closing = self._is_urgent = True
             self._wanted.notify()
@@ -202,7 +202,7 @@ class OutputBuffer:
                 self._changed.notify_all()
 
     def _next_item(self) -> _Output | _Act | None:
-        """Return what is next, gathered for a while; None when the buffer is empty and closing."""
+        """Return the next item, gathered for a while; None when the buffer is empty and closing."""
         with self._lock:
             if not self._items:
                 self._is_urgent = self._is_closing

@@ -1,4 +1,4 @@
-"""What a host measures of itself while it serves a job: rows of numbers, taken here and carried to the service.
+"""Measurements of a host while it serves a job: rows of numbers, taken here and sent to the service.
 
     sources (/proc, cgroup, disk, GPUs) -> sampling -> row_store -> shipper -> service
 

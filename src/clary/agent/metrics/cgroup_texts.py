@@ -1,4 +1,4 @@
-"""What files of a cgroup say, as numbers, version 1 and 2 alike. Pure.
+"""Parsing of a cgroup's files, version 1 and 2 alike. Pure.
 
 Where: `host_cgroup` reads the files.
 Source: kernel Documentation/admin-guide/cgroup-v1/{cpuacct,memory}.rst, cgroup-v2.rst, scheduler/sched-bwc.rst.
@@ -62,7 +62,7 @@ def memory_in_use(usage: bytes | None, memory_stat: bytes | None) -> int | None:
 
 
 def memory_limit(text: bytes | None) -> int | None:
-    """Return a limit in bytes of memory.max or memory.limit_in_bytes; None for none."""
+    """Return the limit in bytes of memory.max or memory.limit_in_bytes, or None without a limit."""
     word = (text or b"").strip()
     if not word.isdigit() or int(word) >= _NO_LIMIT_BYTES:
         return None

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class GpuSource:
-    """Reads what one nvidia-smi prints.
+    """Reads the output of one nvidia-smi.
 
     Args:
         indices: of the host's GPUs, as the driver counts.

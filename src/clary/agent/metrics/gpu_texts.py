@@ -1,4 +1,4 @@
-"""What nvidia-smi and the kernel's log say of GPUs, as numbers. Pure.
+"""Parsing of nvidia-smi's output and of the kernel's log on GPUs. Pure.
 
 Where: `gpu_source` reads both. No GPU was at hand: the form of the lines is that of NVIDIA's documentation and of
 recorded output of others.
@@ -89,7 +89,7 @@ def bus_of(text: str) -> str:
 
 
 def _number(cell: str) -> float | None:
-    """Return a number, decimal or 0x...; None for "[N/A]" and whatever else says that there is none."""
+    """Return a number, decimal or 0x..., or None for "[N/A]" and other words."""
     try:
         return float(int(cell, 16)) if cell.lower().startswith("0x") else float(cell)
     except ValueError:

@@ -23,7 +23,7 @@ class Count(NamedTuple):
 
 
 def growth(before: Mapping[int, Count], after: Mapping[int, Count]) -> dict[int, tuple[float, ...]]:
-    """Return pid -> what each counter of a process has grown by, what it has inherited left out; never negative.
+    """Return pid -> growth of each counter of a process, without inherited counts; never negative.
 
     A process that was not there before has grown from nothing. What one has done between `before` and its end counts
     at the process that has waited for it, if that is among these, and is lost otherwise.

@@ -25,7 +25,7 @@ _OOM = {1: "memory.oom_control", 2: "memory.events"}
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupReading:
-    """What the kernel counts for a host; None where nobody counts."""
+    """The kernel's counters for a host; None where the kernel does not count."""
 
     cpu_s: float | None
     throttling: Throttling | None
@@ -73,7 +73,7 @@ class HostCgroupCounters:
         return None if text is None else [int(word) for word in text.split()]
 
     def read(self, *, looks_closely: bool) -> CgroupReading:
-        """Return the counters; what of the memory is idle file pages is only found out anew if `looks_closely`."""
+        """Return the counters; the share of idle file pages is read anew only if `looks_closely`."""
         if looks_closely or self._stat_text is None:
             # The dear one: the kernel sums up every processor's part for it.
             self._stat_text = _read(self._memory_stat)
@@ -96,7 +96,7 @@ class HostCgroupCounters:
 
 
 def find_host_cgroup(first_pid: int, tree: CgroupTree | None = None) -> HostCgroupCounters | None:
-    """Return the cgroup of a host by its first process; None if it has none of its own."""
+    """Return the cgroup of a host by its first process, or None if it has no cgroup of its own."""
     tree = tree or CgroupTree()
     try:
         mountinfo, own = tree.mountinfo(), tree.membership()

@@ -1,4 +1,4 @@
-"""What one host measures of itself, from its preparation to its end, and the way of that to the service.
+"""Measurements of one host, from its preparation to its end, and their way to the service.
 
 Where: `program_companions` starts it, tells it of the program, waits a moment for its last rows before a phase that can
 make the job terminal, and closes it. Nothing in here raises into the host's life or keeps it waiting beyond that
@@ -107,12 +107,12 @@ class HostMetrics(Companion):
                 self._sampling.remove(kind)
 
     def keep_gpu_errors(self) -> None:
-        """The program has failed: later errors of a kind do not take the place of those that may be the cause."""
+        """Keep the GPU errors so far, after the program has failed: later ones cannot be the cause."""
         if self._xids is not None:
             self._xids.keep()
 
     def gpu_errors(self) -> tuple[GpuError, ...]:
-        """Return what the driver has told of this host's GPUs so far, also where nothing is measured."""
+        """Return the driver's errors of this host's GPUs so far, also where nothing is measured."""
         if self._xids is None:
             return ()
         self._xids.look()

@@ -1,4 +1,4 @@
-"""When the memory of a host that no cgroup limits is looked at, and what is said when it is too much. Pure.
+"""Times of looks at the memory of a host without a cgroup limit, and words on its excess. Pure.
 
 Where: `memory_watch` looks. A look is cheap or exact: the cheap one adds up what processes have resident, which counts
 shared pages once for each of them and so never too little; only where that comes near the limit are the pages told
@@ -50,7 +50,7 @@ def pause_s(used_bytes: int, limit_bytes: int, *, cost_s: float) -> float:
 
 
 def excess_in_words(host: str, used_bytes: int, limit_bytes: int, uses: Sequence[ProcessUse], *, advice: str) -> str:
-    """Say that a host used more than its limit and was ended for it, by whom, and what to do."""
+    """Say that a host used more than its limit and was ended for it, with its largest processes and advice."""
     largest = sorted(uses, key=lambda use: use.memory_bytes, reverse=True)
     named = [_in_words(use) for use in largest[:MAX_NAMED]]
     if rest := largest[MAX_NAMED:]:

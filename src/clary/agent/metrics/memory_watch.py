@@ -76,7 +76,7 @@ class MemoryWatch(Worker):
         self._table.close()
 
     def _look(self) -> tuple[int, list[ProcessUse]]:
-        """Return what the host uses, never less than it does, and what its processes use if that was looked at."""
+        """Return the host's memory, never too little, and its processes' memory if that was read."""
         self._table.look()
         readings = self._table.read()
         in_files = _bytes_in_shared_memory(readings) if self._has_own_shared_memory else 0
@@ -97,7 +97,7 @@ class MemoryWatch(Worker):
 
 
 def watch_memory(program: Program, sandbox: Sandbox, on_excess: Callable[[str], None]) -> MemoryWatch | None:
-    """Begin to watch what a host uses where the kernel does not keep its limit; None where it does, or there is none.
+    """Begin to watch a host's memory where the kernel does not keep its limit; None if it does or without a limit.
 
     Args:
         on_excess: as for `MemoryWatch`.
@@ -150,7 +150,7 @@ def _name_of(pid: int) -> str:
 
 
 def _bytes_in_shared_memory(pids: Iterable[int]) -> int:
-    """Return what lies in the /dev/shm of a host, seen through one of its processes; 0 if none lets us."""
+    """Return the bytes in the /dev/shm of a host, seen through one of its processes; 0 if no process can be read."""
     for pid in pids:
         # The first process forbids to be traced, which closes its root to an agent that is not root.
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What files of /proc say, as numbers. Pure.
+"""Parsing of files of /proc. Pure.
 
 Where: `process_table` and the sources read the files.
 Source: proc(5).
@@ -95,7 +95,7 @@ def parse_available_memory(text: bytes) -> tuple[int, int]:
 
 
 def parse_environment_rank(text: bytes) -> int | None:
-    """Return the global rank that /proc/PID/environ names, as torchrun, mpirun and their kin set it; None for none."""
+    """Return the global rank in /proc/PID/environ, as torchrun, mpirun and their kin set it, or None."""
     for entry in text.split(b"\0"):
         name, _, value = entry.partition(b"=")
         if name in _RANK_VARIABLES and value.isdigit() and len(value) <= _RANK_DIGITS:

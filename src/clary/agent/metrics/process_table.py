@@ -24,7 +24,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessReading(NamedTuple):
-    """One process at one moment. What it has used: seconds of processor time, bytes read, bytes written."""
+    """One process at one moment. `used` counts seconds of processor time, bytes read, bytes written."""
 
     rank: int | None
     memory_bytes: int
@@ -58,7 +58,7 @@ class ProcessTable:
         self._strangers: set[int] = set()
 
     def look(self) -> None:
-        """Find processes that have begun, and ranks that have become known; what has ended goes when it is read."""
+        """Find new processes and newly known ranks; `read` removes ended processes."""
         for pid, process in self._known.items():
             if process.rank is None:
                 # Between fork and exec a process still shows the environment of its parent.
@@ -85,7 +85,7 @@ class ProcessTable:
         self._admit(ours)
 
     def read(self) -> dict[int, ProcessReading]:
-        """Return pid -> what a process has used so far; those that have ended since the last call are left out."""
+        """Return pid -> reading of a process; processes that have ended since the last call are left out."""
         readings = {}
         for pid, process in list(self._known.items()):
             reading = process.read()

@@ -1,4 +1,4 @@
-"""`host/...` and `rank-N/...`: what a host's program uses, as a whole and by rank.
+"""`host/...` and `rank-N/...`: resources used by a host's program, as a whole and by rank.
 
 Where: `host_metrics` makes one when the program has started. Counters become rates here. Memory of ranks is the sum of
 what each process has resident: pages that processes share count for each, because to tell them apart (PSS) costs a walk
@@ -144,7 +144,7 @@ def throttled_values(now: Throttling, then: Throttling, span_s: float) -> Values
 
 
 class _Sums:
-    """What the processes of one scope use together."""
+    """The resources that the processes of one scope use together."""
 
     def __init__(self) -> None:
         self.num_processes = 0

@@ -1,4 +1,4 @@
-"""What a source of numbers is, and the small ones: the agent itself, the machine, the host's disk.
+"""The interface of sources of numbers, and the small ones: the agent itself, the machine, the host's disk.
 
 Where: `sampling` asks every source for each row and puts their answers side by side.
 """
@@ -25,10 +25,10 @@ class Source(Protocol):
     """Something that can be measured."""
 
     def read(self, now_s: float) -> Values:
-        """Return the values at a monotonic time, with rates since the last call; none of these in the first."""
+        """Return the values at a monotonic time, with rates since the last call; the first call has no rates."""
 
     def close(self) -> None:
-        """Free what it holds; harmless when repeated."""
+        """Close its descriptors; harmless when repeated."""
 
 
 class Slowly:
@@ -48,7 +48,7 @@ class Slowly:
 
 
 class AgentSource:
-    """`agent/...`: what the agent of this host uses for itself; of a preparation it is the only sign.
+    """`agent/...`: resources used by the agent of this host itself; the only sign of a preparation.
 
     Without its children: the program is one of them, and so are the installers of requirements.
     """
@@ -77,7 +77,7 @@ class AgentSource:
 
 
 class MachineSource:
-    """`machine/...`: what all that runs on this machine has used and left, other jobs included."""
+    """`machine/...`: resources used and left on this machine, other jobs included."""
 
     def __init__(self) -> None:
         self._slowly = Slowly()
@@ -128,7 +128,7 @@ class DiskSource:
         self._values: Values = {}
 
     def read(self, now_s: float) -> Values:
-        """Return how full it is, as df says it: of what users may have."""
+        """Return how full the disk is, as df says it: in parts of the space for users."""
         if self._slowly.is_due(now_s):
             self._values = self._measured()
         return self._values

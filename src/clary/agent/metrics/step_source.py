@@ -1,4 +1,4 @@
-"""`rank-N/step_s` and the parts of it: where the time of training steps went, from what ranks leave behind.
+"""`rank-N/step_s` and its parts: the times of training steps, from files of ranks.
 
 Where: `host_metrics` makes one when the program starts. A value is the mean over the steps that have ended since the
 row before; a row in which none has ended has `rank-N/steps` alone, the steps so far. The first step of a process, with

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class XidLog:
-    """Reads what the kernel's log says from now on; safe for many threads.
+    """Reads the kernel's log from now on; safe for many threads.
 
     Args:
         indices: of the host's GPUs, as the driver counts.
@@ -65,7 +65,7 @@ class XidLog:
             self._buses[index] = bus
 
     def look(self) -> None:
-        """Take in what is new; never waits."""
+        """Read new records; never waits."""
         with self._lock:
             now = self._clock.now()
             for record in self._new_records():
@@ -81,13 +81,13 @@ class XidLog:
             self._looked_at = now
 
     def keep(self) -> None:
-        """Look, and leave the times of all errors so far as they are: a later one does not explain what has failed."""
+        """Look, and keep the times of all errors so far: a later one does not explain the failure."""
         self.look()
         with self._lock:
             self._keeps = True
 
     def last_code(self, index: int) -> int:
-        """Return the last Xid of a GPU, as the driver counts; 0 for none."""
+        """Return the last Xid of a GPU, as the driver counts, or 0."""
         with self._lock:
             return self._last.get(self._buses.get(index, ""), 0)
 
@@ -102,7 +102,7 @@ class XidLog:
         return tuple(sorted(found, key=lambda error: (error.at, error.gpu, error.xid)))
 
     def close(self) -> None:
-        """Read no more; what was seen stays known. Harmless when repeated."""
+        """Stop reading; errors seen so far stay known. Harmless when repeated."""
         with self._lock:
             self._close()
 
@@ -131,7 +131,7 @@ class XidLog:
 
 
 def _listed_buses(folder: str) -> list[str]:
-    """Return the buses of the machine's GPUs in the driver's order; empty where it lists none."""
+    """Return the buses of the machine's GPUs in the driver's order; empty without a driver."""
     try:
         names = [entry.name for entry in Path(folder).iterdir()]
     except OSError:

@@ -1,1 +1,1 @@
-"""What a program writes into files about its own training, read while the files grow."""
+"""A program's own files about its training, read while they grow."""

@@ -30,7 +30,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What stands in a piece of a file.
+    """The records in a piece of a file.
 
     Attributes:
         records: whole and undamaged, in order.

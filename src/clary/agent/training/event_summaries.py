@@ -42,7 +42,7 @@ class EventReader:
         self._plugins: dict[str, str] = {}  # tag -> plugin
 
     def read(self, record: bytes, *, offset: int, file: str) -> list[Finding]:
-        """Return what a record holds; none for what no chart shows. Raises: Malformed."""
+        """Return the findings of a record; empty where no chart shows it. Raises: Malformed."""
         at_ms, step, summaries = 0, 0, []
         for number, _, value in fields_of(record):
             if number == 1:

@@ -30,7 +30,7 @@ _RUN_ID_CHARACTERS = 8
 
 
 class FileKind(StrEnum):
-    """What a file holds."""
+    """The kind of a file."""
 
     EVENTS = "events"
     JSON_LINES = "json lines"
@@ -48,7 +48,7 @@ class Place:
 
 
 def place_of(path: str) -> Place | None:
-    """Return what a file below /opt/ml is; None for one that is not read."""
+    """Return the kind and run of a file below /opt/ml, or None for one that is not read."""
     parts = PurePosixPath(path).parts
     if "tfevents" in parts[-1]:
         return Place(kind=FileKind.EVENTS, run="/".join(parts[:-1]))
@@ -86,7 +86,7 @@ class RunNames:
 
 
 def _unlike(run: str, first: str) -> str:
-    """Return what is left of a run's folder without the steps that it shares with the first run's."""
+    """Return the rest of a run's folder without the leading parts that it shares with the first run's."""
     parts, others = run.split("/"), first.split("/")
     shared = 0
     while shared < min(len(parts), len(others)) and parts[shared] == others[shared]:
@@ -95,12 +95,12 @@ def _unlike(run: str, first: str) -> str:
 
 
 def folders_to_watch(logs_folder: str | None) -> tuple[str, ...]:
-    """Return the folders to walk, none within another."""
+    """Return the folders to walk, without folders inside others."""
     return without_inner([*WATCHED, *([logs_folder] if logs_folder else [])])
 
 
 def without_inner(folders: Iterable[str]) -> tuple[str, ...]:
-    """Return folders less those that lie in another of them."""
+    """Return the folders that lie in no other of them."""
     kept: list[str] = []
     for folder in sorted(set(folders), key=len):
         if not any(folder == other or folder.startswith(f"{other}/") for other in kept):

@@ -58,7 +58,7 @@ class FileReading:
         self.is_behind = False  # whether the last look has left something unread, because it was so much
 
     def skip_what_stands(self) -> None:
-        """Have what the files hold now count as known: it came with an earlier attempt's checkpoints."""
+        """Mark the present content of the files as known: it came with an earlier attempt's checkpoints."""
         for found, place in self._found():
             self._tails[found.path] = _Tail(
                 place=place, inode=found.inode, offset=found.size_bytes, seen_bytes=found.size_bytes
@@ -67,7 +67,7 @@ class FileReading:
             self._states[state.path] = state.modified_ns
 
     def look(self) -> Iterator[Finding]:
-        """Yield what has been written since the last look, file by file."""
+        """Yield the findings written since the last look, file by file."""
         left = MAX_LOOK_BYTES
         self.is_behind = False
         for found, place in sorted(self._found(), key=lambda item: item[0].path):
@@ -87,7 +87,7 @@ class FileReading:
                 self.is_behind = left <= 0
 
     def state(self, now_ms: int) -> TrainingProgress | None:
-        """Return what the newest trainer_state.json says, if it is new."""
+        """Return the progress in the newest trainer_state.json, if it is new, or None."""
         changed = [one for one in self._state_files() if self._states.get(one.path) != one.modified_ns]
         newest = max(changed, key=lambda one: one.modified_ns, default=None)
         if newest is None:

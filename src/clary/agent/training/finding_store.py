@@ -115,7 +115,7 @@ class FindingStore(Outbox[Finding]):
             self.num_dropped += 1
 
     def _has_room(self, finding: Finding, now_s: float) -> bool:
-        """Whether a picture may come now; takes its part of what may come in the long run."""
+        """Whether a picture may come now; takes its bytes from the token bucket."""
         if self._pictures is None:
             most, per_s = self._picture_burst_bytes, self._picture_bytes_per_s
             self._pictures = TokenBucket(rate_per_s=per_s, capacity=most, now_s=now_s)

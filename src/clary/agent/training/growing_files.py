@@ -29,7 +29,7 @@ class FoundFile:
 
 
 def walk(root: Path, folder: str, *, max_entries: int = MAX_ENTRIES) -> Iterator[FoundFile]:
-    """Yield the regular files below a folder of `root`, in no order; none where a step is a link or no folder."""
+    """Yield the regular files below a folder of `root`, in no order; nothing where a step is a link or no folder."""
     try:
         with Folder.at(root) as top:
             for entry in entries(top, folder, max_entries=max_entries, max_depth=MAX_DEPTH):
@@ -46,7 +46,7 @@ def walk(root: Path, folder: str, *, max_entries: int = MAX_ENTRIES) -> Iterator
 
 
 def read_piece(root: Path, path: str, *, offset: int, max_bytes: int) -> tuple[int, bytes] | None:
-    """Return the inode of a file and what stands from `offset` on; None if there is no such regular file."""
+    """Return the inode of a file and its bytes from `offset` on, or None if there is no such regular file."""
     try:
         with Folder.at(root) as top:
             descriptor = top.open_file(path)

@@ -1,4 +1,4 @@
-"""What one host's program writes about its training, from its start to its end, and the way of that to the service.
+"""Values that one host's program writes about its training, from start to end, and their way to the service.
 
 Where: `program_companions` prepares it before the program starts, tells it when the program is gone, and waits a moment
 for its last values before a phase that can make the job terminal. Nothing in here raises into the host's life.
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class HostTraining(Companion):
-    """Reads what a program writes of its training; methods belong to the supervisor's thread.
+    """Reads a program's files on its training; methods belong to the supervisor's thread.
 
     Args:
         plan: may name a folder for TensorBoard.
@@ -63,7 +63,7 @@ class HostTraining(Companion):
         self._watch: TrainingWatch | None = None
 
     def prepare(self, ml_folder: Path) -> None:
-        """Take note of what stands in the host's `/opt/ml` before the program writes to it."""
+        """Record the content of the host's `/opt/ml` before the program writes to it."""
         self._ml_folder = ml_folder
         if self._is_away:
             self._hand_out_token()

@@ -106,7 +106,7 @@ class ProgressWatch:
             self._has_failed = True
 
     def take_state(self, progress: TrainingProgress) -> None:
-        """Take what a state file says."""
+        """Take the progress of a state file."""
         with self._lock:
             self._state_rate.add(self._clock.monotonic(), progress.done)
             self._state = progress

@@ -1,4 +1,4 @@
-"""Progress in what programs print and in Hugging Face's state file. Pure.
+"""Progress in the output of programs and in Hugging Face's state file. Pure.
 
 Where: `progress_watch` gives it lines of the log that may hold some.
 Source: tqdm's default format (`desc:  45%|####5     | 450/1000 [00:12<00:15, 36.5it/s]`), which Lightning, Keras
@@ -36,7 +36,7 @@ _NOT_TRAINING = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """What one line says.
+    """The progress in one line.
 
     Attributes:
         kind: bar, epoch or step.
@@ -66,7 +66,7 @@ def may_hold_progress(line: str) -> bool:
 
 
 def sign_in(line: str) -> Sign | None:
-    """Return what a line says of progress; None for nothing, and for bars of preparations and evaluations."""
+    """Return the progress in a line, or None; bars of preparations and evaluations do not count."""
     line = line[:MAX_CHARACTERS]
     epoch_of = _EPOCH_OF.search(line)
     epoch, max_epoch = (int(epoch_of[1]), int(epoch_of[2])) if epoch_of else (None, None)
@@ -110,7 +110,7 @@ def sign_in(line: str) -> Sign | None:
 
 
 def of_trainer_state(data: bytes, *, at_ms: int) -> TrainingProgress | None:
-    """Return what trainer_state.json says; None for what is none."""
+    """Return the progress in trainer_state.json, or None if it is malformed."""
     try:
         state = json.loads(data)
     except (ValueError, RecursionError):

@@ -141,7 +141,7 @@ class TrainingWatch(Sender):
 
 
 def _is_same(current: TrainingProgress, sent: TrainingProgress) -> bool:
-    """Whether nothing has moved, whatever the time of day."""
+    """Whether nothing but the time of day has changed."""
     return (current.done, current.total, current.epoch, current.source) == (
         sent.done,
         sent.total,

@@ -21,7 +21,7 @@ _MOST_STEP = 2**63
 
 
 def of_json_line(line: bytes) -> Finding | None:
-    """Return the value of a record; None for what is none."""
+    """Return the value of a record, or None if the line is malformed."""
     if len(line) > MAX_LINE_BYTES:
         return None
     try:
@@ -39,7 +39,7 @@ def of_json_line(line: bytes) -> Finding | None:
 
 
 def of_mlflow_line(line: bytes, *, name: str) -> Finding | None:
-    """Return the value of a line of MLflow's; None for what is none."""
+    """Return the value of a line of MLflow's, or None if the line is malformed."""
     parts = line[:MAX_LINE_BYTES].split()
     if not 2 <= len(parts) <= 3 or not is_name(name):
         return None

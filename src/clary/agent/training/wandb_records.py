@@ -92,7 +92,7 @@ def _behind_prefix(piece: bytes) -> int | None:
 
 
 def findings_of(record: bytes, *, offset: int, file: str) -> list[Finding]:
-    """Return the numbers that one call of `wandb.log` has told; none of any other record. Raises: Malformed."""
+    """Return the numbers of one call of `wandb.log`; empty for any other record. Raises: Malformed."""
     found: list[Finding] = []
     for number, _, value in fields_of(record):
         if number == 2:
@@ -127,7 +127,7 @@ def _of_history(message: bytes, *, offset: int, file: str) -> list[Finding]:
 
 
 def _item(message: bytes) -> dict[str, float]:
-    """Return the numbers of a HistoryItem by name; none for what is no number."""
+    """Return the numbers of a HistoryItem by name; other values are left out."""
     words, text = [], ""
     for number, _, value in fields_of(message):
         if number in (1, 2):  # key, or the steps of nested_key

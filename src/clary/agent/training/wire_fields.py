@@ -66,7 +66,7 @@ def as_bytes(value: Value) -> bytes:
 
 
 def as_text(value: Value) -> str:
-    """Return a field with a length as text; what is no UTF-8 is escaped. Raises: Malformed."""
+    """Return a field with a length as text; bytes that are no UTF-8 are escaped. Raises: Malformed."""
     return as_bytes(value).decode("utf-8", "backslashreplace")
 
 
