@@ -11,6 +11,7 @@ from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import HostRecord, StatusTransition, TrainingJob
 from clary.control.scheduling.prices import load_prices
 from clary.control.series.queries import SeriesAnswer
+from clary.control.services.call import Services
 from clary.control.wire.messages import HttpRequest
 from clary.testing.fake_clock import FakeClock
 from clary.testing.launch_plans import make_hosts, make_plan
@@ -72,6 +73,8 @@ def running_job(**changes):
 
 class FakeServices(SimpleNamespace):
     """Live jobs in memory, stored jobs in another dictionary."""
+
+    find_job = Services.find_job
 
     def __init__(self, live=(), stored=(), logs=None):
         live_jobs = {job.name: job for job in live}

@@ -1,4 +1,4 @@
-"""Names of jobs: the common stem of a kind, and the name of the next job. Pure.
+"""Names of jobs and log streams: the stem of a kind, the name of the next job, the host of a stream. Pure.
 
 Where: estimates of the queue take jobs of a kind together; `clary rerun` names a new job after an old one.
 """
@@ -19,6 +19,11 @@ def stem(name: str) -> str:
     while (last := _LAST_WORD.search(left)) and any(letter.isdigit() for letter in last[1]):
         left = left[: last.start()]
     return left or name
+
+
+def host_of_stream(stream: str) -> str:
+    """Return `algo-1` of `job/algo-1-1767225600`."""
+    return stream.partition("/")[2].rpartition("-")[0]
 
 
 def next_name(name: str, now: datetime) -> str:

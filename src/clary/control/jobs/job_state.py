@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import TrainingJob
@@ -62,6 +63,17 @@ def job_state(job: TrainingJob) -> JobState:
     if job.status is TrainingJobStatus.IN_PROGRESS and job.attempt == 0:
         return JobState.QUEUED
     return state_of(job.status, job.secondary_status)
+
+
+def job_state_row(job: TrainingJob) -> dict[str, Any]:
+    """Return name, statuses, state and failure of a job as plain data, for pages and for clients that poll."""
+    return {
+        "name": job.name,
+        "status": job.status.value,
+        "secondary_status": job.secondary_status.value,
+        "state": job_state(job).value,
+        "failure_reason": "" if job.failure is None else job.failure.reason,
+    }
 
 
 def job_times(job: TrainingJob, *, now: datetime) -> JobTimes:

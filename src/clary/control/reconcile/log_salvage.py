@@ -20,6 +20,7 @@ from clary.base.clock import Clock
 from clary.base.errors import ClaryError
 from clary.contract.agent_protocol import HostPhase, LogBlock
 from clary.contract.log_blocks import SEGMENT_SUFFIX, SPOOL_FOLDER, parse_blocks
+from clary.control.jobs.job_names import host_of_stream
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.errors import SequenceGap
 
@@ -45,7 +46,7 @@ async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) ->
     Twice is as good as once: the spool is removed behind it.
     """
     for stream in job.log_streams:
-        host = stream.partition("/")[2].rpartition("-")[0]
+        host = host_of_stream(stream)
         record = job.hosts.get(host)
         if job.plan is None or record is None or record.facts.phase is not HostPhase.LOST:
             continue

@@ -99,9 +99,7 @@ class ClaryHandler:
         return route, asked
 
     async def _find_job(self, name: str) -> TrainingJob:
-        job = None
-        if _JOB_NAME.fullmatch(name):
-            job = self._parts.services.hub.live_job(name) or await self._parts.services.store.get_job(name)
+        job = await self._parts.services.find_job(name) if _JOB_NAME.fullmatch(name) else None
         if job is None:
             raise WireError("NotFound", f"there is no training job {name!r}", http_status=404)
         return job

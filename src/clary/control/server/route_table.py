@@ -9,19 +9,21 @@ Pages answer any method: a change has a row of its own before them.
 
 from __future__ import annotations
 
+from typing import Any
+
 from clary.base.errors import WireError
 from clary.contract.agent_protocol import LogBatch, Report
 from clary.contract.deep_profiles import HostProfile
 from clary.contract.metric_samples import SampleBatch
 from clary.contract.stack_dumps import HostDump
 from clary.contract.training_values import TrainingBatch
+from clary.control.jobs.job_state import job_state_row
 from clary.control.server.actions.rerun_action import rerun
 from clary.control.server.actions.spot_actions import reclaim, set_capacity, spot_page
-from clary.control.server.actions.stop_action import stop_job
 from clary.control.server.agent_routes import MAX_NUMBERS, next_assignment, next_order, take_status, take_trace
 from clary.control.server.pages.compare_page import compare_page
 from clary.control.server.pages.dump_page import ask_for_dump, dump_page
-from clary.control.server.pages.facts_page import facts_page, job_state_page, plan_page
+from clary.control.server.pages.facts_page import facts_page, plan_page
 from clary.control.server.pages.health_page import health_page
 from clary.control.server.pages.hosts_page import hosts_page
 from clary.control.server.pages.jobs_page import jobs_page
@@ -35,6 +37,7 @@ from clary.control.server.pages.state_page import change_quarantine, make_backup
 from clary.control.server.pages.training_page import tensorboard_page, training_page
 from clary.control.server.pages.why_page import why_page
 from clary.control.server.routing import ANY, Act, Asked, Parts, Reads, Route, Who
+from clary.control.services.job_acts import stop_job
 
 AGENT, POOL_AGENT, PROGRAM, SCRAPER = Who.AGENT, Who.POOL_AGENT, Who.PROGRAM, Who.SCRAPER
 OWNER, TOKEN, ANYBODY, NOBODY = Who.OWNER, Who.TOKEN, Who.ANYBODY, Who.NOBODY
@@ -66,6 +69,14 @@ def _wrong_method(words: str) -> Act:
 
 def _facts(own: Parts, ask: Asked) -> object:
     return facts_page(own.services, ask.job, stragglers=own.stragglers, rehearsals=own.rehearsals, shared=own.shared)
+
+
+async def _stop(own: Parts, ask: Asked) -> dict[str, Any]:
+    changed = await stop_job(own.services, ask.job)
+    if changed is None:
+        raise WireError("ValidationException", f"{ask.job.name} is over: it is {ask.job.status.value}")
+    status = {"status": changed.status.value, "secondary_status": changed.secondary_status.value}
+    return {"name": changed.name, **status, "grace_s": own.services.settings.stop_grace_s}
 
 
 ROUTES: tuple[Route, ...] = (
@@ -113,7 +124,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", _JOB + "/reclaim", OWNER, lambda own, ask: reclaim(own.services, ask.job, ask.body)),
     Route("POST", _JOB + "/rehearsals", OWNER, lambda own, ask: own.rehearsals.act(ask.job, ask.body)),
     Route("POST", _JOB + "/rerun", OWNER, lambda own, ask: rerun(own.services, ask.job, ask.body)),
-    Route("POST", _JOB + "/stop", OWNER, lambda own, ask: stop_job(own.services, ask.job)),
+    Route("POST", _JOB + "/stop", OWNER, _stop),
     Route("POST", _JOB + "/strike", OWNER, lambda own, ask: own.strikes.strike(ask.job, ask.body)),
     # A job: what is shown of it
     Route(ANY, _JOB, OWNER, _facts),
@@ -139,7 +150,7 @@ ROUTES: tuple[Route, ...] = (
     Route(ANY, _JOB + "/rehearsals", OWNER, lambda own, ask: own.rehearsals.page(ask.job, ask.query)),
     Route(ANY, _JOB + "/request", OWNER, lambda own, ask: {"request": dict(ask.job.request)}, hides_secrets=True),
     Route(ANY, _JOB + "/series", OWNER, lambda own, ask: series_page(own.services, ask.job, ask.query)),
-    Route(ANY, _JOB + "/state", OWNER, lambda own, ask: job_state_page(ask.job)),
+    Route(ANY, _JOB + "/state", OWNER, lambda own, ask: job_state_row(ask.job)),
     Route(ANY, _JOB + "/stragglers", OWNER, lambda own, ask: own.stragglers.page(ask.job)),
     Route(ANY, _JOB + "/tensorboard", OWNER, lambda own, ask: tensorboard_page(own.services, ask.job, ask.query)),
     Route(ANY, _JOB + "/training", OWNER, lambda own, ask: training_page(own.services, ask.job, ask.query)),

@@ -73,6 +73,10 @@ class Services:
     temporary_keys: TemporaryKeys = field(default_factory=TemporaryKeys.forgotten)
     rehearsals: RehearsalDesk | None = None
 
+    async def find_job(self, name: str) -> TrainingJob | None:
+        """Return the job of a name, live or stored; None for one that does not exist."""
+        return self.hub.live_job(name) or await self.store.get_job(name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Call:

@@ -77,14 +77,9 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
     return {}
 
 
-async def job_called(call: Call, name: str) -> TrainingJob | None:
-    """Return the job of a name; None for one that does not exist."""
-    return call.services.hub.live_job(name) or await call.services.store.get_job(name)
-
-
 async def _keep_units(call: Call, job_name: str, units: Mapping[str, str]) -> None:
-    """Store the unit of each metric with the job, unless it is stored already, as it is for most puts."""
-    job = await job_called(call, job_name)
+    """Keep with the job which unit each metric was put with; most puts say what the one before said."""
+    job = await call.services.find_job(job_name)
     if job is not None and _with_units(job, units) is not job:
         await call.services.hub.update(job_name, lambda current: _with_units(current, units))
 

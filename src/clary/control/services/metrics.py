@@ -108,7 +108,7 @@ async def unit_of(call: Call, metric: Mapping[str, Any]) -> str:
     if (metric.get("Namespace") or "") == NAMESPACE:
         return _UNITS.get(metric["MetricName"], NO_UNIT) if _host_name(metric) else NO_UNIT
     job_name = _job_of_put(call, metric)
-    job = None if job_name is None else await custom_metrics.job_called(call, job_name)
+    job = None if job_name is None else await call.services.find_job(job_name)
     return NO_UNIT if job is None else job.metric_units.get(_put_name(metric), NO_UNIT)
 
 

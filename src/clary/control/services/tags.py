@@ -67,7 +67,7 @@ async def _existing(call: Call) -> str:
         return arn
     if not arn.startswith("arn:") or kind != "training-job" or not name:
         raise WireError("ValidationException", f"{arn!r} is not the ARN of a training job.")
-    job = call.services.hub.live_job(name) or await call.services.store.get_job(name)
+    job = await call.services.find_job(name)
     if job is None or job.arn != arn:
         raise WireError("ValidationException", f"Could not find resource {arn}.")
     return arn

@@ -33,6 +33,7 @@ from clary.contract.deep_profiles import HostProfile
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.stack_dumps import HostDump
 from clary.control.jobs import events, host_metrics
+from clary.control.jobs.job_names import host_of_stream
 from clary.control.jobs.log_steps import step_of
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.reconcile.desks.dump_desk import DumpDesk
@@ -296,7 +297,7 @@ class AgentGateway:
             raise WireError("ValidationException", f"a batch has at most {MAX_BATCH_LINES} lines, got {num_lines}")
         for metric in (metric for block in batch.blocks for metric in block.metrics):
             _check_metric_name(metric.name)
-        stream = next(name for name in job.log_streams if _host_of(name) == host)
+        stream = next(name for name in job.log_streams if host_of_stream(name) == host)
         base = job.log_bases.get(stream, 0)  # agents count from 0 in every attempt
         batch = replace(batch, first_sequence=base + batch.first_sequence)
         try:
@@ -339,11 +340,6 @@ class AgentGateway:
         if values:
             await self._hub.record_metrics(job.name, values)
         return next_sequence
-
-
-def _host_of(stream: str) -> str:
-    """Return `algo-1` of `job/algo-1-1767225600`."""
-    return stream.partition("/")[2].rpartition("-")[0]
 
 
 def _check_metric_name(name: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from clary.base.errors import WireError
 from clary.base.plain import to_plain
-from clary.control.jobs.job_state import job_state, job_times
+from clary.control.jobs.job_state import job_state_row, job_times
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.server.pages.secret_names import hide_secrets
 from clary.control.services.call import Services
@@ -34,7 +34,7 @@ async def compare_page(services: Services, query: Mapping[str, str]) -> dict[str
         raise WireError(
             "ValidationException", f"jobs takes 1 to {MAX_JOBS} names with commas between, got {len(names)}"
         )
-    found = [await _job(services, name) for name in names]
+    found = [await services.find_job(name) for name in names]
     jobs = [job for job in found if job is not None]
     return {
         "jobs": [_facts(services, job) for job in jobs],
@@ -71,19 +71,11 @@ def _flat(document: Any, prefix: str = "") -> dict[str, str]:
     return {prefix: document if isinstance(document, str) else json.dumps(document)}
 
 
-async def _job(services: Services, name: str) -> TrainingJob | None:
-    return services.hub.live_job(name) or await services.store.get_job(name.replace("\0", ""))
-
-
 def _facts(services: Services, job: TrainingJob) -> dict[str, Any]:
     return {
-        "name": job.name,
-        "status": job.status.value,
-        "secondary_status": job.secondary_status.value,
+        **job_state_row(job),
         "created_at": to_plain(job.created_at),
-        "state": job_state(job).value,
         "duration_s": job_times(job, now=job.now(services.clock)).took_s,
-        "failure_reason": job.failure.reason if job.failure is not None else "",
         "metrics": [
             {"name": metric.name, "value": metric.value if math.isfinite(metric.value) else None}
             for metric in job.final_metrics

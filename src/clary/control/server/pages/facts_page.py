@@ -1,4 +1,4 @@
-"""The page of a job: all that is known of it; and its state and launch plan, which are pages of their own.
+"""The page of a job: all that is known of it; and its launch plan, which is a page of its own.
 
 Where: `clary describe`, `clary jobs` and the console ask.
 """
@@ -20,7 +20,7 @@ from clary.control.analysis.time_parts import cut_time
 from clary.control.analysis.timeline import timeline
 from clary.control.jobs.health import clock_words
 from clary.control.jobs.job_request import JobRequest
-from clary.control.jobs.job_state import job_state, job_times
+from clary.control.jobs.job_state import job_state_row, job_times
 from clary.control.jobs.rules.rule_evaluations import RuleKind, evaluations_of
 from clary.control.jobs.training_job import PastAttempt, TrainingJob
 from clary.control.jobs.training_status import progress_facts
@@ -52,17 +52,6 @@ async def facts_page(
     return {**facts, **times, **rehearsals.facts(job), "progress": await _progress(services, job)}
 
 
-def job_state_page(job: TrainingJob) -> dict[str, Any]:
-    """Return the state of a job: a cheap part of `_facts`, for clients that poll."""
-    return {
-        "name": job.name,
-        "status": job.status.value,
-        "secondary_status": job.secondary_status.value,
-        "state": job_state(job).value,
-        "failure_reason": "" if job.failure is None else job.failure.reason,
-    }
-
-
 def _facts(services: Services, job: TrainingJob, shared: Shared) -> dict[str, Any]:
     plan = job.plan or {"hosts": [], "environment": {}}
     planned = {host["name"]: host for host in plan["hosts"]}
@@ -83,7 +72,7 @@ def _facts(services: Services, job: TrainingJob, shared: Shared) -> dict[str, An
     ]
     environment = plan["environment"]
     return {
-        **job_state_page(job),
+        **job_state_row(job),
         "arn": job.arn,
         "times": to_plain(job_times(job, now=job.now(services.clock))),
         "queue": to_plain(services.queue.place(job)),

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.base.errors import StoreError, WireError
+from clary.control.jobs.job_names import host_of_stream
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Services
 from clary.control.store.log_files.log_search import MAX_LINES, FoundLines, LinePlace, LineQuery
@@ -41,7 +42,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the page. Raises: WireError with the status to send."""
-    hosts = [stream.split("/", 1)[1].rpartition("-")[0] for stream in job.log_streams]
+    hosts = [host_of_stream(stream) for stream in job.log_streams]
     wanted = _query_of(query, hosts)
     wanted_host = query.get("host") or None
     if wanted_host is not None and hosts and wanted_host not in hosts:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.base.errors import WireError
+from clary.control.jobs.job_names import host_of_stream
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Services
 from clary.control.store.errors import BadToken, StreamNotFound
@@ -38,7 +39,7 @@ async def logs_page(services: Services, job: TrainingJob, query: Mapping[str, st
     tokens: dict[str, str] = {}
     sure_until_ms: int | None = None
     for stream in job.log_streams:
-        host = stream.split("/", 1)[1].rpartition("-")[0]
+        host = host_of_stream(stream)
         if wanted_host not in (None, host):
             continue
         try:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from clary.base.errors import ContractError, WireError
 from clary.base.plain import to_plain
-from clary.control.jobs.job_state import job_state
+from clary.control.jobs.job_state import job_state_row
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.desks.rehearsal_desk import RehearsalDesk
 from clary.control.reconcile.desks.rehearsal_shelf import KeptRehearsal
@@ -142,18 +142,11 @@ class RehearsalPages:
 
     async def _job(self, name: str) -> dict[str, Any]:
         """Return how one of the two jobs stands; its statuses are null before it was created and once it is deleted."""
-        job = self._services.hub.live_job(name) or await self._services.store.get_job(name)
+        job = await self._services.find_job(name)
         if job is None:
             gone = dict.fromkeys(("status", "secondary_status", "state"))
             return {"name": name, **gone, "attempt": 0, "failure_reason": ""}
-        return {
-            "name": name,
-            "status": job.status.value,
-            "secondary_status": job.secondary_status.value,
-            "state": job_state(job).value,
-            "attempt": job.attempt,
-            "failure_reason": "" if job.failure is None else job.failure.reason,
-        }
+        return {**job_state_row(job), "attempt": job.attempt}
 
 
 def _brief(kept: KeptRehearsal) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from clary.base.errors import ClaryError, WireError
 from clary.base.plain import to_plain
 from clary.control.server.backup_keeping import BackupKeeper
 from clary.control.services.call import Services
+from clary.control.services.job_acts import forget_files
 from clary.control.store.quarantine import NoSuchEntry
 
 JOBS_SOURCE = "jobs"
@@ -68,9 +69,7 @@ async def change_quarantine(services: Services, body: Any) -> dict[str, Any]:
             return {"id": number, "name": None if job is None else job.name}
         entry = await services.store.quarantine.drop(number)
         if entry.is_held and entry.source == JOBS_SOURCE:
-            await services.logs.delete_streams(f"{entry.name}/")
-            await services.work_folders.forget(entry.name)
-            await services.profiles.forget(entry.name)
+            await forget_files(services, entry.name)
         return {"id": number, "name": entry.name}
 
 

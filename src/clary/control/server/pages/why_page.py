@@ -14,6 +14,7 @@ from typing import Any
 from clary.base.plain import to_plain
 from clary.control.analysis.failure_hints import category, hint
 from clary.control.analysis.tracebacks import last_traceback
+from clary.control.jobs.job_names import host_of_stream
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import JobFailure, TrainingJob
 from clary.control.server.pages.log_lines_page import log_lines_page
@@ -48,7 +49,7 @@ async def _last_lines(services: Services, job: TrainingJob, failure: JobFailure)
 
     If it printed nothing, or its rank is not known: the last lines of the host, and the host's name alone.
     """
-    hosts = [stream.split("/", 1)[1].rpartition("-")[0] for stream in job.log_streams]
+    hosts = [host_of_stream(stream) for stream in job.log_streams]
     if not hosts:
         return [], ""
     host = failure.host if failure.host in hosts else hosts[0]

@@ -99,7 +99,7 @@ async def find_component(call: Call, name: str) -> Tracked:
             raise naming.not_found(Kind.COMPONENT, plain_name)
         return await _ensure(call, job)
     if found.document.get(KEPT):
-        job = await _job(call, found.source.rpartition("/")[2])
+        job = await call.services.find_job(found.source.rpartition("/")[2])
         if job is not None and job.created_at != found.created_at:  # a later job of the name
             found = _record(call, job, {})
             await store.create(found, {}, replaces=True)
@@ -137,7 +137,7 @@ async def job_of(call: Call, thing: Tracked) -> TrainingJob | None:
     """Return the job that a component speaks for; None for one of its own, or of a job that was deleted."""
     if not thing.source or thing.document.get(KEPT):
         return None
-    return await _job(call, thing.source.rpartition("/")[2])
+    return await call.services.find_job(thing.source.rpartition("/")[2])
 
 
 def describe_job(job: TrainingJob) -> dict[str, Any]:
@@ -173,16 +173,12 @@ async def _ensure(call: Call, job: TrainingJob) -> Tracked:
     return component
 
 
-async def _job(call: Call, name: str) -> TrainingJob | None:
-    return call.services.hub.live_job(name) or await call.services.store.get_job(name)
-
-
 async def _job_called(call: Call, component: str) -> TrainingJob | None:
     """Return the job whose component has the name, in any case: the SDK asks in small letters."""
     if not component.lower().endswith(SUFFIX):
         return None
     name = component[: -len(SUFFIX)]
-    job = await _job(call, name)
+    job = await call.services.find_job(name)
     if job is not None or name != name.lower():
         return job
     token = None
@@ -190,7 +186,7 @@ async def _job_called(call: Call, component: str) -> TrainingJob | None:
         page = await call.services.store.list_jobs(JobQuery(max_results=MAX_RESULTS, next_token=token))
         for item in page.summaries:
             if item.name.lower() == name:
-                return await _job(call, item.name)
+                return await call.services.find_job(item.name)
         token = page.next_token
         if token is None:
             return None

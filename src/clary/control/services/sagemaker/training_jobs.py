@@ -11,17 +11,18 @@ from clary.base.errors import WireError
 from clary.contract.rehearsals import is_rehearsal
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control import instance_choice
-from clary.control.jobs import events, validation, warm_pools
+from clary.control.jobs import validation, warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.members.judging import judge
 from clary.control.jobs.members.member import Site
 from clary.control.jobs.status_rows import MESSAGES
-from clary.control.jobs.training_job import EndCause, RestartRule, StatusTransition, TrainingJob
+from clary.control.jobs.training_job import RestartRule, StatusTransition, TrainingJob
 from clary.control.jobs.training_status import progress_info
 from clary.control.reconcile.admission import Admitted
 from clary.control.reconcile.planning import metrics_interval_s
 from clary.control.services.call import Call
 from clary.control.services.experiments import job_components
+from clary.control.services.job_acts import forget_files, stop_job
 from clary.control.services.job_descriptions import describe, readable
 from clary.control.services.sagemaker import profile_updates
 from clary.control.services.sagemaker.metric_requests import check_metrics
@@ -142,10 +143,8 @@ async def describe_training_job(call: Call) -> Mapping[str, Any]:
 async def stop_training_job(call: Call) -> Mapping[str, Any]:
     """Ask a job to end; its programs are signalled and its results are kept."""
     job = await find_job(call)
-    if job.is_terminal:
+    if await stop_job(call.services, job) is None:
         raise _is_over(job)
-    grace_s = call.services.settings.stop_grace_s
-    await call.services.hub.apply(job.name, events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=grace_s))
     return {}
 
 
@@ -209,11 +208,7 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
         if (await find_job(call)).created_at != job.created_at:
             raise WireError("ValidationException", NOT_FOUND)  # deleted meanwhile, and the name is in use again
         # The record goes last: until then nobody can take the name, and a deletion that fails can be repeated.
-        await call.services.logs.delete_streams(f"{job.name}/")
-        await call.services.work_folders.forget(job.name)
-        await call.services.profiles.forget(job.name)
-        if call.services.rehearsals is not None:
-            call.services.rehearsals.forget(job.name)
+        await forget_files(call.services, job.name)
         await job_components.keep(call, job)
         await call.services.hub.delete(job.name)
     return {}
@@ -250,8 +245,7 @@ async def _released_job(call: Call) -> TrainingJob:
 
 async def find_job(call: Call) -> TrainingJob:
     """Return the job that the call names; raises the real service's words for one that does not exist."""
-    name = call.params["TrainingJobName"]
-    job = call.services.hub.live_job(name) or await call.services.store.get_job(name)
+    job = await call.services.find_job(call.params["TrainingJobName"])
     if job is None:
         raise WireError("ValidationException", NOT_FOUND)
     return job

@@ -1,0 +1,25 @@
+"""Acts on a job that the AWS API and the service's own pages both offer; each tells of them in its own words."""
+
+from __future__ import annotations
+
+from clary.control.jobs import events
+from clary.control.jobs.training_job import EndCause, TrainingJob
+from clary.control.services.call import Services
+
+
+async def stop_job(services: Services, job: TrainingJob) -> TrainingJob | None:
+    """Signal a job's programs and keep its results; returns before they have ended. None for a job that is over."""
+    if job.is_terminal:
+        return None
+    grace_s = services.settings.stop_grace_s
+    return await services.hub.apply(job.name, events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=grace_s))
+
+
+async def forget_files(services: Services, name: str) -> None:
+    """Remove a job's files outside of the database: log, work folders, dumps, profiles, rehearsals."""
+    await services.logs.delete_streams(f"{name}/")
+    await services.work_folders.forget(name)
+    services.dumps.forget(name)
+    services.profiles.forget(name)
+    if services.rehearsals is not None:
+        services.rehearsals.forget(name)
