@@ -435,7 +435,7 @@ def test_models_made_inside_the_context_take_its_keywords(rank, size):
         assert done.root(ids).loss is None
 
 
-def test_a_block_s_class_may_be_registered_after_the_model_is_made(rank, size):
+def test_a_class_registered_late(rank, size):
     with parallel(size):
         model = plain_model(GPT2LMHeadModel, GPT2)
         set_tensor_parallelism(model.transformer.h)

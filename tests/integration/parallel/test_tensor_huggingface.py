@@ -23,7 +23,7 @@ OF_ALL_VERSIONS = [
     "test_eager_attention_masks",
     "test_blocks_of_other_models",
     "test_blocks_of_a_classifier",
-    "test_a_block_s_class_may_be_registered_after_the_model_is_made",
+    "test_a_class_registered_late",
 ]
 
 pytestmark = pytest.mark.xdist_group("tensor-huggingface")  # a program runs once a worker: all of them on one

@@ -78,7 +78,7 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
 
 
 async def _keep_units(call: Call, job_name: str, units: Mapping[str, str]) -> None:
-    """Keep with the job which unit each metric was put with; most puts say what the one before said."""
+    """Store the unit of each metric with the job, unless it is stored already, as it is for most puts."""
     job = await call.services.find_job(job_name)
     if job is not None and _with_units(job, units) is not job:
         await call.services.hub.update(job_name, lambda current: _with_units(current, units))

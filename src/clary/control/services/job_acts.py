@@ -16,10 +16,9 @@ async def stop_job(services: Services, job: TrainingJob) -> TrainingJob | None:
 
 
 async def forget_files(services: Services, name: str) -> None:
-    """Remove a job's files outside of the database: log, work folders, dumps, profiles, rehearsals."""
+    """Remove a job's files outside of the database: log, work folders, traces of profiles, rehearsals."""
     await services.logs.delete_streams(f"{name}/")
     await services.work_folders.forget(name)
-    services.dumps.forget(name)
-    services.profiles.forget(name)
+    await services.profiles.forget(name)
     if services.rehearsals is not None:
         services.rehearsals.forget(name)

@@ -69,7 +69,7 @@ class World:
         self.tokens = {
             "agent": job,
             "program": status_token(job, job="job", attempt=1, host="algo-1"),
-            "pool": plane.pool_gateway._pool_token(pool),
+            "pool": plane.pool_gateway.token_of(pool),
             "scraper": SCRAPER,
             "owner": OWNER,
             "agent of another job": victim,
