@@ -1,4 +1,4 @@
-"""The verbs of everything that goes along with the program of a host: what measures it, reads it, watches it.
+"""The verbs of companions of a host's program, which measure it, read its files and watch it.
 
 Where: `supervisor.program_companions` iterates over companions, whatever room they live in:
 

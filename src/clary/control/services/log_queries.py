@@ -131,7 +131,7 @@ async def describe_queries(call: Call) -> Mapping[str, Any]:
 
 
 def _client(call: Call) -> str | None:
-    """Return the client whose queries a caller may read, or None for the owner, who may read all."""
+    """Return the client whose queries a caller may read, or None for the owner: all."""
     return None if call.grants is None else call.grants.job_id
 
 

@@ -51,7 +51,7 @@ class OrderMismatch(CollectiveError):
 
 
 class GroupClosed(CollectiveError):
-    """The group was closed by this rank, or a rank aborted it; `culprit` is who did."""
+    """The group was closed by this rank, or a rank aborted it; `culprit` is that rank."""
 
 
 class BootstrapError(CollectiveError):
@@ -72,7 +72,7 @@ _CLASS_OF_CODE: dict[Code, type[CollectiveError]] = {
 
 
 def error_of(code: int, culprit: int, text: str) -> Exception:
-    """Return the exception for what a core reported."""
+    """Return the exception for a core's error code."""
     if code == Code.INVALID:
         return ValueError(text)
     return _CLASS_OF_CODE[Code(code)](text, culprit=culprit)

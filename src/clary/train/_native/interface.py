@@ -1,4 +1,4 @@
-"""What a core can do: the words shared by the compiled one and the reference.
+"""The interface of a core, shared by the compiled one and the reference.
 
 Where: `collective.communicator` and the adapters call a core; `collective.bootstrap` makes the connections it takes.
 Buffers are named by address. Nobody here keeps memory alive: who calls holds the buffer until the operation has ended.
@@ -63,7 +63,7 @@ class ReduceOp(IntEnum):
 
 
 class Code(IntEnum):
-    """What ended an operation."""
+    """The outcome of an operation."""
 
     OK = 0
     INVALID = 1
@@ -76,7 +76,7 @@ class Code(IntEnum):
 
 @dataclass(frozen=True)
 class GroupConnections:
-    """How the ranks of a group lie and what connects them. A core owns the descriptors from its creation on.
+    """The hosts of a group's ranks and the connections between them. A core owns the descriptors from its creation on.
 
     Args:
         host_of_rank: index of each rank's host, numbered in order of first appearance by rank.

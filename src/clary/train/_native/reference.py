@@ -131,7 +131,7 @@ class ReferenceCore(PeerExchange, ShortCalls):
 
 
 def _label(asked: Operation) -> str:
-    """Return what must be equal on all ranks. Counts of all_to_all may differ; the sizes of what comes are compared."""
+    """Return the label that must be equal on all ranks. Counts of all_to_all may differ; sizes are compared."""
     words = [asked.kind.name.lower()]
     if asked.kind is not Kind.BARRIER:
         words.append(Dtype(asked.dtype).name.lower())

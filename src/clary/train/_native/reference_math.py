@@ -1,4 +1,4 @@
-"""What reductions mean, in plain Python: the oracle of the compiled kernels, and the arithmetic of the reference core.
+"""Reductions in plain Python: the oracle of the compiled kernels, and the arithmetic of the reference core.
 
 Where: `reference` reduces with it; tests compare the compiled core with `expected_all_reduce` and its like, bit by bit.
 
@@ -54,13 +54,13 @@ def expected_all_reduce(inputs: Sequence[bytes], dtype: int, op: int) -> bytes:
 
 
 def expected_reduce_scatter(inputs: Sequence[bytes], dtype: int, op: int) -> list[bytes]:
-    """Return what each rank keeps of the reduction."""
+    """Return each rank's chunk of the reduction."""
     whole = expected_all_reduce(inputs, dtype, op)
     return [chunk(whole, rank, len(inputs)) for rank in range(len(inputs))]
 
 
 def expected_all_to_all(inputs: Sequence[bytes]) -> list[bytes]:
-    """Return what each rank receives where all chunks are equally long."""
+    """Return each rank's received bytes where all chunks are equally long."""
     size = len(inputs)
     return [b"".join(chunk(buffer, rank, size) for buffer in inputs) for rank in range(size)]
 
@@ -82,7 +82,7 @@ def _load(buffer: bytes, kind: Dtype) -> list[float] | list[int]:
 
 
 def _rounded(kind: Dtype, values: Iterable[float] | Iterable[int]) -> list[float] | list[int]:
-    """Bring values to what the accumulator holds: float32 or float64, or an integer that has wrapped."""
+    """Round values to the accumulator's type: float32 or float64, or an integer that has wrapped."""
     if kind is Dtype.FLOAT64 or kind is Dtype.BOOL:
         return list(values)
     if kind.is_floating:
@@ -114,7 +114,7 @@ def _upper_half(word: int) -> int:
 
 
 def _clamped(value: float) -> float:
-    """Turn what is too large for a float16 into infinity; `struct` would refuse it."""
+    """Turn values too large for a float16 into infinity; `struct` would refuse them."""
     return math.copysign(math.inf, value) if abs(value) >= _HALF_OVERFLOW else value
 
 

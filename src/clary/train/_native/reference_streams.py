@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 20
 
 
 class FrameKind(IntEnum):
-    """What a frame says; the meaning of its numbers, its label and its payload."""
+    """The kind of a frame: the meaning of its numbers, its label and its payload."""
 
     COLLECTIVE = 1  # sequence number; label describes the operation; the sender's data for the receiver
     MESSAGE = 2  # tag, ticket of the sender; data
@@ -68,7 +68,7 @@ class _Stream:
     can_write: bool = True
 
     def take_frames(self) -> list[Frame]:
-        """Cut complete frames off what has arrived.
+        """Cut complete frames off the received bytes.
 
         Raises: NoFrame.
         """
@@ -89,7 +89,7 @@ class _Stream:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What `StreamLoop` calls, always from its own thread."""
+    """The callbacks of `StreamLoop`, always from its own thread."""
 
     on_frame: Callable[[int, Frame], None]  # peer
     on_goodbye: Callable[[int], None]  # all streams of the peer have ended in order
@@ -146,7 +146,7 @@ class StreamLoop:
             self._wake.send(b"\0")
 
     def close(self, *, says_goodbye: bool, limit_s: float) -> None:
-        """Send what is queued, and GOODBYE, for at most `limit_s`; then end the thread and close all."""
+        """Send queued frames, and GOODBYE, for at most `limit_s`; then end the thread and close all streams."""
         if says_goodbye:
             for stream in self._streams.values():
                 self._queue(stream, Frame(FrameKind.GOODBYE).encode())
@@ -211,14 +211,14 @@ class StreamLoop:
         return stream.sock in self._selector.get_map()
 
     def _watch(self, stream: _Stream) -> None:
-        """Register what is waited for; a stream that has ended may still be written, but is not watched for it."""
+        """Register the awaited events of a stream; an ended one may still be written, but is not watched for it."""
         if self._is_watched(stream):
             self._selector.modify(
                 stream.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.outbound else 0), stream
             )
 
     def _read(self, stream: _Stream) -> bool:
-        """Take in what has arrived; return whether more may be there."""
+        """Read arrived bytes; return whether more may be there."""
         try:
             more = stream.sock.recv(_READ_BYTES)
         except BlockingIOError:

@@ -65,7 +65,7 @@ class TransferBook:
         self._arrivals: list[Arrival] = []
 
     def receive(self, call: Receive) -> Match | None:
-        """Enter a call; return what it met."""
+        """Enter a call; return its match, or None."""
         for arrival in self._arrivals:
             if _fits(arrival, call):
                 self._arrivals.remove(arrival)
@@ -74,7 +74,7 @@ class TransferBook:
         return None
 
     def arrive(self, arrival: Arrival) -> Match | None:
-        """Enter a message; return what it met."""
+        """Enter a message; return its match, or None."""
         for call in self.receives:
             if _fits(arrival, call):
                 self.receives.remove(call)

@@ -1,4 +1,4 @@
-"""What callers of a `communicator` pass, checked: counts, types and reductions.
+"""Checks of a `communicator`'s arguments: counts, types and reductions.
 
 Where: `communicator` calls these before anything is sent. All raise TypeError or ValueError that name the argument,
 what was expected and what came.
@@ -62,7 +62,7 @@ def uneven_chunks(
 
 
 def addresses(buffers: Sequence[Buffer]) -> tuple[int, list[int] | None]:
-    """Return what a core takes: one address, or one a rank; 0 for no buffer."""
+    """Return the addresses for a core: one, or one for each rank; 0 without buffers."""
     if not buffers:
         return 0, None
     if len(buffers) == 1:

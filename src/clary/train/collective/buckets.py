@@ -42,7 +42,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class CommunicationCost:
-    """What reducing a bucket takes: `latency_s + bytes / bytes_per_s`."""
+    """The time to reduce a bucket: `latency_s + bytes / bytes_per_s`."""
 
     latency_s: float
     bytes_per_s: float

@@ -1,4 +1,4 @@
-"""Memory of callers as cores take it: an address, a number of elements, their type, and who keeps it alive.
+"""Memory of callers as cores take it: an address, a number of elements, their type, and the owner that keeps it.
 
 Where: `communicator` turns every argument into a `Buffer` and holds it until the operation has ended; adapters make
 theirs themselves. Nothing is ever copied or converted here: what does not fit is refused, with what to do about it.
@@ -30,7 +30,7 @@ _PLAIN = 0  # PyBUF_SIMPLE
 
 
 class _PyBuffer(ctypes.Structure):
-    """`Py_buffer`: what an object exports while it is held."""
+    """`Py_buffer`: the memory that an object exports while it is held."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),

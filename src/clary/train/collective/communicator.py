@@ -1,4 +1,4 @@
-"""One group of ranks, for buffers of any kind: checks what it is given, then has a core do it.
+"""One group of ranks, for buffers of any kind: checks arguments, then has a core run the operation.
 
 Where: programs without a framework use it as it is, adapters put arrays before it. A core believes every address; here
 types, sizes, contiguity and overlap are checked, and memory is kept alive while an operation is under way.
@@ -232,7 +232,7 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Collect `source` of every rank in the root's `target`; other ranks pass none."""
+        """Collect `source` of every rank in the root's `target`; other ranks leave it out."""
         self._check_rank(root, "root")
         source = buffer_of(source, name="source", dtype=dtype)
         targets = self._root_chunks(target, source, root, name="target", is_output=True)
@@ -311,12 +311,12 @@ class Communicator:
         return group
 
     def abort(self, reason: str) -> None:
-        """Poison the group on all ranks; `reason` is what they are told."""
+        """Poison the group on all ranks; `reason` is their error's text."""
         if not self._is_closed:
             self.core.abort(reason)
 
     def close(self) -> None:
-        """Leave the group; what is under way fails. A second call does nothing."""
+        """Leave the group; running operations fail. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._pending.settle()

@@ -24,7 +24,7 @@ _LINK_PARTS = ("latency_us", "gbit")
 
 @dataclass(frozen=True)
 class Link:
-    """What the cost model believes of the link between hosts. Given, never measured: the same choice in every run."""
+    """The cost model's link between hosts. Given, never measured: the same choice in every run."""
 
     latency_s: float
     bytes_per_s: float

@@ -1,4 +1,4 @@
-"""What computes and what communicates on each rank, as a trace in Chrome's format (chrome://tracing, Perfetto).
+"""Computation and communication on each rank, as a trace in Chrome's format (chrome://tracing, Perfetto).
 
 Off unless CLARY_COLLECTIVE_TRACE names a folder (`settings`). Then `cores.open_core` puts a `traced_core.TracedCore`
 around every core, whose operations are lanes named `communication GROUP`, and the torch adapter reports modules on the
@@ -58,11 +58,11 @@ class TraceWriter:
         self._describe("process_sort_index", 0, sort_index=rank)
 
     def span(self, lane: str, name: str, begin_ns: int, end_ns: int, **details: Any) -> None:
-        """Add what lasted from `begin_ns` to `end_ns` of `time.perf_counter_ns`; spans of a lane must nest."""
+        """Add a span from `begin_ns` to `end_ns` of `time.perf_counter_ns`; spans of a lane must nest."""
         self._add(lane, {"ph": "X", "name": name, "dur": (end_ns - begin_ns) / _NANOSECONDS}, begin_ns, details)
 
     def loose_span(self, lane: str, name: str, number: int, begin_ns: int, end_ns: int, **details: Any) -> None:
-        """Add what may overlap others of its lane.
+        """Add a span that may overlap others of its lane.
 
         Args:
             number: tells it from others of its name.
@@ -72,16 +72,16 @@ class TraceWriter:
         self._add(lane, {"ph": "e", **same}, end_ns, {})
 
     def instant(self, lane: str, name: str, at_ns: int, **details: Any) -> None:
-        """Add what happened at one time."""
+        """Add an event at one time."""
         self._add(lane, {"ph": "i", "s": "t", "name": name}, at_ns, details)
 
     def flush(self) -> None:
-        """Write what was added."""
+        """Write the events so far."""
         with self._lock:
             self._write()
 
     def close(self) -> None:
-        """Write what was added, and the end of the file. Later events are dropped."""
+        """Write the events so far, and the end of the file. Later events are dropped."""
         with self._lock:
             if self._file.closed:
                 return

@@ -74,7 +74,7 @@ class TracedCore(ShortCalls):
         return ticket
 
     def close(self) -> None:
-        """Leave the group, and write what was traced."""
+        """Leave the group, and write its trace."""
         with self._changed:
             self._is_open = False
             self._changed.notify_all()

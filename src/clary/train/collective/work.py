@@ -1,4 +1,4 @@
-"""An operation that was called, and what its caller waits on."""
+"""A called operation, on which its caller waits."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def init(
     group_name: str = "world",
     settings: CollectiveSettings | None = None,
 ) -> World:
-    """Form the group of all ranks. What is not passed comes from the environment.
+    """Form the group of all ranks. Arguments that are left out come from the environment.
 
     Args:
         address: of rank 0's host.
@@ -200,7 +200,7 @@ class World:
         self.isend(array, peer, tag).wait()
 
     def recv(self, array: np.ndarray, peer: int = ANY_RANK, tag: int = 0) -> int:
-        """Overwrite `array` with what a rank, or any, has sent; returns which."""
+        """Overwrite `array` with a message of a rank, or of any; returns the sender's rank."""
         work = self.irecv(array, peer, tag)
         work.wait()
         return work.source

@@ -1,4 +1,4 @@
-"""The seam for TensorFlow: what an adapter will implement. TensorFlow is not supported yet.
+"""The interface of an adapter for TensorFlow, which is not supported yet.
 
 Where: `smdistributed.dataparallel.tensorflow` will ask `adapter` for one. It needs nothing of TensorFlow's own runtime:
 `communicator` takes the memory behind `tensor.numpy()`.

@@ -1,4 +1,4 @@
-"""Who the ranks of a group are, which of them share a host, and authenticated connections between them.
+"""The ranks of a group, the hosts they share, and authenticated connections between them.
 
     group          `connect_group`: all steps in order
     store          where ranks find each other; `tcp_store` and `store_server` are our own

@@ -147,7 +147,7 @@ class _Forming:
             self._listeners.close()
 
     def delete_records(self) -> None:
-        """Take back what this rank put into the store; all have read it, for all have said that they are ready."""
+        """Delete this rank's records in the store; all ranks have read them, since all are ready."""
         for key in self._own_keys:
             with contextlib.suppress(OSError, RuntimeError):  # rank 0 may have left already, with the store
                 self._store.delete(key)
@@ -305,7 +305,7 @@ def _connections(
     sockets: dict[Need, socket.socket],
     segment_fd: int,
 ) -> GroupConnections:
-    """Return what a core takes. Sockets give up their descriptors."""
+    """Return the connections for a core. Sockets give up their descriptors."""
     descriptors = {need: sock.detach() for need, sock in sockets.items()}
     ranks = range(len(layout.host_of_rank))
     mates = layout.ranks_of(layout.host_of_rank[rank])

@@ -39,7 +39,7 @@ Talk = Generator[int | bytes, bytes, Result]
 
 
 class Role(IntEnum):
-    """What a socket is for."""
+    """The role of a socket."""
 
     LANE = 0  # collectives between hosts
     SIDE = 1  # send, receive and bad news
@@ -47,7 +47,7 @@ class Role(IntEnum):
 
 
 class Refused(Exception):
-    """The other side is not who it should be; the text says why."""
+    """The other side is not the expected rank; the text says why."""
 
 
 class SecretsDiffer(Refused):
@@ -56,7 +56,7 @@ class SecretsDiffer(Refused):
 
 @dataclass(frozen=True)
 class Guest:
-    """Who connected, and for what."""
+    """The rank that connected, and the role of its socket."""
 
     rank: int
     role: Role
@@ -64,14 +64,14 @@ class Guest:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What members of a group have in common."""
+    """The secret and names that members of a group have in common."""
 
     secret: bytes = field(repr=False)
     group: str
     generation: str
 
     def proof(self, side: bytes, guest: Guest, host_rank: int, nonces: bytes) -> bytes:
-        """Return what only a member can know about this one conversation."""
+        """Return the proof of this conversation that only a member can make."""
         words = (side, self.group.encode(), self.generation.encode(), nonces)
         coordinates = struct.pack("<BII", guest.role, guest.rank, host_rank)
         text = b"".join(struct.pack("<I", len(word)) + word for word in words) + coordinates
@@ -95,7 +95,7 @@ def introduce(credentials: Credentials, own: Guest, meant: int) -> Talk[None]:
 
 
 def receive(credentials: Credentials, own_rank: int, is_expected: Callable[[Guest], bool]) -> Talk[Guest]:
-    """Talk as the accepting side; return who came.
+    """Talk as the accepting side; return the guest.
 
     Raises: Refused, after telling the guest where it went as far as a proof.
     """

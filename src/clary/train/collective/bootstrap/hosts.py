@@ -44,7 +44,7 @@ def host_identity(settings: CollectiveSettings, rank: int) -> str:
 
 
 def host_name(settings: CollectiveSettings) -> str:
-    """Return what messages call this host."""
+    """Return the name of this host in messages."""
     return settings.host or settings.sagemaker_host or socket.gethostname()
 
 
@@ -81,7 +81,7 @@ def own_address(settings: CollectiveSettings) -> str:
 
 
 def interface_address(name: str) -> str | None:
-    """Return the address of an interface, IPv4 before IPv6; None if there is no such interface or it has none."""
+    """Return the address of an interface, IPv4 before IPv6, or None without the interface or an address."""
     if sys.platform != "linux":
         return None
     import fcntl

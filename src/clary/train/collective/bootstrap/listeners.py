@@ -40,7 +40,7 @@ class Listeners:
         return (self.tcp,) if self.unix is None else (self.tcp, self.unix)
 
     def close(self) -> None:
-        """Close them; what waits to be accepted is reset."""
+        """Close the listeners; connections that wait to be accepted are reset."""
         for listener in self.all:
             listener.close()
 
@@ -104,7 +104,7 @@ def dial(record: RankRecord, *, is_local: bool) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """Set what all TCP sockets between ranks have: no delay, and probes that notice a host that has vanished."""
+    """Set the options of TCP sockets between ranks: no delay, and probes that notice a vanished host."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""What ranks leave in the store about themselves, and what follows from all of it together.
+"""Records that ranks leave in the store about themselves, and the layout that follows from all of them.
 
 Where: `group.connect_group` publishes one record a rank under GROUP/RANK, and rank 0 one `Root` under GROUP/root, as
 JSON. Whoever can write the store can join the group; its content is still checked, so that errors name their cause.
@@ -31,7 +31,7 @@ _TERM_VARIABLES = {
 
 @dataclass(frozen=True)
 class Terms:
-    """What must be equal on all ranks."""
+    """The terms that must be equal on all ranks."""
 
     size: int
     core: str
@@ -44,7 +44,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank: who it is, where it listens.
+    """One rank: its identity, and the addresses on which it listens.
 
     Args:
         identity: equal for ranks that can share memory (`hosts.host_identity`).
@@ -72,7 +72,7 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class Root:
-    """What rank 0 decides for all. `secret` is "" where the job has one of its own."""
+    """Decisions of rank 0 for all. `secret` is "" where the job has a secret of its own."""
 
     generation: str
     secret: str

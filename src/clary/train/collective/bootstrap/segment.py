@@ -43,7 +43,7 @@ def create_segment(num_bytes: int) -> int:
 
 
 def check_segment(descriptor: int, num_bytes: int, *, leader: int) -> None:
-    """Refuse a descriptor that is not what `create_segment` makes.
+    """Refuse a descriptor that `create_segment` has not made.
 
     Raises: BootstrapError naming the rank it came from; the descriptor stays open.
     """

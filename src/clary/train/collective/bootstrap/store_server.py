@@ -47,7 +47,7 @@ class _Client:
 
 
 class _Nonsense(Exception):
-    """A request that is none."""
+    """A malformed request."""
 
 
 class StoreServer:
@@ -121,7 +121,7 @@ class StoreServer:
             self._hang_up(strangers[0])
 
     def _serve_client(self, client: _Client) -> None:
-        """Read and write what is possible; hang up on whoever is not a client or breaks the protocol."""
+        """Read and write without waiting; hang up on strangers and on clients that break the protocol."""
         if client.sock.fileno() < 0:  # hung up on since the selector spoke
             return
         try:

@@ -1,4 +1,4 @@
-"""Plain sockets between the ranks of a group, for those who bring a protocol of their own.
+"""Plain sockets between the ranks of a group, for callers with a protocol of their own.
 
 Where: the pipeline's module server, whose requests come in no order that a collective could follow.
 """

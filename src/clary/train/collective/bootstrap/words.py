@@ -1,4 +1,4 @@
-"""What ranks say on side streams before these belong to the core: "I am ready", or "I give up, because".
+"""Messages of ranks on side streams before these belong to the core: "I am ready", or "I give up, because".
 
 Where: `group.connect_group`, after the sockets stand; `meeting` looks for farewells while others are still missing.
 The group is formed when everybody has heard from everybody: all have it, or nobody.
@@ -54,7 +54,7 @@ def say_farewell(sides: Mapping[int, socket.socket], words: str) -> None:
 
 
 def await_ready(sides: Mapping[int, socket.socket], *, leader: int | None, deadline: Deadline) -> int:
-    """Wait until all are ready; return the descriptor that `leader` sent, -1 where there is none to expect.
+    """Wait until all are ready; return the descriptor that `leader` sent, or -1 without a leader.
 
     Raises: GaveUp; TimeoutError with the ranks that were not heard of, as `args[0]`. No descriptor is left open then.
     """
@@ -109,7 +109,7 @@ def _hear_leader(peer: int, sock: socket.socket) -> int:
 
 
 def _look_for_ready(peer: int, sock: socket.socket) -> None:
-    """Leave the word where it is: what is attached to it comes with the first real read.
+    """Peek at the word without reading it: its attachment comes with the first real read.
 
     Raises: GaveUp.
     """

@@ -30,7 +30,7 @@ class Bucket(Protocol):
     name: str
 
     def list(self, prefix: str, after: str = "") -> Listing:
-        """Return what lies at a prefix, not below its slashes, with keys behind `after`. Raises: StoreError."""
+        """Return the objects and folders at a prefix with keys behind `after`. Raises: StoreError."""
 
     def read(self, key: str, start: int, length: int) -> bytes:
         """Return bytes of an object, 1 or more that it has. Raises: FileNotFoundError, StoreError."""
@@ -64,7 +64,7 @@ class BotoBucket:
         self.name, self._client = name, client
 
     def list(self, prefix: str, after: str = "") -> Listing:
-        """Return what lies at a prefix."""
+        """Return the objects and folders at a prefix."""
         request = {"Bucket": self.name, "Prefix": prefix, "Delimiter": "/"} | ({"StartAfter": after} if after else {})
         found = Listing()
         while True:
@@ -128,7 +128,7 @@ class SignedBucket:
         self._store.close()
 
     def list(self, prefix: str, after: str = "") -> Listing:
-        """Return what lies at a prefix."""
+        """Return the objects and folders at a prefix."""
         try:
             return self._store.list_folder(self.name, prefix, after=after)
         except ObjectStoreError as error:

@@ -1,4 +1,4 @@
-"""What a training has stored below a prefix of S3, in the layout of its folder.
+"""Files of a training below a prefix of S3, in the layout of its folder.
 
 A folder is listed from the step on that all workers have passed. Objects come in blocks, which are kept on this
 machine's disk up to a bound. An object is whole or not there; one that is replaced while it is read does not have its
@@ -54,7 +54,7 @@ class S3Files:
         return f"{SCHEME}{self._bucket.name}/{self._base}"
 
     def listing(self, folder: str, after: str = "") -> dict[str, str]:
-        """Return the names in a folder from one on, and what changes with each. Raises: StoreError."""
+        """Return the names in a folder from `after` on, each with a mark that changes with it. Raises: StoreError."""
         begin = f"{folder}/" if folder else ""
         prefix = self._base + begin
         found = self._bucket.list(prefix, prefix + after if after else "")

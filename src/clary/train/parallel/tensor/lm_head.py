@@ -220,7 +220,7 @@ class LogitsHead(DistributedModule):
 
 
 def _to_scores(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return what is added to scores, [M, 1, 1, S], for a mask [M, S] in which 1 stands for masked."""
+    """Return the addend of scores, [M, 1, 1, S], for a mask [M, S] in which 1 stands for masked."""
     if mask is None:
         return None
     return (mask.to(dtype) * torch.finfo(dtype).min)[:, None, None, :]

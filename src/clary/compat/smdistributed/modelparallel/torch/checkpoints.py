@@ -47,7 +47,7 @@ def load(
     v3: bool = False,
     **pickle_load_args: Any,
 ) -> Any:
-    """Return what `save` wrote."""
+    """Load a file of `save`."""
     return files.load(
         runtime.current(),
         f,

@@ -35,7 +35,7 @@ def options_of(
     root: int | None = None,
     op: Any = None,
 ) -> Options:
-    """Return `given` if it is options, else new ones of `kind` with what was named.
+    """Return `given` if it is options, else new ones of `kind` with the named values.
 
     Args:
         given: options; or, in the short spelling, nothing.
@@ -63,6 +63,6 @@ def as_nested(tensors: list[Any]) -> list[list[Any]]:
 
 
 def limit_s_of(options: Any, default_s: float) -> float:
-    """Return the limit that options name, in seconds; `default_s` where they name none."""
+    """Return the limit of options in seconds, or else `default_s`."""
     timeout: timedelta = options.timeout
     return default_s if timeout.days < 0 else timeout.total_seconds()

@@ -257,7 +257,7 @@ class Collectives:
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Send rows of a tensor to every rank and receive rows of each; split sizes count rows, none means equal."""
+        """Send rows of a tensor to every rank and receive rows of each; split sizes count rows; empty means equal."""
         opts = options_of(AllToAllOptions, opts, timeout)
         if not input.is_cpu and (other := self._elsewhere(input)) is not None:
             return other.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
@@ -335,7 +335,7 @@ class Collectives:
     alltoall_base = all_to_all_single
 
     def _elsewhere(self, tensor: torch.Tensor) -> Any:
-        """Return what serves the tensor's device, None if nothing does; `dense` then refuses the tensor by name."""
+        """Return the group for the tensor's device, or None; `dense` then refuses the tensor by name."""
         return None
 
     def _elsewhere_any(self, tensors: Tensors) -> Any:
@@ -473,7 +473,7 @@ def _kept(work: AnyWork) -> AnyWork:
 
 
 def _op_in(given: Any) -> Any:
-    """Return the operation that stands where options may, None if none does."""
+    """Return the reduction given in place of options, or None."""
     return given if isinstance(given, dist.ReduceOp) else None
 
 
@@ -486,7 +486,7 @@ def _joint(works: list[Work], results: Tensors) -> Work:
 
 
 def _written(outputs: Tensors, operation: str) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
-    """Return buffers for tensors to be written, and what brings them there if some are copies."""
+    """Return buffers for tensors to be written, and a function that copies back, or None if no buffer is a copy."""
     buffers = [dense(output, operation) for output in outputs]
     copies = [pair for pair in zip(outputs, buffers, strict=True) if pair[0] is not pair[1]]
     return buffers, partial(_copy_back, copies) if copies else None

@@ -22,7 +22,7 @@ _JOIN_S = 10.0  # longest wait for the thread when the group is closed
 
 
 class _Ending(Protocol):
-    """What waits here for its end."""
+    """An operation that waits here for its end."""
 
     @property
     def ticket(self) -> int:
@@ -103,7 +103,7 @@ class CompletionThread:
             return self._ends.wait_for(has_ended, limit_s)
 
     def join(self) -> None:
-        """Wait for the threads after the core was closed; what had not ended fails."""
+        """Wait for the threads after the core was closed; unfinished operations fail."""
         with self._ends:
             self._is_closed = True
         for thread in self._threads:

@@ -1,4 +1,4 @@
-"""Reports what torch computes to the trace of the process: modules forward and backward, and gradients.
+"""Reports torch's computation to the trace of the process: modules forward and backward, and gradients.
 
 Where: `creation.connect` calls `install` when the first group is made while traces are on (`collective.trace`).
 Spans lie on the lane `compute`, those of modules inside those of the modules that hold them. A backward span of a

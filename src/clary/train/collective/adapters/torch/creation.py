@@ -51,7 +51,7 @@ def connect(options: dist.distributed_c10d._DistributedBackendOptions) -> SmddpP
 
 
 def timeout_s_of(asked: timedelta, settings: CollectiveSettings) -> float:
-    """Return the limit of one operation: what the script asked for; where it left torch's default, the variable's.
+    """Return the limit of one operation: the script's, or the variable's where the script left torch's default.
 
     torch passes its default where the script says nothing. Scripts lean on that half hour, for instance while rank 0
     alone prepares data, so it stands unless CLARY_COLLECTIVE_TIMEOUT_S is set.

@@ -85,7 +85,7 @@ class LocalUpdates:
             agreed.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs beside model and inner optimizer; equal on all ranks after an agreement."""
+        """Return the state for a checkpoint beside model and inner optimizer; equal on all ranks after an agreement."""
         return {"agreed": self._agreed, "outer": self._outer.state_dict(), "num_steps": self._num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

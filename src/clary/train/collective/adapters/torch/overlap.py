@@ -34,7 +34,7 @@ _LEAST_S = 1e-9  # between the times of the two samples, where noise turned them
 
 
 class BucketTuning:
-    """What `tune_buckets` is about to do or has done.
+    """The plan or the outcome of `tune_buckets`.
 
     `outcome` is None until it is decided, then one sentence: the plan, or why buckets stay as they were. `caps` are
     then the sizes at which buckets close, in bytes, in the order in which gradients become ready, or None.
@@ -127,7 +127,7 @@ class BucketTuning:
 
 
 def tune_buckets(model: DistributedDataParallel, *, num_steps: int = MEASURED_STEPS) -> BucketTuning:
-    """Fit the buckets of `model` to what its first steps show. Call it on every rank, before the first step.
+    """Fit the buckets of `model` to times of its first steps. Call it on every rank, before the first step.
 
     After SETTLING_STEPS and `num_steps` steps the next forward pass takes the time of some reductions longer, as all
     ranks measure them together. Results of training do not change, but for the order in which gradients are added.

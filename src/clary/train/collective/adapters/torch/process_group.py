@@ -1,4 +1,4 @@
-"""The ProcessGroup behind backend `smddp`: what torch asks of a group besides its collectives.
+"""The ProcessGroup behind backend `smddp`: torch's interface of a group besides its collectives.
 
 Where: `creation.connect` makes one for init_process_group and for every new_group; torch keeps it in its tables until
 destroy_process_group. C++ (DDP's reducer, functional collectives) reaches it through torch's own trampoline, which
@@ -93,11 +93,11 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """Return what the group is for."""
+        """Return the description of the group."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
-        """Take what the group is for."""
+        """Set the description of the group."""
         self._description = description
 
     _get_backend_name = getBackendName
@@ -195,13 +195,13 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def abort(self) -> None:
-        """Fail what is under way, here and on all other ranks, and close the group."""
+        """Fail running operations, here and on all other ranks, and close the group."""
         if self._is_open:
             self._core.abort(f"rank {self._own_rank} aborted group {self._name!r}")
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Leave the group in order; what is under way fails here. A second call does nothing."""
+        """Leave the group in order; running operations fail here. A second call does nothing."""
         if self._is_open:
             self._is_open = False
             _open_groups.discard(self)
@@ -222,6 +222,6 @@ keep_untraced(core_module, interface, calls, collectives, completion, staging, t
 
 @atexit.register
 def _leave_all_groups() -> None:
-    """Leave in order what a script did not destroy: peers that still work are not told of a death."""
+    """Leave groups that a script did not destroy in order, so that working peers hear of no death."""
     for group in list(_open_groups):
         group.shutdown()

@@ -1,4 +1,4 @@
-"""CUDA tensors by way of host memory, for what NCCL cannot: several ranks on one GPU, or no NCCL at all.
+"""CUDA tensors by way of host memory, where NCCL cannot serve: several ranks on one GPU, or no NCCL at all.
 
 Where: `process_group` sends CUDA tensors here when `devices.choose_path` says so. Tensors are copied to pinned memory
 on one side stream, go through a group on host memory, and are copied back on another; the program's stream waits for
@@ -35,13 +35,13 @@ class Streams(Protocol):
     """Copies between a device and host memory, in the background."""
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Begin to copy a tensor, once what the program has put on its stream is done; the copy, and what awaits it."""
+        """Begin to copy a tensor behind the program's stream; return the copy, and a function that waits for it."""
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Begin to copy back."""
 
     def up_mark(self) -> Callable[[], None]:
-        """Return what has the caller's stream wait for all copies back that have begun."""
+        """Return a function that has the caller's stream wait for all copies back that have begun."""
 
     def going_up(self) -> AbstractContextManager[Any]:
         """Return a block in which futures are ended, so that their consumers wait for the copies back."""
@@ -76,7 +76,7 @@ class CudaStreams:
             target.record_stream(self._up)
 
     def up_mark(self) -> Callable[[], None]:
-        """Return what has the caller's stream wait for the copies back."""
+        """Return a function that has the caller's stream wait for the copies back."""
         done = torch.cuda.Event()
         done.record(self._up)
         return lambda: torch.cuda.current_stream(self._device).wait_event(done)
@@ -106,7 +106,7 @@ class StagedWork(Work):
             keeping.keep(self)
 
     def end(self, error: BaseException | None, order: Callable[[], None] | None, peer: int = -1) -> None:
-        """Tell who waits: copies back have begun, or the operation failed."""
+        """Wake the waiters: copies back have begun, or the operation failed."""
         self._error, self._order, self._peer = error, order, peer
         self._ended.set()
         self._outcome.set_result(None)
@@ -212,7 +212,7 @@ class StagedGroup:
         return staged
 
     def _stage(self, method: Callable[..., Work], arguments: tuple[Any, ...], *, is_alone: bool) -> Work:
-        """Run a method with host copies of all tensors among its arguments; the first argument is what it writes."""
+        """Run a method with host copies of all tensors among its arguments; the first argument is written."""
         copies: dict[int, tuple[torch.Tensor, torch.Tensor, Callable[[], None]]] = {}
 
         def on_host(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which tensors a core can take, and what they are to it: an address, a count and a type.
+"""Tensors that a core can take, as an address, a count and a type.
 
 A core reads and writes host memory that lies in one piece. A tensor that does not (a transposed one, every other
 element) is copied into one that does, and copied back where it is written; contiguous tensors are never copied.

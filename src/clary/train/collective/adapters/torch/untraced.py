@@ -22,7 +22,7 @@ def keep_untraced(*modules: ModuleType) -> None:
 
 
 def _marker() -> Callable[[CodeType], None] | None:
-    """Return what marks code, as torch has it since 2.7, or before."""
+    """Return torch's function that marks code, in the form since 2.7 or before."""
     from torch._C._dynamo import eval_frame
 
     if hasattr(eval_frame, "set_code_exec_strategy"):

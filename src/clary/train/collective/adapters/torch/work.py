@@ -1,4 +1,4 @@
-"""What torch waits on: the ends of operations.
+"""The ends of operations, on which torch waits.
 
 Where: `process_group` returns one of these for every call. DDP and FSDP wait on the future or on the work itself;
 `completion` ends the futures of operations that are under way.
@@ -254,7 +254,7 @@ class JointWork(Work):
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> BaseException | None:
-        """Return the first failure, None if there is none."""
+        """Return the first failure, or None."""
         return next((error for work in self._works if (error := work.exception()) is not None), None)
 
     def synchronize(self) -> None:

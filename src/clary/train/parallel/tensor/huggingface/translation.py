@@ -116,7 +116,7 @@ class Translation:
     def _translate_layers(
         self, state: StateDict, num_heads: int | None, *, is_ours: bool, max_seq_len: int | None
     ) -> StateDict:
-        """Translate every layer where it is: what comes before the names of a layer tells one from the other."""
+        """Translate every layer in place; the text before a layer's names tells layers apart."""
         known = self._known_names(is_ours=is_ours)
         layers: dict[str, StateDict] = {}
         found: StateDict = {}
@@ -153,7 +153,7 @@ class Translation:
     def _translate_each(
         self, layers: dict[str, StateDict], num_heads: int | None, *, is_ours: bool, max_seq_len: int | None
     ) -> StateDict:
-        """Return the states of layers, by what comes before their names, in one."""
+        """Return the states of layers in one, keyed with the text before their names."""
         found: StateDict = {}
         for prefix, tensors in layers.items():
             layer = self._translate_layer(tensors, num_heads, is_ours=is_ours)
@@ -206,7 +206,7 @@ _OLD_MASKED_SCORE = -1e4  # what older versions of transformers put for a masked
 
 
 def _pattern(prefix: str) -> re.Pattern[str]:
-    """Return what matches keys of layers: what comes before the prefix, the layer's number, the name in the layer."""
+    """Return a pattern for keys of layers: the text before the prefix, the layer's number, the name in the layer."""
     return re.compile(rf"^(|.*?\.){re.escape(prefix)}\.(\d+)\.(.+)$")
 
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 
 def dump_model(*_args: Any, **_kwargs: Any) -> NoReturn:
-    """Say what writes a model.
+    """Refuse, and name the calls that write a model.
 
     Raises: NotImplementedError: no public script calls it, so nothing says what it would do.
     """
