@@ -130,7 +130,8 @@ class Worker:
         finally:
             try:
                 self._on_end()
-            finally:
-                with self._changed:
-                    self.has_ended = True
-                    self._changed.notify_all()
+            except Exception:  # boundary: as above
+                logger.exception("%s", self._failure)
+            with self._changed:
+                self.has_ended = True
+                self._changed.notify_all()

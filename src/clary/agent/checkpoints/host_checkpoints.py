@@ -199,10 +199,10 @@ class HostCheckpoints:
         end = ProgramEnd.FINISHED if has_finished else ProgramEnd.BROKEN
         return self._mirror.store_last(limit_s, end=end) if self._mirror is not None else Flushed()
 
-    def hurry(self, limit_s: float) -> None:
+    def shorten(self, limit_s: float) -> None:
         """Let a flush that runs, or the next one, take `limit_s` from now at most."""
         if self._mirror is not None:
-            self._mirror.hurry(limit_s)
+            self._mirror.shorten(limit_s)
 
     def abort(self) -> None:
         """Break off the mirror and the flush; does not wait."""

@@ -110,7 +110,7 @@ class Mirror(Worker):
         self.join(_BREAK_OFF_S)
         return self._outcome()
 
-    def hurry(self, limit_s: float) -> None:
+    def shorten(self, limit_s: float) -> None:
         """Bring the deadline of the flush closer, if `limit_s` from now is earlier."""
         with self._changed:
             self._set_deadline(limit_s)

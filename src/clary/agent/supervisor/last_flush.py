@@ -54,7 +54,7 @@ class LastFlush:
             earlier_s = self._grace_ends_at_s
             self._grace_ends_at_s = ends_at_s if earlier_s is None else min(earlier_s, ends_at_s)
         if self.is_running and self._checkpoints is not None:
-            self._checkpoints.hurry(self._limit_s())
+            self._checkpoints.shorten(self._limit_s())
 
     def begin(self, checkpoints: Checkpoints, *, has_failed: bool, has_finished: bool) -> None:
         """Begin, now that nothing of the program runs any more.

@@ -103,7 +103,7 @@ class Checkpoints(Protocol):
             has_finished: whether the program ended with 0; else what its end has cut short is left out.
         """
 
-    def hurry(self, limit_s: float) -> None:
+    def shorten(self, limit_s: float) -> None:
         """Give a flush that runs no more than `limit_s` from now."""
 
     def abort(self) -> None:

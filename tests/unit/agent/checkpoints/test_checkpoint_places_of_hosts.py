@@ -94,7 +94,7 @@ def test_nothing_is_mirrored_before_it_is_asked_for(tmp_path: Path) -> None:
     found = checkpoints_in(tmp_path)
     assert not found.is_mirroring
     found.abort()
-    found.hurry(1.0)
+    found.shorten(1.0)
     found.close()
 
 

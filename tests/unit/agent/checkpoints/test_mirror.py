@@ -130,7 +130,7 @@ def test_a_flush_can_be_hurried(mirror_of, store) -> None:
     thread = threading.Thread(target=lambda: outcomes.append(test.mirror.store_last(600.0)))
     thread.start()
     time.sleep(0.2)
-    test.mirror.hurry(0.2)
+    test.mirror.shorten(0.2)
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert outcomes[0].missed == ("step/a",)

@@ -46,7 +46,7 @@ class FakeCheckpoints:
         self.is_mirroring = False
         return self.outcome
 
-    def hurry(self, limit_s: float) -> None:
+    def shorten(self, limit_s: float) -> None:
         self.hurried_s.append(limit_s)
 
     def abort(self) -> None:
