@@ -6,7 +6,6 @@ Where: `goodput` and `spot`.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -19,7 +18,7 @@ from benchmarks.training.step_history import Step, parse
 from clary.base.errors import EngineError
 from clary.base.processes import ProcessId
 from clary.control.engines.local import killing
-from clary.control.engines.local.attempt_record import pool_folder
+from clary.control.engines.local.attempt_record import living_agents, pool_folder
 from clary.testing.gangs import first_process
 
 INSTANCE_TYPE = "ml.m5.large"
@@ -142,12 +141,9 @@ class SteppingJob:
     def _agent(self, attempt: int, host: str) -> ProcessId | None:
         try:
             folder = pool_folder(self._folder / str(attempt))
-            if folder is None:
-                return None
-            agent = json.loads((folder / "engine.json").read_text())["agents"][host]
-        except (OSError, ValueError, KeyError, EngineError):
+            return None if folder is None else living_agents(folder).get(host)
+        except EngineError:
             return None  # its hosts are not there yet, or not any more
-        return ProcessId(agent["pid"], agent["started"])
 
     def _require_alive(self) -> None:
         facts = self.describe()

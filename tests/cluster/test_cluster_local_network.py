@@ -232,13 +232,13 @@ while True:
     with Server(Host(plan, "algo-1"), answer):
         client = Host(plan, "algo-2")
         assert await client.run(ask.format(tries=10)) == "x"
-        await partition(plan, "algo-2", up=False)
+        await partition(plan.pool_folder, "algo-2", up=False)
         await asyncio.sleep(0.2)  # the switch looks every 50 ms
         assert await client.run(ask.format(tries=2)) == "silence"
-        await partition(plan, "algo-2", up=True)
+        await partition(plan.pool_folder, "algo-2", up=True)
         assert await client.run(ask.format(tries=20)) == "x"
     with pytest.raises(EngineError, match="no host 'algo-9'"):
-        await partition(plan, "algo-9", up=False)
+        await partition(plan.pool_folder, "algo-9", up=False)
 
 
 class MachineServer:
@@ -505,8 +505,8 @@ server.accept()[0].sendall(b"hello")
     client = await start("algo-2", client_code)
     print((await client.communicate())[0].decode().split()[1])
     await server.wait()
-    await partition(plan, "algo-2", up=False)
-    await partition(plan, "algo-2", up=True)
+    await partition(plan.pool_folder, "algo-2", up=False)
+    await partition(plan.pool_folder, "algo-2", up=True)
     stray = await start("algo-2", "import time; time.sleep(300)")
     await stray.stdout.readline()
     released = await engine.release_pool(plan.pool)

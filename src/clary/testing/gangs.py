@@ -18,9 +18,8 @@ from typing import Any
 from clary.base.processes import ProcessId, read_arguments, read_entry
 from clary.control.engines.local import cleaning, killing
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
-from clary.control.engines.local.attempt_record import pool_folder
+from clary.control.engines.local.attempt_record import AttemptRecord, pool_folder, read_record
 from clary.control.engines.local.network_faults import partition
-from clary.testing.launch_plans import make_hosts, make_plan
 
 HOSTS = ("algo-1", "algo-2")
 RANKS_PER_HOST = 2
@@ -72,7 +71,7 @@ class Gang:
         self._logs = logs
         self.ranks = self._wait_for_ranks()
         self.pool_folder = pool_folder(self.folder) or self.folder
-        self.mark = json.loads((self.pool_folder / "engine.json").read_text())["mark"]
+        self.mark = self._record.mark
         self.processes = self._all_processes()
         self.cgroups_at_start = self.cgroups()
 
@@ -94,15 +93,19 @@ class Gang:
 
     def cut_link(self, host: str) -> float:
         """Cut a host off the others; return when that began, which takes an interpreter to start."""
-        plan = make_plan(job_name=self.name, hosts=make_hosts(len(HOSTS)), pool_folder=str(self.pool_folder))
         died_at_s = time.monotonic()
-        asyncio.run(partition(plan, host, up=False))
+        asyncio.run(partition(str(self.pool_folder), host, up=False))
         return died_at_s
 
     def agent(self, host: str) -> ProcessId:
         """Return the agent of a host."""
-        record = json.loads((self.pool_folder / "engine.json").read_text())["agents"][host]
-        return ProcessId(record["pid"], record["started"])
+        return self._record.agents[host]
+
+    @property
+    def _record(self) -> AttemptRecord:
+        record = read_record(self.pool_folder)
+        assert record is not None, "its ranks run"
+        return record
 
     def init(self, host: str) -> ProcessId:
         """Return the first process of a host: with it, the kernel ends every other one of the host.

@@ -5,15 +5,15 @@ Where: `fault_executor` calls it; `fault_links` does it to single connections.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 
-import clary
+from clary.base.errors import EngineError
 from clary.base.processes import ProcessId
+from clary.control.engines.local.network_faults import partition
 from clary.testing.faults import fault_links
 from clary.testing.faults.fault_damage import Damage, choose, damage_of
 from clary.testing.faults.fault_plan import Fault
@@ -21,8 +21,6 @@ from clary.testing.faults.fault_world import FaultWorld
 
 STEP_S = 0.02  # between looks for new connections of a link that is cut
 SWALLOW_WAIT_S = 0.5  # for bytes to arrive
-COMMAND_TIMEOUT_S = 30.0
-FAULT_COMMAND = "clary.control.engines.local.network_faults"
 
 
 class Link:
@@ -121,11 +119,9 @@ def cut_off_host(world: FaultWorld, fault: Fault, job_name: str) -> Damage | Non
     if host is None or folder is None or world.anchor(job_name) is None:
         return None
 
-    def set_link(direction: str) -> None:
-        command = [sys.executable, "-S", "-m", FAULT_COMMAND, str(folder), host, direction]
-        environment = {"PYTHONPATH": str(Path(clary.__file__).parents[1])}
-        # The job may end meanwhile, and its network with it.
-        subprocess.run(command, env=environment, timeout=COMMAND_TIMEOUT_S, capture_output=True, check=False)
+    def connect(*, up: bool) -> None:
+        with suppress(EngineError):  # the job may end meanwhile, and its network with it
+            asyncio.run(partition(str(folder), host, up=up))
 
-    set_link("down")
-    return damage_of(fault, f"{host} of", job_name=job_name, mend=lambda: set_link("up"))
+    connect(up=False)
+    return damage_of(fault, f"{host} of", job_name=job_name, mend=lambda: connect(up=True))

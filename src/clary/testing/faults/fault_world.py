@@ -19,7 +19,7 @@ from typing import Any
 
 from clary.base.errors import EngineError
 from clary.base.processes import ProcessId, exec_deadline, read_arguments
-from clary.control.engines.local.attempt_record import pool_folder
+from clary.control.engines.local.attempt_record import living_agents, living_anchor, pool_folder
 from clary.control.settings import SETTINGS_FILE
 from clary.testing.faults.fault_clients import FaultClients
 from clary.testing.faults.fault_clock import FaultClock, find_compiler
@@ -116,7 +116,9 @@ class FaultWorld:
         """End the store, agents and networks, as a service that leaves in order does."""
         left = [self.store_process()]
         for folder in (self.home / "jobs").glob("pool_*/*"):
-            left += [*_agents_in(folder).values(), _anchor_in(folder)]
+            left.append(living_anchor(folder))
+            with suppress(EngineError):
+                left += living_agents(folder).values()
         for process in left:
             if process is not None:
                 process.kill(timeout_s=DOWN_TIMEOUT_S)
@@ -153,12 +155,14 @@ class FaultWorld:
     def agents(self, job_name: str) -> dict[str, ProcessId]:
         """Return host name -> agent, of living agents."""
         folder = self.pool_folder(job_name)
-        return {} if folder is None else _agents_in(folder)
+        with suppress(EngineError):  # its record is damaged
+            return {} if folder is None else living_agents(folder)
+        return {}
 
     def anchor(self, job_name: str) -> ProcessId | None:
         """The process that holds a job's network, if it lives."""
         folder = self.pool_folder(job_name)
-        return None if folder is None else _anchor_in(folder)
+        return None if folder is None else living_anchor(folder)
 
     def processes_of_jobs(self) -> dict[str, dict[int, str]]:
         """Return job name -> pid -> command line of every living process that names a job of this folder."""
@@ -196,21 +200,3 @@ class FaultWorld:
         options = f"size={size_mib}m,mode=0700"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "clary-faults", str(folder)], check=True)
         self._mounts.append(folder)
-
-
-def _agents_in(pool: Path) -> dict[str, ProcessId]:
-    try:
-        recorded = json.loads((pool / "engine.json").read_text())["agents"]
-    except (OSError, ValueError, KeyError):
-        return {}
-    agents = {host: ProcessId(item["pid"], item["started"]) for host, item in recorded.items()}
-    return {host: agent for host, agent in agents.items() if agent.is_alive()}
-
-
-def _anchor_in(pool: Path) -> ProcessId | None:
-    try:
-        ready = json.loads((pool / "network-ready.json").read_text())
-        anchor = ProcessId(ready["pid"], ready["started"])
-    except (OSError, ValueError, KeyError):
-        return None
-    return anchor if anchor.is_alive() else None

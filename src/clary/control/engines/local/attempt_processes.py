@@ -36,11 +36,11 @@ def end_agent(folder: Path, host: str) -> None:
 
     Raises: EngineError if it can not be killed.
     """
-    record = attempt_record.read_record(folder)
-    if record is None or record.boot_id != attempt_record.boot_id() or host not in record.agents:
+    agent = attempt_record.living_agents(folder).get(host)
+    if agent is None:
         return
     try:
-        killing.kill(record.agents[host])
+        killing.kill(agent)
     except (OSError, TimeoutError) as error:
         raise EngineError(f"the agent of {host} in {folder} could not be ended: {error}", retryable=True) from error
 

@@ -137,6 +137,22 @@ def pool_folder(folder: Path) -> Path | None:
     return folder.parents[1] / record.pool / POOL_ATTEMPT if record is not None and record.pool else None
 
 
+def living_agents(pool: Path) -> dict[str, ProcessId]:
+    """Return host name -> agent, of the agents of a pool that live.
+
+    Raises: EngineError if the pool's record can not be read.
+    """
+    record = read_record(pool)
+    agents = {} if record is None or record.boot_id != boot_id() else record.agents
+    return {host: agent for host, agent in agents.items() if agent.is_alive()}
+
+
+def living_anchor(pool: Path) -> ProcessId | None:
+    """Return the process that holds a pool's network, or None if it has ended or has said nothing."""
+    ready = read_ready(pool)
+    return ready.anchor if ready is not None and ready.anchor.is_alive() else None
+
+
 def read_ready(folder: Path) -> NetworkReady | None:
     """Return what the anchor of the attempt's network last said; None before it has."""
     try:

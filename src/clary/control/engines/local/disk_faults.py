@@ -54,9 +54,8 @@ def _planned_bytes(plan: LaunchPlan, host: str) -> int:
 
 async def _change(plan: LaunchPlan, host: str, size_bytes: int) -> None:
     _planned_bytes(plan, host)
-    record = await asyncio.to_thread(attempt_record.read_record, Path(plan.pool_folder))
-    agent = None if record is None or record.boot_id != attempt_record.boot_id() else record.agents.get(host)
-    if agent is None or not agent.is_alive():
+    agent = (await asyncio.to_thread(attempt_record.living_agents, Path(plan.pool_folder))).get(host)
+    if agent is None:
         raise EngineError(f"job {plan.job_name}: the agent of {host}, which holds the host's disk, is gone")
     folder = f"{plan.work_folder}/{host}/{DISK_FOLDER}"
     await run_inside(

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 from clary.base.errors import EngineError
-from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.contract.launch_plan import LaunchPlan
 from clary.control.engines.local import anchors
 from clary.control.engines.local.attempt_record import NetworkReady, read_ready
 from clary.control.engines.local.inside import run_inside
@@ -33,12 +33,12 @@ FULL_MBIT_S = 100_000.0  # more than such a link passes
 NOWHERE = b"\x02\xff\xff\xff\xff\xfe"  # locally administered, as hosts' are, which go on with 00
 
 
-async def partition(plan: LaunchPlan, host: str, *, up: bool) -> None:
-    """Cut `host` off its job's network (`up=False`) or connect it again; already so is fine.
+async def partition(pool_folder: str, host: str, *, up: bool) -> None:
+    """Cut `host` off its pool's network (`up=False`) or connect it again; already so is fine.
 
-    Raises: EngineError if the job has no network of its own, no such host, or its anchor is gone.
+    Raises: EngineError if the pool has no network of its own, no such host, or its anchor is gone.
     """
-    await _change(plan, host, "up" if up else "down")
+    await _change(pool_folder, host, "up" if up else "down")
 
 
 async def part(plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
@@ -49,9 +49,9 @@ async def part(plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
     Raises: EngineError as `partition`.
     """
     if len(plan.hosts) == 2:
-        await partition(plan, max(hosts, key=lambda name: plan.host(name).index), up=up)
+        await partition(plan.pool_folder, max(hosts, key=lambda name: plan.host(name).index), up=up)
         return
-    await _change(plan, ":".join(hosts), "up" if up else "down")
+    await _change(plan.pool_folder, ":".join(hosts), "up" if up else "down")
 
 
 async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> None:
@@ -63,14 +63,11 @@ async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> No
     """
     if rate_mbit_s is None:
         rate_mbit_s = plan.host(host).resources.link.rate_mbit_s or FULL_MBIT_S
-    await _change(plan, host, f"{rate_mbit_s:g}")
+    await _change(plan.pool_folder, host, f"{rate_mbit_s:g}")
 
 
-async def _change(plan: LaunchPlan, host: str, what: str) -> None:
-    if plan.isolation is not Isolation.NAMESPACES:
-        raise EngineError(f"job {plan.job_name} runs as plain processes: it has no network that could be changed")
-    arguments = (plan.pool_folder, host, what)
-    await run_inside(__name__, *arguments, doing=f"job {plan.job_name}: setting {host} {what}")
+async def _change(pool_folder: str, host: str, what: str) -> None:
+    await run_inside(__name__, pool_folder, host, what, doing=f"{pool_folder}: setting {host} {what}")
 
 
 def main(arguments: list[str]) -> int:
@@ -95,7 +92,7 @@ def main(arguments: list[str]) -> int:
 def _network_of(folder: Path, host: str) -> NetworkReady:
     ready = read_ready(folder)
     if ready is None or not ready.anchor.is_alive():
-        raise EngineError(f"{folder}: the job has no network, or its anchor is gone")
+        raise EngineError("the job has no network of its own, or its anchor is gone")
     if host not in ready.namespaces:
         raise EngineError(f"the job has no host {host!r}; it has {', '.join(ready.namespaces)}")
     return ready

@@ -74,7 +74,7 @@ class LocalFaults:
     async def connect(self, plan: LaunchPlan, hosts: Sequence[str], *, up: bool) -> None:
         """Cut hosts off their job's network, or connect them again; raises EngineError."""
         for host in hosts:
-            await network_faults.partition(plan, host, up=up)
+            await network_faults.partition(plan.pool_folder, host, up=up)
 
     async def connect_two(self, plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
         """Cut two hosts off each other, or connect them again; raises EngineError."""
@@ -95,9 +95,9 @@ class LocalFaults:
 
 
 def _kill_rank(folder: Path, rank: int) -> None:
-    record = attempt_record.read_record(folder)
-    agents = {} if record is None or record.boot_id != attempt_record.boot_id() else record.agents
-    below = [process for agent in agents.values() for process in killing.descendants(agent)]
+    below = [
+        process for agent in attempt_record.living_agents(folder).values() for process in killing.descendants(agent)
+    ]
     wanted, deadline = f"RANK={rank}".encode(), exec_deadline()
     ours = [process for process in below if wanted in read_variables(process.pid, deadline)]
     if not ours and rank == 0:  # one process without a rank
