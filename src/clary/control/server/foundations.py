@@ -1,0 +1,135 @@
+"""The lowest floor of the service: its state folder, keys, object store, database and logs, opened in order.
+
+Where: `service` opens them first and closes them last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from clary.base.clock import Clock, SystemClock
+from clary.base.errors import ContractError, Fault, StoreError
+from clary.contract.launch_plan import Credentials, Endpoint
+from clary.control.full_disks import why_full
+from clary.control.objects.seaweed import EmbeddedStore
+from clary.control.objects.store_client import StoreClient
+from clary.control.server.ownership import database_lease, sole_owner
+from clary.control.server.ports import Ports, choose_ports
+from clary.control.server.start_notes import noted
+from clary.control.services.query_desk import QueryDesk
+from clary.control.settings import Settings
+from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
+from clary.control.store.database_life import DatabaseLife
+from clary.control.store.log_files.logs import LogStore
+from clary.control.store.store import Store
+from clary.control.wire.replay_journal import ReplayJournal, read_boot_id
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foundations:
+    """The state folder with its keys, the object store, the database and the logs, all open."""
+
+    settings: Settings
+    folder: StateFolder
+    clock: Clock
+    secrets: RootSecrets
+    journal: ReplayJournal
+    ports: Ports
+    object_store: Endpoint
+    file_keepers: Sequence[Callable[[], None]]  # of an embedded object store
+    life: DatabaseLife
+    store: Store
+    logs: LogStore
+    log_queries: QueryDesk
+    client: StoreClient
+
+
+async def open_foundations(
+    stack: AsyncExitStack, settings: Settings, *, leave: asyncio.Event, begins_anew: bool, makes_keys: bool
+) -> Foundations:
+    """Lock the state folder; open its keys, object store, database and logs.
+
+    Args:
+        stack: closes all of it.
+        settings: of the service.
+        leave: set when the service is to leave, here if its hold on the database is lost.
+        begins_anew: whether it may begin with a new database where the folder has lived with one.
+        makes_keys: whether it shall begin with new keys where the folder has lived with others.
+
+    Raises: ClaryError if something could not be opened.
+    """
+    folder = StateFolder(settings.home_folder)
+    folder.create()
+    if why := why_full(folder.root):
+        # Nothing could be acknowledged. What runs, the object store too, is better left alone than ended and not begun.
+        raise StoreError(f"the service does not start: {why}", fault=Fault.INFRASTRUCTURE, retryable=True)
+    is_first = not folder.has_secrets
+    clock = SystemClock()
+    stack.enter_context(sole_owner(folder))
+    secrets = folder.load_secrets(begins_anew=makes_keys)
+    skew_s, boot_id = settings.clock_skew_s, read_boot_id()
+    journal = ReplayJournal(folder.used_signatures, skew_s=skew_s, now=clock.now(), is_first=is_first, boot_id=boot_id)
+    stack.callback(journal.close)
+    ports = choose_ports(settings, _former_service(folder))
+    object_store, file_keepers = await _object_store(stack, settings, folder, secrets, leave=leave)
+    life = DatabaseLife(folder.root, keep=settings.num_backups, begins_anew=begins_anew)
+    store = await Store.open(settings.resolved_database_url, life=life)
+    stack.push_async_callback(store.close)
+    await stack.enter_async_context(database_lease(store, folder, leave))
+    logs = LogStore(folder.logs, retention_days=settings.log_retention_days)
+    stack.push_async_callback(logs.close)
+    log_queries = QueryDesk(logs, clock)
+    stack.push_async_callback(log_queries.close)
+    client = await stack.enter_async_context(StoreClient(object_store))
+    await client.ensure_bucket(settings.default_bucket)
+    return Foundations(
+        settings=settings,
+        folder=folder,
+        clock=clock,
+        secrets=secrets,
+        journal=journal,
+        ports=ports,
+        object_store=object_store,
+        file_keepers=file_keepers,
+        life=life,
+        store=store,
+        logs=logs,
+        log_queries=log_queries,
+        client=client,
+    )
+
+
+def _former_service(folder: StateFolder) -> ServiceRecord | None:
+    """Return the record of the last service about itself; the folder's lock shows that it has ended."""
+    try:
+        return folder.read_service_record()
+    except ContractError as error:
+        log.warning("%s; this service takes the ports that are free, and finds what runs by itself", error.message)
+        return None
+
+
+async def _object_store(
+    stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets, *, leave: asyncio.Event
+) -> tuple[Endpoint, Sequence[Callable[[], None]]]:
+    """Return the endpoint of the object store, and the keepers of an embedded store's files."""
+    if settings.s3_endpoint_url:
+        key, secret = settings.s3_access_key_id, settings.s3_secret_access_key
+        if not key or not secret:
+            raise ContractError(
+                "s3_endpoint_url is set, but s3_access_key_id or s3_secret_access_key is not", fault=Fault.USER
+            )
+        credentials = Credentials(access_key_id=key, secret_access_key=secret)
+        return Endpoint(url=settings.s3_endpoint_url, region=settings.region, credentials=credentials), ()
+    embedded = EmbeddedStore(
+        folder.root, credentials=secrets.store_credentials, region=settings.region, bucket=settings.default_bucket
+    )
+    words = f"the object store, as long as that shows life (its log is run/seaweed.log in {folder.root})"
+    endpoint = await noted(embedded.start(), what=words, leave=leave)
+    stack.push_async_callback(embedded.stop)
+    return endpoint, (embedded.keep_record,)
