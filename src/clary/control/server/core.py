@@ -21,7 +21,7 @@ from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.desks.dump_desk import DumpDesk
 from clary.control.reconcile.desks.profile_desk import ProfileDesk
 from clary.control.reconcile.desks.rehearsal_desk import RehearsalDesk
-from clary.control.reconcile.desks.rehearsal_shelf import RehearsalShelf
+from clary.control.reconcile.desks.rehearsal_shelf import RECORD, RehearsalShelf
 from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.gateways.pool_gateway import PoolGateway
 from clary.control.reconcile.gateways.sample_gateway import SampleGateway
@@ -45,7 +45,7 @@ from clary.control.store.documents.document_folders import take_over
 from clary.control.store.documents.numbered_documents import REQUEST
 
 # Folders of numbered documents, as releases before 0.1 had them, and the name of each one's first document.
-_OLD_FOLDERS = {"dumps": REQUEST, "profiles": REQUEST}
+_OLD_FOLDERS = {"dumps": REQUEST, "profiles": REQUEST, "rehearsals": RECORD}
 
 
 class Core:
@@ -73,7 +73,7 @@ class Core:
         self.admission = Admission(settings, machine, hub, resolve_image, self.market, clock, why_no_disks)
         dumps = DumpDesk(store.documents("dumps"), clock=clock)
         profiles = ProfileDesk(store.documents("profiles"), root / "profiles", clock=clock)
-        shelf = RehearsalShelf(root / "rehearsals")
+        shelf = RehearsalShelf(store.documents("rehearsals"), root / "rehearsals")
         self.rehearsing = RehearsalDesk(shelf, hub, clock, home=root, grace_s=settings.stop_grace_s)
         self.agents = AgentGateway(hub, base.logs, store, dumps, clock, profiles=profiles)
         self.pools = PoolGateway(hub, clock, pool_token=base.secrets.pool_token)

@@ -21,4 +21,4 @@ async def forget_files(services: Services, name: str) -> None:
     await services.work_folders.forget(name)
     await services.profiles.forget(name)
     if services.rehearsals is not None:
-        services.rehearsals.forget(name)
+        await services.rehearsals.forget(name)

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clary.base.clock import Clock
-from clary.base.errors import ClaryError, WireError
+from clary.base.errors import ClaryError, StoreError, WireError
 from clary.base.processes import ProcessId
 from clary.control.jobs import events
 from clary.control.jobs.training_job import EndCause, TrainingJob
 from clary.control.reconcile.desks.rehearsal_shelf import (
-    CERTIFICATE,
+    CERTIFICATE_FILE,
     ERRORS,
     NUM_KEPT,
     OUTPUT,
@@ -75,6 +75,7 @@ class _Run:
 
     ending: asyncio.Future[_Ending]
     task: asyncio.Task[None] | None = None
+    is_written: asyncio.Event = field(default_factory=asyncio.Event)  # whether its record outlives the service
     is_forgotten: bool = False  # its job was deleted: nothing of it is kept
 
 
@@ -113,7 +114,7 @@ class RehearsalDesk:
         """Return what a job is to a rehearsal; None for one that was not made for any."""
         return self._roles.get(job_name)
 
-    def start(self, job_name: str, order: RehearsalOrder) -> KeptRehearsal:
+    async def start(self, job_name: str, order: RehearsalOrder) -> KeptRehearsal:
         """Have a rehearsal carried out; answers before its jobs are created.
 
         Raises: WireError while one of this job, or as many as can be, are under way.
@@ -145,13 +146,11 @@ class RehearsalDesk:
             rehearsal=rehearsal,
             started_at=self.clock.now(),
         )
-        self.shelf.remove(job_name, kept.number)  # what is there has no record that can be read
-        self._keep(kept)
-        for old in self._kept[job_name][:-NUM_KEPT]:
-            self._drop(old)
+        self._remember(kept)
         run = self._runs[job_name, kept.number] = _Run(asyncio.get_running_loop().create_future())
         name = f"rehearsal {kept.number} of {job_name}"
         run.task = asyncio.create_task(self._carry_out(kept, run, suffix), name=name)
+        await run.is_written.wait()
         return kept
 
     def cancel(self, job_name: str, number: int) -> None:
@@ -161,26 +160,28 @@ class RehearsalDesk:
             raise WireError("ValidationException", f"rehearsal {number} of {job_name} is not under way")
         _end(run, _Ending(RehearsalState.CANCELLED, CANCELLED))
 
-    def forget(self, job_name: str) -> None:
-        """Remove the rehearsals of a job that was deleted; one that is under way ends first."""
+    async def forget(self, job_name: str) -> None:
+        """Remove the rehearsals of a job that is being deleted; return when one that was under way has ended."""
         for kept in self.of(job_name):
             run = self._runs.get((job_name, kept.number))
             if run is None:
-                self._drop(kept)
-            else:
-                run.is_forgotten = True
-                _end(run, _Ending(RehearsalState.CANCELLED, CANCELLED))
+                await self._drop(kept)
+                continue
+            run.is_forgotten = True
+            _end(run, _Ending(RehearsalState.CANCELLED, CANCELLED))
+            if run.task is not None:
+                await asyncio.wait([run.task])
 
     async def load(self) -> None:
         """Take up what an earlier service has left: end what still runs, and stop its jobs."""
-        for found in await asyncio.to_thread(self.shelf.read_all):
+        for found in await self.shelf.read_all():
             kept = found
             self._remember(found)
             if not found.is_over:
                 if found.process is not None:
                     await asyncio.to_thread(found.process.kill, timeout_s=KILL_S)
                 kept = self._settled(found, _Ending(RehearsalState.INTERRUPTED, KILLED))
-                self._keep(kept)
+                await self._keep(kept)
             await self._stop_jobs(kept)  # a killed service may not have come to it
 
     async def interrupt(self) -> None:
@@ -195,22 +196,40 @@ class RehearsalDesk:
         ending = _Ending(RehearsalState.INTERRUPTED, STOPPED)
         try:
             try:
+                await self._begin(kept)
+                run.is_written.set()
                 ending = await self._run_command(kept, run, suffix)
             except Exception as error:  # boundary: whatever it was, the rehearsal is over and makes room for others
                 log.exception("rehearsal %d of %s could not be carried out", kept.number, kept.job)
                 ending = _Ending(RehearsalState.FAILED, f"the command could not be started: {error}")
             finally:
+                run.is_written.set()
                 ended = self._settled(kept, ending)
-                self._keep(ended)
+                await self._keep(ended)
             await self._stop_jobs(ended)
         finally:
             del self._runs[kept.job, kept.number]
             if run.is_forgotten:
-                self._drop(kept)
+                await self._drop(kept)
+
+    async def _begin(self, kept: KeptRehearsal) -> None:
+        """Write a rehearsal down and make its folder; what is there has no record that can be read."""
+        await self.shelf.remove(kept.job, kept.number)
+        await self._keep(kept)
+        await asyncio.to_thread(self.shelf.place(kept.job, kept.number).mkdir, parents=True)
+        for old in self._kept[kept.job][:-NUM_KEPT]:
+            await self._drop(old)
 
     async def _run_command(self, kept: KeptRehearsal, run: _Run, suffix: str) -> _Ending:
         folder = self.shelf.place(kept.job, kept.number)
-        arguments = ["rehearse", *kept.arguments, f"--suffix={suffix}", f"--certificate={CERTIFICATE}", "--", kept.job]
+        arguments = [
+            "rehearse",
+            *kept.arguments,
+            f"--suffix={suffix}",
+            f"--certificate={CERTIFICATE_FILE}",
+            "--",
+            kept.job,
+        ]
         with (folder / OUTPUT).open("wb") as output, (folder / ERRORS).open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *self.command,
@@ -225,7 +244,7 @@ class RehearsalDesk:
             )
         waiting = asyncio.ensure_future(process.wait())
         try:
-            self._keep(replace(kept, process=ProcessId.of(process.pid)))
+            await self._keep(replace(kept, process=ProcessId.of(process.pid)))
             watched: set[asyncio.Future[Any]] = {waiting, run.ending}
             await asyncio.wait(watched, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
             is_late = not waiting.done() and not run.ending.done()
@@ -245,7 +264,7 @@ class RehearsalDesk:
     def _settled(self, kept: KeptRehearsal, ending: _Ending) -> KeptRehearsal:
         """Return a rehearsal as it has ended; a certificate that is there counts, whatever came then."""
         ended = replace(kept, ended_at=self.clock.now(), process=None)
-        certificate = self.shelf.certificate(kept.job, kept.number)
+        certificate = self.shelf.written(kept.job, kept.number)
         if certificate is None:
             return replace(ended, state=ending.state, why=ending.why)
         reason = str(certificate.get("reason", ""))
@@ -276,11 +295,11 @@ class RehearsalDesk:
             except ClaryError as error:
                 log.warning("%s, of rehearsal %d of %s: not stopped: %s", name, kept.number, kept.job, error.message)
 
-    def _keep(self, kept: KeptRehearsal) -> None:
+    async def _keep(self, kept: KeptRehearsal) -> None:
         self._remember(kept)
         try:
-            self.shelf.write(kept)
-        except OSError:  # a full disk: what is in memory holds until the service ends
+            await self.shelf.write(kept)
+        except StoreError:  # a full disk: what is in memory holds until the service ends
             log.exception("rehearsal %d of %s could not be written down", kept.number, kept.job)
 
     def _remember(self, kept: KeptRehearsal) -> None:
@@ -289,7 +308,7 @@ class RehearsalDesk:
         self._roles[kept.twin] = Role(kept.job, kept.number, "twin")
         self._roles[kept.rehearsal] = Role(kept.job, kept.number, "rehearsal")
 
-    def _drop(self, kept: KeptRehearsal) -> None:
+    async def _drop(self, kept: KeptRehearsal) -> None:
         left = [item for item in self._kept.get(kept.job, []) if item.number != kept.number]
         if left:
             self._kept[kept.job] = left
@@ -297,7 +316,7 @@ class RehearsalDesk:
             self._kept.pop(kept.job, None)
         for name in (kept.twin, kept.rehearsal):
             self._roles.pop(name, None)
-        self.shelf.remove(kept.job, kept.number)
+        await self.shelf.remove(kept.job, kept.number)
 
 
 def _end(run: _Run, ending: _Ending) -> None:

@@ -1,14 +1,15 @@
-"""Rehearsals that people asked the service for, as files, the newest `NUM_KEPT` of each job.
+"""Rehearsals that people asked the service for, the newest `NUM_KEPT` of each job.
 
-Where: `rehearsal_desk` has them carried out and writes here; the page `rehearsals` of a job reads it.
+Where: `rehearsal_desk` has them carried out and writes here; the page `rehearsals` of a job reads it. Records and
+certificates are in the database. The command works in a folder of its own and writes files:
 
-    <home>/rehearsals/JOB/NUMBER/record.json         KeptRehearsal
     <home>/rehearsals/JOB/NUMBER/output.txt          what the command said, errors.txt beside it
-    <home>/rehearsals/JOB/NUMBER/certificate.json    written by the command at its end
+    <home>/rehearsals/JOB/NUMBER/certificate.json    written by the command at its end, then copied
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from dataclasses import dataclass
@@ -17,15 +18,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from clary.base.errors import ContractError
-from clary.base.plain import from_plain, to_plain
+from clary.base.plain import to_plain
 from clary.base.processes import ProcessId
+from clary.control.store.documents.numbered_documents import NumberedDocuments, built
 
 NUM_KEPT = 10
 MAX_LINES = 300  # of what the command said, the last ones
 MAX_TAIL_BYTES = 64 * 1024
 MAX_CERTIFICATE_BYTES = 8 * 1024 * 1024
-RECORD, OUTPUT, ERRORS, CERTIFICATE = "record.json", "output.txt", "errors.txt", "certificate.json"
+RECORD, CERTIFICATE = "record", "certificate"  # documents
+OUTPUT, ERRORS, CERTIFICATE_FILE = "output.txt", "errors.txt", "certificate.json"
 
 
 class RehearsalState(StrEnum):
@@ -73,42 +75,51 @@ class KeptRehearsal:
 
 
 class RehearsalShelf:
-    """Reads and writes below one folder; small files, few of them.
+    """Reads and writes rehearsals.
 
     Args:
+        documents: of the kind "rehearsals".
         folder: holds one folder a job.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, documents: NumberedDocuments, folder: Path) -> None:
+        self._documents = documents
         self._folder = folder
 
     def place(self, job_name: str, number: int) -> Path:
         """Return the folder of a rehearsal."""
         return self._folder / job_name / str(number)
 
-    def write(self, kept: KeptRehearsal) -> None:
-        """Keep a rehearsal as it stands."""
-        path = self.place(kept.job, kept.number) / RECORD
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".new")
-        draft.write_text(json.dumps(to_plain(kept)), encoding="utf-8")
-        draft.replace(path)
+    async def write(self, kept: KeptRehearsal) -> None:
+        """Keep a rehearsal as it stands, and with one that is over its certificate.
 
-    def read_all(self) -> list[KeptRehearsal]:
+        Raises: JobNotFound for a job that was deleted.
+        """
+        documents: dict[str, object] = {RECORD: to_plain(kept)}
+        if kept.is_over and (written := await asyncio.to_thread(self.written, kept.job, kept.number)) is not None:
+            documents[CERTIFICATE] = written
+        await self._documents.put(kept.job, kept.number, documents)
+
+    async def read_all(self) -> list[KeptRehearsal]:
         """Return all rehearsals of all jobs, in the order in which each job had them."""
-        found = [_read(path) for path in self._folder.glob(f"*/*/{RECORD}")]
-        return sorted((kept for kept in found if kept is not None), key=lambda kept: (kept.job, kept.number))
+        found = [built(KeptRehearsal, document) for _, _, document in await self._documents.read_named(RECORD)]
+        return [kept for kept in found if kept is not None]
 
-    def certificate(self, job_name: str, number: int) -> dict[str, Any] | None:
-        """Return the certificate; None while there is none that is whole."""
-        path = self.place(job_name, number) / CERTIFICATE
+    async def certificate(self, job_name: str, number: int) -> dict[str, Any] | None:
+        """Return the certificate of a rehearsal that is over, or None."""
+        found = await self._documents.read_one(job_name, number, CERTIFICATE)
+        return found if _is_certificate(found) else None
+
+    def written(self, job_name: str, number: int) -> dict[str, Any] | None:
+        """Return the certificate that the command has written, or None while there is no whole one."""
+        path = self.place(job_name, number) / CERTIFICATE_FILE
         try:
             if path.stat().st_size > MAX_CERTIFICATE_BYTES:
                 return None
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) and isinstance(found.get("verdict"), str) else None
+        return found if _is_certificate(found) else None
 
     def lines(self, job_name: str, number: int, name: str = OUTPUT) -> list[str]:
         """Return the last lines of what the command said."""
@@ -121,16 +132,17 @@ class RehearsalShelf:
             return []
         return text.splitlines()[-MAX_LINES:]
 
-    def remove(self, job_name: str, number: int) -> None:
+    async def remove(self, job_name: str, number: int) -> None:
         """Remove a rehearsal; the folder of its job goes with the last one."""
+        await self._documents.remove(job_name, number)
+        await asyncio.to_thread(self._remove_files, job_name, number)
+
+    def _remove_files(self, job_name: str, number: int) -> None:
         shutil.rmtree(self.place(job_name, number), ignore_errors=True)
         folder = self._folder / job_name
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
-def _read(path: Path) -> KeptRehearsal | None:
-    try:
-        return from_plain(KeptRehearsal, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, ContractError):
-        return None
+def _is_certificate(found: object) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("verdict"), str)

@@ -85,7 +85,7 @@ class RehearsalPages:
             "rehearsal": None if chosen is None else await self._whole(chosen),
         }
 
-    def act(self, job: TrainingJob, body: Any) -> dict[str, Any]:
+    async def act(self, job: TrainingJob, body: Any) -> dict[str, Any]:
         """Begin a rehearsal, or end one; answers before it has happened.
 
         Raises: WireError for what can not be had, for an order without the job's name, and while another is under way.
@@ -115,7 +115,7 @@ class RehearsalPages:
             )
         except ContractError as error:
             raise WireError("ValidationException", error.message) from error
-        return {"number": self._desk.start(job.name, order).number}
+        return {"number": (await self._desk.start(job.name, order)).number}
 
     def _options(self, job: TrainingJob) -> dict[str, Any]:
         return {
@@ -137,7 +137,7 @@ class RehearsalPages:
             "command": shlex.join(["clary", "rehearse", *kept.arguments, kept.job]),
             "jobs": {"twin": await self._job(kept.twin), "rehearsal": await self._job(kept.rehearsal)},
             "lines": await asyncio.to_thread(shelf.lines, kept.job, kept.number),
-            "certificate": await asyncio.to_thread(shelf.certificate, kept.job, kept.number) if kept.is_over else None,
+            "certificate": await shelf.certificate(kept.job, kept.number) if kept.is_over else None,
         }
 
     async def _job(self, name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, k
     """Store the documents of a folder that the database does not have; return the number of stored numbers.
 
     The files of a number are stored together and removed afterwards, so a service that is killed in between does the
-    same again. Files of jobs that are not in the database are removed.
+    same again. Files of jobs that are not in the database, since it was restored, go to `<home>/set-aside/KIND/`.
 
     Args:
         folder: holds one folder a job; it may be missing.
@@ -46,13 +46,13 @@ async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, k
         found = await asyncio.to_thread(_read, place)
         if first not in found:
             continue
-        is_gone = not keeps_files
         try:
             await documents.put(job_name, number, found)
-            num_stored += 1
         except JobNotFound:
-            is_gone = True
-        if is_gone:
+            await asyncio.to_thread(_set_aside, place)
+            continue
+        num_stored += 1
+        if not keeps_files:
             await asyncio.to_thread(_remove, place)
     if num_stored:
         _log.info("%d numbers of %s were taken over into the database", num_stored, folder)
@@ -77,6 +77,24 @@ def _read(place: Path) -> dict[str, Any]:
 
 def _remove(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
+    _remove_empty(place)
+
+
+def _set_aside(place: Path) -> None:
+    folder = place.parent.parent
+    target = folder.parent / "set-aside" / folder.name / place.parent.name / place.name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        place.rename(target)
+    except OSError as error:
+        _log.warning("%s, of a job that the database does not know, stays where it is: %s", place, error)
+        return
+    _log.warning("%s, of a job that the database does not know, is at %s now", place, target)
+    _remove_empty(place)
+
+
+def _remove_empty(place: Path) -> None:
+    """Remove the folders above a number that nothing else lies in."""
     for folder in (place.parent, place.parent.parent):
         try:
             folder.rmdir()

@@ -154,6 +154,7 @@ async def test_dumps_of_an_older_release_are_shown_and_deleted_with_their_job(pl
     (tmp_path / "dumps/job/8/algo-1.json").write_text("{}")  # its request was never written
     (tmp_path / "dumps/job" / ("9" * 30)).mkdir()
     assert await take_over(tmp_path / "dumps", documents, first="request") == 1
+    assert (tmp_path / "set-aside/dumps/gone/7/algo-1.json").exists()
     shutil.rmtree(tmp_path / "dumps/job/8")
     shutil.rmtree(tmp_path / "dumps/job" / ("9" * 30))
     assert await plane.dumps.read("job", 7) == (request, {"algo-1": dump(7, reason="\ud800")})

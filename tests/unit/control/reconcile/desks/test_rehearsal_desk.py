@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from store_contract import make_job
 
 from clary.base.errors import WireError
+from clary.base.plain import to_plain
 from clary.base.processes import ProcessId
 from clary.control.reconcile.desks.rehearsal_desk import LATE_S, MAX_RUNNING, RehearsalDesk
 from clary.control.reconcile.desks.rehearsal_shelf import NUM_KEPT, KeptRehearsal, RehearsalShelf, RehearsalState
 from clary.control.rehearsal.orders import RehearsalOrder
+from clary.control.store.documents.document_folders import take_over
 from clary.testing.control_plane import ControlPlane
 
 LIMIT_S = 40.0
@@ -37,6 +40,8 @@ open(options["certificate"], "w").write(json.dumps(verdict))
 @pytest.fixture
 async def plane(tmp_path):
     async with ControlPlane.open(tmp_path) as plane:
+        for name in ("passes", "refused", "dies", "lasts", "says", "fit", *(f"lasts-{n}" for n in range(MAX_RUNNING))):
+            await plane.store.create_job(make_job(name), {})
         yield plane
 
 
@@ -50,7 +55,7 @@ async def desk(plane, tmp_path):
 def desk_of(plane, home):
     script = home / "fake_clary.py"
     script.write_text(COMMAND)
-    shelf = RehearsalShelf(home / "rehearsals")
+    shelf = RehearsalShelf(plane.store.documents("rehearsals"), home / "rehearsals")
     return RehearsalDesk(shelf, plane.hub, plane.clock, home=home, grace_s=1.0, command=(sys.executable, str(script)))
 
 
@@ -79,13 +84,13 @@ async def process_of(desk, name):
 
 
 async def test_the_command_is_given_the_order_and_the_names_that_it_will_use(desk, tmp_path):
-    kept = desk.start("passes", ORDER)
+    kept = await desk.start("passes", ORDER)
     assert (kept.number, kept.state) == (1, RehearsalState.RUNNING)
     over = await ended(desk, "passes")
     assert (over.state, over.verdict, over.reason) == (RehearsalState.CERTIFIED, "PASS", "as it was")
     suffix = kept.twin.rpartition("-")[2]
     assert (kept.twin, kept.rehearsal) == (f"passes-twin-{suffix}", f"passes-rehearsal-{suffix}")
-    said = desk.shelf.certificate("passes", 1)["arguments"]
+    said = (await desk.shelf.certificate("passes", 1))["arguments"]
     assert said == ["rehearse", "--reclaim=step:3", f"--suffix={suffix}", "--certificate=certificate.json", "--"]
     assert desk.shelf.lines("passes", 1) == [f"plan of passes in {tmp_path}"]
     assert desk.role_of(kept.twin) == ("passes", 1, "twin")
@@ -94,23 +99,28 @@ async def test_the_command_is_given_the_order_and_the_names_that_it_will_use(des
 
 @pytest.mark.parametrize(("name", "why"), [("refused", "no host can be had"), ("dies", "the command ended with 9")])
 async def test_a_command_that_hands_out_no_certificate_says_why(desk, name, why):
-    desk.start(name, ORDER)
+    await desk.start(name, ORDER)
     over = await ended(desk, name)
     assert (over.state, over.why) == (RehearsalState.FAILED, why)
 
 
 async def test_a_command_that_is_not_there_fails_the_rehearsal_alone(plane, tmp_path):
     desk = RehearsalDesk(
-        RehearsalShelf(tmp_path), plane.hub, plane.clock, home=tmp_path, grace_s=1.0, command=("/nowhere/clary",)
+        RehearsalShelf(plane.store.documents("rehearsals"), tmp_path),
+        plane.hub,
+        plane.clock,
+        home=tmp_path,
+        grace_s=1.0,
+        command=("/nowhere/clary",),
     )
-    desk.start("passes", ORDER)
+    await desk.start("passes", ORDER)
     over = await ended(desk, "passes")
     assert over.state is RehearsalState.FAILED
     assert "could not be started" in over.why
 
 
 async def test_a_cancelled_rehearsal_leaves_no_process_and_no_job(desk, plane):
-    kept = desk.start("lasts", ORDER)
+    kept = await desk.start("lasts", ORDER)
     process = await process_of(desk, "lasts")
     await plane.create(kept.twin)
     desk.cancel("lasts", 1)
@@ -123,7 +133,7 @@ async def test_a_cancelled_rehearsal_leaves_no_process_and_no_job(desk, plane):
 
 
 async def test_a_service_that_leaves_ends_rehearsals_and_takes_no_more(desk, plane):
-    kept = desk.start("lasts", ORDER)
+    kept = await desk.start("lasts", ORDER)
     process = await process_of(desk, "lasts")
     await plane.create(kept.rehearsal)
     await desk.interrupt()
@@ -133,7 +143,7 @@ async def test_a_service_that_leaves_ends_rehearsals_and_takes_no_more(desk, pla
     assert not process.is_alive()
     assert (await plane.job(kept.rehearsal)).status.value == "Stopped"
     with pytest.raises(WireError, match="the service is leaving"):
-        desk.start("passes", ORDER)
+        await desk.start("passes", ORDER)
 
 
 async def test_what_a_killed_service_has_left_is_ended_by_the_next_one(plane, tmp_path):
@@ -150,7 +160,7 @@ async def test_what_a_killed_service_has_left_is_ended_by_the_next_one(plane, tm
         started_at=plane.clock.now(),
         process=ProcessId.of(left.pid),
     )
-    before.shelf.write(kept)
+    await before.shelf.write(kept)
     await plane.create("fit-twin-ab")
     desk = desk_of(plane, tmp_path)
     await desk.load()
@@ -163,34 +173,51 @@ async def test_what_a_killed_service_has_left_is_ended_by_the_next_one(plane, tm
     again = desk_of(plane, tmp_path)
     await again.load()
     assert again.of("fit") == [over]
-    assert again.start("fit", ORDER).number == 5
+    assert (await again.start("fit", ORDER)).number == 5
     await ended(again, "fit", 5)
 
 
 async def test_a_certificate_that_was_handed_out_counts_though_the_service_was_killed(plane, tmp_path):
     desk = desk_of(plane, tmp_path)
-    desk.start("passes", ORDER)
+    await desk.start("passes", ORDER)
     over = await ended(desk, "passes")
-    record = desk.shelf.place("passes", 1) / "record.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "state": "running", "verdict": ""}))
+    await desk.shelf.write(replace(over, state=RehearsalState.RUNNING, verdict=""))
+    await plane.store.documents("rehearsals").put("passes", 1, {"certificate": None})  # not copied before it was killed
     again = desk_of(plane, tmp_path)
     await again.load()
     assert again.of("passes")[0].verdict == over.verdict == "PASS"
+    assert (await again.shelf.certificate("passes", 1))["verdict"] == "PASS"
+
+
+async def test_rehearsals_of_an_older_release_are_shown_with_their_output(plane, tmp_path):
+    desk = desk_of(plane, tmp_path)
+    await desk.start("passes", ORDER)
+    over = await ended(desk, "passes")
+    place, documents = desk.shelf.place("passes", 1), plane.store.documents("rehearsals")
+    (place / "record.json").write_text(json.dumps(to_plain(over)))
+    certificate = await desk.shelf.certificate("passes", 1)
+    await documents.remove("passes")
+    assert await take_over(tmp_path / "rehearsals", documents, first="record", keeps_files=True) == 1
+    again = desk_of(plane, tmp_path)
+    await again.load()
+    assert again.of("passes") == [over]
+    assert await again.shelf.certificate("passes", 1) == certificate
+    assert again.shelf.lines("passes", 1) == desk.shelf.lines("passes", 1) != []
 
 
 async def test_one_rehearsal_of_a_job_at_a_time_and_a_few_in_all(desk):
     for index in range(MAX_RUNNING):
-        desk.start(f"lasts-{index}", ORDER)
+        await desk.start(f"lasts-{index}", ORDER)
     with pytest.raises(WireError, match="rehearsal 1 of lasts-0 is under way"):
-        desk.start("lasts-0", ORDER)
+        await desk.start("lasts-0", ORDER)
     with pytest.raises(WireError, match=f"{MAX_RUNNING} rehearsals are under way, of lasts-0, lasts-1"):
-        desk.start("another", ORDER)
+        await desk.start("another", ORDER)
 
 
 async def test_the_newest_are_kept_and_all_are_gone_with_their_job(desk, plane, tmp_path):
     for number in range(1, NUM_KEPT + 1):
-        place = desk.shelf.place("passes", number)
-        desk._keep(
+        desk.shelf.place("passes", number).mkdir(parents=True)
+        await desk._keep(
             KeptRehearsal(
                 job="passes",
                 number=number,
@@ -202,21 +229,20 @@ async def test_the_newest_are_kept_and_all_are_gone_with_their_job(desk, plane, 
                 started_at=plane.clock.now(),
             )
         )
-        assert place.is_dir()
-    desk.start("passes", ORDER)
+    await desk.start("passes", ORDER)
     await ended(desk, "passes", NUM_KEPT + 1)
     assert [kept.number for kept in desk.of("passes")] == list(range(NUM_KEPT + 1, 1, -1))
     assert not desk.shelf.place("passes", 1).exists()
     assert desk.role_of("t1") is None
-    desk.forget("passes")
+    await desk.forget("passes")
     assert desk.of("passes") == []
     assert not (tmp_path / "rehearsals/passes").exists()
 
 
 async def test_a_job_that_is_deleted_ends_its_rehearsal_first(desk, tmp_path):
-    desk.start("lasts", ORDER)
+    await desk.start("lasts", ORDER)
     process = await process_of(desk, "lasts")
-    desk.forget("lasts")
+    await desk.forget("lasts")
     await until(lambda: not desk._runs)
     assert not process.is_alive()
     assert desk.of("lasts") == []
@@ -224,24 +250,24 @@ async def test_a_job_that_is_deleted_ends_its_rehearsal_first(desk, tmp_path):
 
 
 async def test_a_job_that_is_deleted_while_its_rehearsal_is_being_cancelled_leaves_nothing(desk, tmp_path):
-    desk.start("lasts", ORDER)
+    await desk.start("lasts", ORDER)
     await process_of(desk, "lasts")
     desk.cancel("lasts", 1)
-    desk.forget("lasts")
+    await desk.forget("lasts")
     await until(lambda: not desk._runs)
     assert desk.of("lasts") == []
     assert not (tmp_path / "rehearsals/lasts").exists()
 
 
 async def test_what_no_process_can_be_given_fails_the_rehearsal_and_makes_room_for_others(desk):
-    desk.start("passes", RehearsalOrder(faults=(), arguments=("--step-regex=(\ud800)",)))
+    await desk.start("passes", RehearsalOrder(faults=(), arguments=("--step-regex=(\ud800)",)))
     over = await ended(desk, "passes")
     assert over.state is RehearsalState.FAILED
     assert "could not be started" in over.why
 
 
 async def test_a_job_that_is_created_when_its_rehearsal_is_over_is_stopped(desk, plane):
-    kept = desk.start("lasts", ORDER)
+    kept = await desk.start("lasts", ORDER)
     await process_of(desk, "lasts")
     desk.cancel("lasts", 1)
     await ended(desk, "lasts")
@@ -253,12 +279,12 @@ async def test_a_job_that_is_created_when_its_rehearsal_is_over_is_stopped(desk,
 
 async def test_the_next_service_stops_what_a_cancelled_rehearsal_has_left_and_no_later_job_of_the_name(plane, tmp_path):
     before = desk_of(plane, tmp_path)
-    kept = before.start("refused", ORDER)
+    kept = await before.start("refused", ORDER)
     over = await ended(before, "refused")
     before._roles.clear()  # a service that was killed before it came to its jobs
     await plane.create(kept.twin)
     desk = desk_of(plane, tmp_path)
-    desk.shelf.write(replace(over, state=RehearsalState.CANCELLED))
+    await desk.shelf.write(replace(over, state=RehearsalState.CANCELLED))
     await desk.load()
     assert (await plane.job(kept.twin)).status.value == "Stopped"
     plane.clock.advance(2 * LATE_S)
@@ -272,7 +298,7 @@ async def test_a_certificate_of_a_rehearsal_whose_record_was_lost_is_not_the_nex
     place.mkdir(parents=True)
     (place / "record.json").write_text("")
     (place / "certificate.json").write_text('{"verdict": "PASS"}')
-    assert desk.start("refused", ORDER).number == 1
+    assert (await desk.start("refused", ORDER)).number == 1
     assert (await ended(desk, "refused")).state is RehearsalState.FAILED
 
 
@@ -280,13 +306,13 @@ async def test_what_programs_print_is_said_in_any_locale(plane, tmp_path, monkey
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     command = (sys.executable, "-c", "print('\\u00fc \\udcff')")
     desk = replace(desk_of(plane, tmp_path), command=command)
-    desk.start("says", ORDER)
+    await desk.start("says", ORDER)
     await ended(desk, "says")
     assert desk.shelf.lines("says", 1) == ["\u00fc \\udcff"]
 
 
-def test_what_is_said_is_bounded_and_broken_files_are_none(tmp_path):
-    shelf = RehearsalShelf(tmp_path)
+async def test_what_is_said_is_bounded_and_broken_files_are_none(plane, tmp_path):
+    shelf = RehearsalShelf(plane.store.documents("rehearsals"), tmp_path)
     place = shelf.place("fit", 1)
     place.mkdir(parents=True)
     assert shelf.lines("fit", 1) == []
@@ -297,6 +323,6 @@ def test_what_is_said_is_bounded_and_broken_files_are_none(tmp_path):
     assert shelf.lines("fit", 1)[0] == "line 700"
     for text in ("", "[]", '{"verdict": 3}', '{"verdict"'):
         Path(place / "certificate.json").write_text(text)
-        assert shelf.certificate("fit", 1) is None
-    (place / "record.json").write_text("{}")
-    assert shelf.read_all() == []
+        assert shelf.written("fit", 1) is None
+    await plane.store.documents("rehearsals").put("fit", 1, {"record": {}})
+    assert await shelf.read_all() == []

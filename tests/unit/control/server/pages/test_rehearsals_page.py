@@ -9,8 +9,14 @@ from own_pages import FewParts
 from server_parts import START, FakeServices, document, request, running_job
 
 from clary.base.errors import WireError
-from clary.control.reconcile.desks.rehearsal_shelf import KeptRehearsal, RehearsalShelf, RehearsalState
+from clary.control.reconcile.desks.rehearsal_shelf import (
+    CERTIFICATE_FILE,
+    KeptRehearsal,
+    RehearsalShelf,
+    RehearsalState,
+)
 from clary.control.server.pages.rehearsals_page import RehearsalPages
+from clary.control.store.store import Store
 
 JOB = "/clary/v1/jobs/job-1"
 REQUEST = {
@@ -34,7 +40,7 @@ class FakeDesk:
         made = {"job-1-twin-ab": SimpleNamespace(_asdict=lambda: {"job": "job-1", "number": 1, "role": "twin"})}
         return made.get(job_name)
 
-    def start(self, job_name, order):
+    async def start(self, job_name, order):
         self.orders.append(order)
         return kept_rehearsal(number=9)
 
@@ -57,8 +63,11 @@ def kept_rehearsal(**changes):
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    return RehearsalShelf(tmp_path)
+async def shelf(tmp_path):
+    store = await Store.open(f"sqlite:///{tmp_path / 'clary.db'}")
+    await store.create_job(running_job(), {})
+    yield RehearsalShelf(store.documents("rehearsals"), tmp_path)
+    await store.close()
 
 
 def people(desk, *others, refusals=None):
@@ -148,7 +157,8 @@ async def test_those_that_are_over_are_found_by_number_with_their_certificates(s
     over = kept_rehearsal(state=RehearsalState.CERTIFIED, verdict="FAIL", reason="the loss parts", ended_at=START)
     desk = FakeDesk(shelf, over, kept_rehearsal(number=2, state=RehearsalState.CANCELLED, why="it was cancelled"))
     shelf.place("job-1", 1).mkdir(parents=True)
-    (shelf.place("job-1", 1) / "certificate.json").write_text('{"verdict": "FAIL", "losses": {"largest": NaN}}')
+    (shelf.place("job-1", 1) / CERTIFICATE_FILE).write_text('{"verdict": "FAIL", "losses": {"largest": NaN}}')
+    await shelf.write(over)
     newest = await page(desk)
     assert [item["number"] for item in newest["rehearsals"]] == [2, 1]
     assert (newest["rehearsal"]["number"], newest["rehearsal"]["why"]) == (2, "it was cancelled")
