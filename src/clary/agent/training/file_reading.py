@@ -127,7 +127,11 @@ class FileReading:
         records = split(piece, offset=tail.offset)
         if records.is_lost:
             tail.is_lost = True
-            self._tell(path, f"{path} is damaged at byte {records.next_offset}: it is not read any further")
+            is_unknown = is_wandb and records.next_offset == 0
+            words = "is no W&B log of version 0: it is not read" if is_unknown else ""
+            self._tell(
+                path, f"{path} {words or f'is damaged at byte {records.next_offset}: it is not read any further'}"
+            )
         if records.num_damaged:
             self._tell(path, f"{path} has a damaged record before byte {records.next_offset}: it is left out")
         if records.num_large:

@@ -18,8 +18,7 @@ from clary.agent.training.value_lines import is_name
 from clary.agent.training.wire_fields import as_bytes, as_signed, as_text, fields_of
 from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding
 
-IDENT = b":W&B"
-PREFIX_BYTES = 7  # ident, a number of two bytes, the version
+PREFIX = b":W&B\xe1\xbe\0"  # ident, a magic number, and the version: the format is private, and no other is known
 BLOCK_BYTES = 32 * 1024  # no piece crosses the end of one
 MAX_DEPTH = 4  # of values within values; W&B itself calls them a.b
 _HEADER = struct.Struct("<IHB")
@@ -85,10 +84,10 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
 
 
 def _behind_prefix(piece: bytes) -> int | None:
-    """Return where records begin in a file's first piece; 0 if too little is written, None if it is no such file."""
-    if not piece.startswith(IDENT[: len(piece)]):
+    """Return the offset of the first record; 0 if too little is written, None for another file or version."""
+    if not piece.startswith(PREFIX[: len(piece)]):
         return None
-    return PREFIX_BYTES if len(piece) >= PREFIX_BYTES else 0
+    return len(PREFIX) if len(piece) >= len(PREFIX) else 0
 
 
 def findings_of(record: bytes, *, offset: int, file: str) -> list[Finding]:

@@ -140,7 +140,7 @@ def test_damage_costs_a_record_and_a_file_of_another_kind_is_said_once(tmp_path,
     assert [name for name, _, _ in seen(reading)] == ["loss", "loss"]
     assert len(notes) == 2
     assert "damaged record" in notes[0]
-    assert "damaged at byte 0" in notes[1]
+    assert "is no W&B log of version 0" in notes[1]
     assert seen(reading) == []
 
 
@@ -179,3 +179,11 @@ def test_a_long_name_is_not_put_before_each_of_the_values_within_it():
         tracemalloc.stop()
     assert [one.name for one in found] == ["loss"]
     assert most < 64 * 1024 * 1024
+
+
+@pytest.mark.parametrize("prefix", [b":W&B\xe1\xbe\1", b":W&B\0\0\0", b"SQLite "])
+def test_a_log_of_another_version_is_named_and_not_read(reading, notes, tmp_path, prefix):
+    (tmp_path / FILE).write_bytes(prefix + log(history(1, loss=0.5))[len(PREFIX) :])
+    assert seen(reading) == []
+    assert notes == [f"{FILE} is no W&B log of version 0: it is not read"]
+    assert seen(reading) == []
