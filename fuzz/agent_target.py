@@ -208,7 +208,8 @@ class _World:
 def _own_pages(plane: ControlPlane, home: Path) -> ClaryHandler:
     """Return the service's pages; parts that neither agents nor the page of a job need are missing."""
     training = TrainingGateway(plane.hub, plane.store.training, plane.store, plane.clock)
-    desk = RehearsalDesk(RehearsalShelf(home / "rehearsals"), plane.hub, plane.clock, home=home, grace_s=1.0)
+    shelf = RehearsalShelf(plane.store.documents("rehearsals"), home / "rehearsals")
+    desk = RehearsalDesk(shelf, plane.hub, plane.clock, home=home, grace_s=1.0)
     faults = SimpleNamespace(refusals=dict, largest_disk_bytes=lambda: 0)
     given = {
         "services": plane.services,

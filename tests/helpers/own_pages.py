@@ -67,7 +67,7 @@ class OwnPages:
     def __init__(self, plane, folder, *, metrics_page="token"):
         samples = SampleGateway(plane.store.series, plane.clock)
         training = TrainingGateway(plane.hub, plane.store.training, plane.store, plane.clock)
-        shelf = RehearsalShelf(folder / "rehearsals")
+        shelf = RehearsalShelf(plane.store.documents("rehearsals"), folder / "rehearsals")
         desk = RehearsalDesk(shelf, plane.hub, plane.clock, home=folder, grace_s=1.0)
         faults = SimpleNamespace(refusals=dict, largest_disk_bytes=lambda: 0)
         client = SimpleNamespace(request=no_store)
