@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-MOST_LEFT = 265  # of 8,944 docstrings; 2,399 when it was first counted
+MOST_LEFT = 186  # of 8,944 docstrings; 2,399 when it was first counted
 HIDING = re.compile(
     r"\b([Ww]hat|[Ww]ho|[Ww]hom|[Ww]hoever|[Ww]hatever|[Tt]hose (?:that|who|which)|none|one of which)\b"
 )

@@ -1,4 +1,4 @@
-"""The agent's own log on its host: `agent.log` in the host's folder, for whoever looks after the machine."""
+"""The agent's own log on its host: `agent.log` in the host's folder, for administrators of the machine."""
 
 from __future__ import annotations
 

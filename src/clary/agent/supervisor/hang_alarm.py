@@ -1,4 +1,4 @@
-"""What becomes of a program that gets nowhere: an alarm with evidence, and its end where that was asked for.
+"""Alarms of programs without progress: evidence for people, and the program's end where that is wanted.
 
 Where: `program_companions` starts it with the program. The alarm stands in the host's facts and in the log; it goes
 when the program goes on.

@@ -1,4 +1,4 @@
-"""The channels of one host: fetched, taken from what this machine keeps, and shown to the program.
+"""The channels of one host: fetched or taken from this machine's cache, and shown to the program.
 
 Where: `wiring` has one a host. A channel that came as a snapshot of the cache is shown by an overlay over it: the
 program may change what it sees, the cache stays as it is. The channel's folder in the tree on this machine is empty
@@ -97,7 +97,7 @@ class HostChannels:
         return self._cache.source(store)
 
     def binds(self) -> list[Bind]:
-        """What the host sees of the cache."""
+        """The binds by which the host sees parts of the cache."""
         inside = MlTree(OPT_ML)
         with self._lock:
             return [

@@ -1,4 +1,4 @@
-"""What is done with the tensors that a program saves: they reach the object store, and rules look at them.
+"""The way of a program's saved tensors: to the object store, and to rules that look at them.
 
 Where: `program_companions` begins it with the program, says when the program has ended, and has it finish while results
 are uploaded, before the host is done. Nothing in here raises into the host's life or keeps it longer than `FINISH_S`.
@@ -87,7 +87,7 @@ class HostDebugging(Companion):
                 self._board.tell(rules=tuple(facts))
 
     def ended(self) -> None:
-        """Say that the program has ended: nothing more is saved, and what is left goes to the store at once."""
+        """Note the program's end: no more tensors are saved, and the rest goes to the store at once."""
         for plan, mirror in self._mirrors.items():
             if plan.marks_end:
                 self._set_end(mirror, self._end_name, is_ended=True)
@@ -101,7 +101,7 @@ class HostDebugging(Companion):
                 pass
 
     def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
-        """Wait until rules have read everything and all files are stored; return what is not, in sentences.
+        """Wait until rules have read everything and all files are stored; return sentences on the missing ones.
 
         Of a leader, which uploads twice, it is the first upload that waits.
         """

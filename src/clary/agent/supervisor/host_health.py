@@ -90,17 +90,17 @@ class HostHealth:
 
     @property
     def better_interface(self) -> str:
-        """An interface that reaches all peers where the job's does not, after `check`; empty if there is none."""
+        """An interface that reaches all peers where the job's does not, after `check`, or an empty string."""
         return self._better_interface
 
     def begin(self) -> None:
-        """Begin what takes longest, if checks are wanted; harmless when repeated."""
+        """Begin the longest check, that of the network, if checks are wanted; harmless when repeated."""
         if self.is_wanted and not self._has_begun:
             self._has_begun = True
             self._start_thread(self._check_network, "health-network")
 
     def check(self) -> None:
-        """Check the host and its links as far as the program has to wait for it, and tell what was found.
+        """Check the host and its links as far as the program has to wait for it, and report the findings.
 
         Never raises, for checks end nothing themselves.
         """
@@ -198,7 +198,7 @@ class HostHealth:
                 doctor.close()
 
     def _on_network(self, found: tuple[HealthFinding, ...], *, is_all: bool) -> None:
-        """Let `check` have what it waits for; what comes later is told here."""
+        """Pass the awaited findings to `check`; report later ones here."""
         if not self._is_network_known.is_set():
             if is_all or not self._waits_for_all:
                 self._network = found
@@ -235,7 +235,7 @@ class HostHealth:
         return self._interval_s
 
     def _has_news(self, finding: HealthFinding) -> bool:
-        """Whether a check came out otherwise than last time: numbers alone are none, and change with every look.
+        """Whether a check came out otherwise than last time; numbers alone do not count, as they always change.
 
         What the thorough checks before the start have found is not taken back by those that are less thorough.
         """

@@ -122,7 +122,7 @@ class HostLife:
         return self._watch.due_at_s if self._watch is not None else None
 
     def act_if_due(self) -> None:
-        """Do what a deadline asks for."""
+        """Do the act of a deadline that has passed."""
         if self._watch is None:
             return
         done = self._watch.act_if_due()
@@ -134,7 +134,7 @@ class HostLife:
             self._end_program()
 
     def end_after_defect(self, error: Exception) -> bool:
-        """Go to the next phase in which the service can end the host; false when there is none but to leave."""
+        """Go to the next phase in which the service can end the host; return False when only leaving remains."""
         if self._board.facts.failure is None:
             self._board.note(failure=failure_of(error))
         if self._board.phase is HostPhase.DONE:
@@ -271,7 +271,7 @@ class HostLife:
             raise error  # in the supervisor's thread, whose boundary ends the host
 
     def _end_program(self) -> None:
-        """Every process is gone: gather what is to be known, and let the service know it."""
+        """Gather the facts of the end, after every process is gone, and report them to the service."""
         watch, self._watch = self._watch, None
         assert watch is not None
         self.companions.ended()

@@ -60,15 +60,15 @@ class HostProgram:
 
     @property
     def not_isolated(self) -> tuple[str, ...]:
-        """What the program shares with the machine, in words."""
+        """Sentences on everything that the program shares with the machine."""
         return self._program.not_isolated
 
     def ranks_by_pid(self) -> dict[int, int]:
-        """Return process -> rank of those ranks that run, as this machine numbers processes."""
+        """Return process -> rank of the running ranks, as this machine numbers processes."""
         return self._program.ranks_by_pid()
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
-        """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`."""
+        """Return the processes that ended since the last call, as soon as there is one; empty after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             exits = [item for item in self._program.exits() if item not in self._seen]
@@ -90,11 +90,11 @@ class HostProgram:
             logger.error("%s", error)
 
     def num_live(self) -> int:
-        """Return how many processes run, those that processes of the program have started included."""
+        """Return the number of running processes, with the ones started by processes of the program."""
         return self._program.signal_all(0)
 
     def out_of_memory(self) -> str | None:
-        """Say in a sentence that the host's memory limit killed a process; None if it did not."""
+        """Return a sentence if the host's memory limit killed a process, or None."""
         result = self._program.wait(0.0)
         limit_bytes = self._resources.memory_bytes
         if result is None or not result.oom_kills or limit_bytes is None:
@@ -114,7 +114,7 @@ class HostProgram:
         return None
 
     def trouble(self) -> ClaryError | None:
-        """Return what broke beside the processes and ended them; None if nothing did."""
+        """Return the failure beside the processes that ended them, or None."""
         if self._trouble is not None:
             return self._trouble
         result = self._program.wait(0.0)
@@ -125,7 +125,7 @@ class HostProgram:
         return AgentError(result.lost_why, retryable=True)
 
     def close(self) -> None:
-        """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""
+        """Kill remaining processes, pass on the last output, free the program's resources; harmless when repeated."""
         if self._watch is not None:
             self._watch.close()
         self._program.close()

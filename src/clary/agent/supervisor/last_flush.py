@@ -1,4 +1,4 @@
-"""The flush of checkpoints after the program's end: how long it may take, and what it means if something is missed.
+"""The flush of checkpoints after the program's end: its time limit, and the outcome of missed files.
 
 Where: `host_life` holds one. Every method belongs to the supervisor's thread, but for `on_done`.
 """
@@ -76,7 +76,7 @@ class LastFlush:
         return not self.is_running
 
     def in_words(self, outcome: Flushed) -> str:
-        """Say what did not reach the store."""
+        """Return a sentence on the files that did not reach the store."""
         number = len(outcome.missed)
         files = "1 file is" if number == 1 else f"{number} files are"
         return (
@@ -85,7 +85,7 @@ class LastFlush:
         )
 
     def failure(self, outcome: Flushed, exits: Sequence[ProcessExit], failure: Failure | None) -> Failure | None:
-        """Return what becomes of a program that has finished, when its last checkpoints are in no set.
+        """Return the failure of a finished program whose last checkpoints are in no set, or None.
 
         One that was stopped, or that has failed, has an end of its own: then this is None.
         """

@@ -46,13 +46,13 @@ class Attempt(Protocol):
 
 
 class Between(Protocol):
-    """What is done on the host while no attempt runs; `StandbyKeeper` in life."""
+    """Work on the host while no attempt runs; `StandbyKeeper` in life."""
 
     def prepare(self) -> None:
         """Make ready for the next attempt; returns soon."""
 
     def close(self) -> None:
-        """Take away what was made ready."""
+        """Remove the prepared host."""
 
 
 class PoolAgent:
@@ -119,7 +119,7 @@ class PoolAgent:
         return EXIT_TERMINATED if self._terminated.is_set() else EXIT_RELEASED
 
     def _next(self, served: str) -> PoolAssignment | None:
-        """Ask until there is an attempt to serve; None when there will be none."""
+        """Ask until there is an attempt to serve; None when there will be no more."""
         heard_at_s = time.monotonic()
         back_off = BackOff()
         while not self._terminated.is_set():

@@ -1,4 +1,4 @@
-"""What a host does before the program can start: tree, then channels and checkpoints beside code and environment.
+"""The preparation of a host before its program: tree, then channels and checkpoints beside code and environment.
 
 Where: the supervisor starts it when it has its assignment, and gives it up when a stop comes first. Each part is timed;
 the first part that fails ends the whole.
@@ -56,7 +56,7 @@ class Preparation:
         self._thread.start()
 
     def abort(self) -> None:
-        """Break off what runs and tell nobody about its outcome; does not wait."""
+        """Break off running parts without reporting an outcome; does not wait."""
         self._is_given_up = True
         self._steps.abort()
 
@@ -93,7 +93,7 @@ class Preparation:
         self._at_once([program, *([part] for part in (*others, *self._beside))])
 
     def _at_once(self, chains: list[list[_Part]]) -> None:
-        """Run chains of parts at the same time; raises the first error without waiting for what still runs."""
+        """Run chains of parts at the same time; raises the first error without waiting for the others."""
         outcomes: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
         def run(chain: list[_Part]) -> None:

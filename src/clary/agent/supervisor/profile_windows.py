@@ -1,4 +1,4 @@
-"""Profiles of a host's ranks: requests are left where ranks look, what ranks write is followed and sent.
+"""Profiles of a host's ranks: requests are left where ranks look, and the ranks' files are followed and sent.
 
 Where: `supervisor` passes on what a receipt asks for, `program_companions` say what runs. Each request has a thread of
 its own, until every rank that is asked has answered or has ended. The program owns the folder: nothing that it may have
@@ -52,10 +52,10 @@ logger = logging.getLogger(__name__)
 
 
 class ProfileReceiver(Protocol):
-    """Takes what ranks say of a profile; `ServiceClient` in life. Its methods raise what that raises."""
+    """Takes profiles of ranks; `ServiceClient` in life. Its methods raise that one's errors."""
 
     def send_profile(self, profile: HostProfile) -> None:
-        """Hand over what is known."""
+        """Send the present state of a profile."""
 
     def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
         """Hand over a part of a rank's trace."""
@@ -126,7 +126,7 @@ class ProfileWindows(Companion):
                 thread.start()
 
     def ended(self) -> None:
-        """Send the traces that the program has left, within `_LAST_TRACES_S`; no wait where none are being taken."""
+        """Send the traces that the program has left, within `_LAST_TRACES_S`; does not wait without open requests."""
         self._program_is_over.set()
         self._join(_LAST_TRACES_S)
 
@@ -165,7 +165,7 @@ class ProfileWindows(Companion):
             self._tell(request, {}, is_final=True, error=error)
 
     def _follow(self, request: ProfileRequest) -> None:
-        """Send what ranks write until nothing more comes."""
+        """Send the files of ranks until all have answered or ended."""
         told: dict[int, RankProfile] = {}
         expected: set[int] = set()
         settled_s = time.monotonic()
@@ -205,7 +205,7 @@ class ProfileWindows(Companion):
             self._program_is_over.wait(_POLL_S)
 
     def _read(self, request: ProfileRequest) -> dict[int, RankProfile]:
-        """Return what ranks have written, by rank."""
+        """Return the profiles that ranks have written, by rank."""
         parts = (*FOLDER, OUT_FOLDER, str(request.number))
         found = {}
         for name in names_in(self._ml_folder(), parts):

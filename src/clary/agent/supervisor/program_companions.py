@@ -1,4 +1,4 @@
-"""All that goes along with the program of one host: what measures it, reads it, watches it and looks at it.
+"""The companions of one host's program, which measure it, read its files, watch it and profile it.
 
 Where: `host_life` holds them and says when the program is about to start, runs and has ended; `supervisor` passes on
 what receipts ask for. None of them moves the host from phase to phase, and none ends it by itself. `companion` has the
@@ -27,7 +27,7 @@ from clary.contract.launch_plan import LaunchPlan
 
 
 class ProgramCompanions:
-    """What goes along with one program; methods belong to the supervisor's thread where they do not say otherwise.
+    """The companions of one program; methods belong to the supervisor's thread unless they say otherwise.
 
     Args:
         plan: says what is wanted.
@@ -96,7 +96,7 @@ class ProgramCompanions:
         )
 
     def prepare(self) -> None:
-        """Leave what the program is to find, and note what stands before it writes."""
+        """Write the files that the program reads, and record the files that exist before it writes."""
         for companion in self._all:
             companion.prepare(self._around.steps.ml_folder)
 

@@ -20,7 +20,7 @@ from clary.contract.failure_reasons import OUT_OF_MEMORY
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramEnd:
-    """What is known of a program that has ended.
+    """The facts of a program that has ended.
 
     Attributes:
         failure: why it has failed; None if it has not.
@@ -40,7 +40,7 @@ class ProgramEnd:
 def end_of(
     watch: ProgramWatch, *, log: HostLog, records: Sequence[Clue], hang: Failure | None, now: datetime
 ) -> ProgramEnd:
-    """Gather what is known.
+    """Gather the facts of a program's end.
 
     Args:
         watch: of the program; closed.
@@ -73,7 +73,7 @@ def end_of(
 
 
 def _with_cause(failure: Failure, *, full_disk: str | None, log: HostLog, rank: int | None) -> Failure:
-    """Return a failure of the program's own with what is known of its cause: a full disk, the program's own words."""
+    """Return a failure of the program's own with its cause, if known: a full disk, the program's own words."""
     if failure.message.startswith(OUT_OF_MEMORY):
         return failure
     words = log.error_line(rank)

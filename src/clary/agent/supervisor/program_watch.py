@@ -1,4 +1,4 @@
-"""The program while it runs: who has ended, who is told to end, who is killed, and what that means.
+"""The program while it runs: ends of its processes, signals to end them, and the meaning of both.
 
 Where: the supervisor holds one `ProgramWatch` from the start of the program until its last process is gone. The watch
 owns the thread that waits for exits; what they mean is decided in the supervisor's own thread.
@@ -90,7 +90,7 @@ class ProgramWatch:
         return not self._is_killed and (self.due_at_s is None or time.monotonic() + grace_s < self.due_at_s)
 
     def act_if_due(self) -> str | None:
-        """Kill every process if the grace is over; return a sentence for the log about what was done, if anything.
+        """Kill every process if the grace is over; return a sentence for the log on that, or None.
 
         Processes that do not even end when killed (they wait for a disk or file system that hangs) are given up.
         """

@@ -1,4 +1,4 @@
-"""The host that stands by on a machine of a warm pool: what it is made like, where it lies, when it goes.
+"""The host that stands by on a machine of a warm pool: its model, its place and its end.
 
 Where: the agent of a pool keeps one of these from job to job. At the end of each attempt it has a host made like the
 one that has just gone, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that host's folder
@@ -131,7 +131,7 @@ class StandbyKeeper:
             self._remove_later(place)
 
     def _remove_later(self, place: Path) -> None:
-        """Put a place out of the way; what is in it may take long to remove, and the service waits to hear of us."""
+        """Rename a place and remove it in the background: removal may take long, and the service waits."""
         gone = place.with_name(f"gone-{place.name}")
         with contextlib.suppress(OSError):
             place.rename(gone)

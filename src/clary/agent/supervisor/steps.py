@@ -1,4 +1,4 @@
-"""What the supervisor has done by other floors, as protocols: `wiring` fills them, tests put fakes in their place."""
+"""Protocols of the work that other floors do for the supervisor: `wiring` fills them, tests put fakes there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OutputLog(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Uploaded:
-    """What an upload has written."""
+    """The parts and objects that an upload has written."""
 
     staged: tuple[StagedPart, ...] = ()
     uris: tuple[str, ...] = ()
@@ -40,35 +40,35 @@ class RunningProgram(WatchedProgram, Protocol):
 
     @property
     def not_isolated(self) -> tuple[str, ...]:
-        """What the program shares with the machine, in words."""
+        """Sentences on everything that the program shares with the machine."""
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
-        """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`.
+        """Return the processes that ended since the last call, as soon as there is one; empty after `timeout_s`.
 
         All output of a returned process has been passed on. `is_consequence` is true for those that ran when
         `send_signal` told them to end.
         """
 
     def send_signal(self, signum: int) -> None:
-        """Signal every process that still runs, also those that processes of the program have started.
+        """Signal every running process, also the ones started by processes of the program.
 
         SIGKILL ends them for certain, unless they hang in the kernel.
         """
 
     def num_live(self) -> int:
-        """Return how many processes run, those that processes of the program have started included."""
+        """Return the number of running processes, with the ones started by processes of the program."""
 
     def out_of_memory(self) -> str | None:
-        """Say in a sentence that the host's memory limit killed a process; None if it did not."""
+        """Return a sentence if the host's memory limit killed a process, or None."""
 
     def full_disk(self) -> str | None:
         """Say in a sentence that the host's disk is full now; None if it is not."""
 
     def trouble(self) -> ClaryError | None:
-        """Return what broke beside the processes and ended them; None if nothing did."""
+        """Return the failure beside the processes that ended them, or None."""
 
     def close(self) -> None:
-        """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""
+        """Kill remaining processes, pass on the last output, free the program's resources; harmless when repeated."""
 
 
 class Checkpoints(Protocol):
@@ -76,18 +76,18 @@ class Checkpoints(Protocol):
 
     @property
     def summary(self) -> str:
-        """What was restored, in a line for the log."""
+        """The result of the restore, in a line for the log."""
 
     @property
     def facts(self) -> CheckpointFacts:
-        """What is known after the restore."""
+        """The facts of checkpoints after the restore."""
 
     @property
     def is_mirroring(self) -> bool:
         """Whether `start` was called and neither `flush` nor `abort` has ended the mirror."""
 
     def watch(self, note: Callable[[str], None]) -> None:
-        """Begin to watch the folder; before the program starts, so that none of its writes is missed."""
+        """Begin to watch the folder, before the program starts, so that no write is missed."""
 
     def start(self, listeners: Listeners, *, first_pid: int | None) -> None:
         """Begin to mirror the folder.
@@ -97,7 +97,7 @@ class Checkpoints(Protocol):
         """
 
     def flush(self, limit_s: float, *, has_finished: bool) -> Flushed:
-        """Store what is left, now that the program is gone, and end; takes hardly longer than `limit_s`.
+        """Store the rest after the program has ended, and end; takes hardly longer than `limit_s`.
 
         Args:
             has_finished: whether the program ended with 0; else what its end has cut short is left out.
@@ -119,7 +119,7 @@ class Mirror(Protocol):
 
     @property
     def error(self) -> str:
-        """What went wrong in the last round; empty if it went well."""
+        """The error of the last round; empty if it succeeded."""
 
     def forget(self, names: Sequence[str]) -> None:
         """Have files of earlier tries taken out of the store before any other is stored. Before `start`."""
@@ -131,13 +131,13 @@ class Mirror(Protocol):
         """Open the folder, no link followed. Raises: OSError."""
 
     def flush(self) -> None:
-        """Store at once what is left: nobody writes any more. `finish` comes later, or never."""
+        """Store the rest at once, after all writing has ended. `finish` comes later, or never."""
 
     def wait_stored(self, timeout_s: float) -> bool:
         """Wait, after `flush`, until all is stored or never will be; return whether there is no use in waiting."""
 
     def finish(self, limit_s: float) -> bool:
-        """Store what is left, now that nobody writes any more; return whether everything is stored."""
+        """Store the rest after all writing has ended; return whether everything is stored."""
 
     def abort(self) -> None:
         """Break everything off; harmless when repeated."""
@@ -173,7 +173,7 @@ class Steps(Protocol):
 
     @property
     def summaries(self) -> tuple[str, ...]:
-        """What the preparation has brought and from where, in lines for the log."""
+        """Lines for the log on the inputs of the preparation and their sources."""
 
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
@@ -204,13 +204,13 @@ class Steps(Protocol):
         """Start every process of this host, its output going to `log`."""
 
     def open_mirrors(self) -> dict[MirrorPlan, Mirror]:
-        """Return what brings folders to the object store while the program runs; not started."""
+        """Return the mirrors that bring folders to the object store while the program runs; not started."""
 
     def rule_world(self) -> RuleWorld:
         """Return where rules over the program's tensors run; after `start_program`."""
 
     def error_records(self) -> tuple[Clue, ...]:
-        """Return what ranks have left behind of their failures."""
+        """Return the records that ranks have left of their failures."""
 
     def announce_stop(self, *, reason: str, grace_s: float) -> None:
         """Leave a notice for the program that it is about to be stopped, and when it will be killed.
@@ -219,16 +219,16 @@ class Steps(Protocol):
         """
 
     def failure_file(self) -> str | None:
-        """Return what the program wrote to its failure file, None if it wrote none."""
+        """Return the text of the program's failure file, or None without one."""
 
     def upload(self, role: UploadRole, staged: Sequence[StagedPart], *, omits_empty_model: bool = False) -> Uploaded:
         """Write this host's share of the results; an archive of no model at all is only written if not omitted."""
 
     def abort(self) -> None:
-        """Break off whatever step runs; it raises then, or its outcome does not matter. From any thread."""
+        """Break off a running step; it raises then, or its outcome does not matter. From any thread."""
 
     def close(self) -> None:
-        """Free what the steps held; harmless when repeated."""
+        """Free the resources of the steps; harmless when repeated."""
 
 
 MakeSteps = Callable[[LaunchPlan, str], Steps]  # plan, name of the host

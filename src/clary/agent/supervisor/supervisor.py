@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long the supervisor waits for what; tests shorten these."""
+    """Time limits of the supervisor's waits; tests shorten these."""
 
     heartbeat_s: float = HEARTBEAT_INTERVAL_S
     assignment_s: float = 300.0  # for the service to hand out the plan; nothing runs yet that would be lost
@@ -185,7 +185,7 @@ class Supervisor:
                 self._exit_code = EXIT_TERMINATED
 
     def _leave(self) -> None:
-        """Kill what runs, say good-bye, stop every thread."""
+        """Kill running processes, say good-bye to the service, stop every thread."""
         life, log = self._life, self._log
         if life is not None:
             life.end_everything()

@@ -1,4 +1,4 @@
-"""What the life of a host needs besides its plan, handed down by `supervisor`."""
+"""The parts that a host's life needs besides its plan, handed down by `supervisor`."""
 
 from __future__ import annotations
 

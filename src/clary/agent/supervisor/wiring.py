@@ -1,4 +1,4 @@
-"""The steps of a host as they are in life: which module does what, and with what of the plan.
+"""The steps of a host as they are in life: the module of each step, with its part of the plan.
 
 Where: `python -m clary.agent` gives `HostSteps` to the supervisor; `steps.Steps` says what each method promises. This
 is the one place in which the floors of the agent meet.
@@ -260,7 +260,7 @@ class HostSteps:
         )
 
     def _ask(self, process: ProcessSpec) -> str:
-        """Return what a program that the job may have brought prints; it runs where the job's program will."""
+        """Return the output of a program that the job may have brought; it runs where the job's program will."""
         assert self._environment is not None
         deadline_s = time.monotonic() + _ASK_LIMIT_S
 
@@ -285,7 +285,7 @@ class HostSteps:
         return b"WANDB_API_KEY" in (read_start(self._tree.root, place.parts, max_bytes=_SECRETS_BYTES) or b"")
 
     def open_mirrors(self) -> dict[MirrorPlan, Mirror]:
-        """Return what brings folders of this host to the object store while the program runs; not started."""
+        """Return the mirrors that bring this host's folders to the object store while the program runs; not started."""
         return {place.plan: place.open() for place in self._mirrored}
 
     def rule_world(self) -> RuleWorld:
@@ -303,7 +303,7 @@ class HostSteps:
         )
 
     def error_records(self) -> tuple[Clue, ...]:
-        """Return what ranks have left behind of their failures."""
+        """Return the records that ranks have left of their failures."""
         return read_records(self._tree.root, errors_folder(self._tree).relative_to(self._tree.root).parts)
 
     def announce_stop(self, *, reason: str, grace_s: float) -> None:
@@ -311,7 +311,7 @@ class HostSteps:
         write_stop_notice(self._tree, reason=reason, grace_s=grace_s, clock=SystemClock())
 
     def failure_file(self) -> str | None:
-        """Return what the program wrote to its failure file, None if it wrote none."""
+        """Return the text of the program's failure file, or None without one."""
         place = self._tree.failure.relative_to(self._tree.root)
         data = read_start(self._tree.root, place.parts, max_bytes=_FAILURE_CHARACTERS * _LONGEST_CHARACTER_BYTES)
         return None if data is None else data.decode("utf-8", "backslashreplace")[:_FAILURE_CHARACTERS]
@@ -333,7 +333,7 @@ class HostSteps:
         return Uploaded(staged=facts.staged, uris=facts.uploaded)
 
     def abort(self) -> None:
-        """Break off whatever step runs: installations end, requests to the object store fail."""
+        """Break off a running step: installations end, requests to the object store fail."""
         self._stopping.set()
         with self._lock:
             store, self._store = self._store, None
@@ -344,7 +344,7 @@ class HostSteps:
             self._closers.append(closer)
 
     def close(self) -> None:
-        """Free what the steps held; harmless when repeated."""
+        """Free the resources of the steps; harmless when repeated."""
         self.abort()
         self._input.close()
         if self._checkpoints is not None:
@@ -355,7 +355,7 @@ class HostSteps:
             closer.join(_CLOSE_S)
 
     def _disk_places(self) -> Mapping[str, Path]:
-        """Return the folders that can be full, by what the program calls them."""
+        """Return the folders that can be full, by the program's names for them."""
         if self._disk is None:
             return {"/opt/ml and /tmp": self._folder}
         return {"/opt/ml": self._tree.root, "/tmp": self._folder}  # noqa: S108 - a name for people
@@ -405,7 +405,7 @@ class HostSteps:
         return feeders
 
     def _ssh(self, home: str | None) -> tuple[Bind, ...]:
-        """Make ssh between the hosts ready; returns what this host sees of it."""
+        """Set up ssh between the hosts; returns the binds by which this host sees its files."""
         plan = self._plan
         if plan.isolation is not Isolation.NAMESPACES or len(plan.hosts) == 1:
             return ()
@@ -505,7 +505,7 @@ def service_home(plan: LaunchPlan) -> Path | None:
 
 
 def _prefix(context: LaunchContext, process: ProcessSpec) -> str:
-    """Return what stands before each line of a rank: what mpirun of SageMaker's containers writes, else nothing."""
+    """Return the prefix of each line of a rank, as mpirun of SageMaker's containers writes it, or an empty string."""
     is_tagged = context.plan.command is None and context.distribution.kind in _TAGGED_KINDS
     if process.rank is None or not is_tagged:
         return ""
