@@ -4,7 +4,8 @@ Where: `first_cause` asks for the one cause that it has found. A verdict is for 
 prefix of FailureReason follows from the fault, not from the verdict.
 
 A retry helps against what comes and goes: hosts, links, a process that somebody else has killed. What the same code
-does with the same data again - a missing module, a bad value, too little memory - is never called retryable.
+does with the same data again - a missing module, a bad value, too little memory - is never called retryable, and
+neither is what the machine lacks until somebody installs it.
 """
 
 from __future__ import annotations
@@ -82,6 +83,10 @@ _OF_HOSTS = _table(
     (rf"{_NETWORK}|timed out|object store|no answer from", Verdict.NETWORK, True),
     (r"\bchannel\b|bucket|\bs3://", Verdict.DATA, False),
 )
+# Programs of the machine that are not installed (`agent.environments`): every attempt would end so within a second.
+_NOT_INSTALLED = re.compile(
+    r"neither beside the agent's interpreter nor in PATH|interpreter .+ cannot be used: there is no such file"
+)
 # Ended by these from outside, a process was somebody's victim; by any other signal, its own.
 _FROM_OUTSIDE = re.compile(r"was ended by signal (\d+)")
 _VICTIMS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
@@ -98,6 +103,8 @@ def judge(fault: Fault, words: str, *, may_retry: bool = False) -> Judgement:
     """
     if fault is Fault.ALGORITHM:
         return _of_a_program(words)
+    if fault is Fault.INFRASTRUCTURE and _NOT_INSTALLED.search(words):
+        return Judgement(verdict=Verdict.LAUNCHER, is_retryable=False)
     by_words = _find(_OF_HOSTS, words)
     if fault is Fault.USER:
         if by_words is None:

@@ -178,6 +178,19 @@ def test_a_program_is_restarted_only_if_asked_and_if_it_can_help(words, includes
     assert (script.job.secondary_status is SecondaryStatus.RESTARTING) is is_tried_again
 
 
+def test_a_machine_without_uv_fails_the_job_at_once_and_a_lost_host_does_not():
+    words = "Requirements are installed with uv, which is neither beside the agent's interpreter nor in PATH."
+    for message, is_tried_again in ((words, False), ("the machine's disk does not answer", True)):
+        script = Script(("algo-1",), restart_rule=RestartRule(max_restarts=3)).ask().all(HostPhase.PREPARING)
+        failure = Failure(fault=Fault.INFRASTRUCTURE.value, message=message)
+        script.all(HostPhase.EXITED, exits=(), failure=failure)
+        assert (script.job.secondary_status is SecondaryStatus.RESTARTING) is is_tried_again, message
+        if not is_tried_again:
+            script.all(HostPhase.DONE, exits=())
+            assert script.job.status is TrainingJobStatus.FAILED
+            assert words in script.job.failure.message
+
+
 def test_a_deterministic_failure_that_is_told_later_than_its_effect_is_not_restarted():
     rule = RestartRule(max_restarts=3, includes_programs=True)
     script = Script(restart_rule=rule).run()

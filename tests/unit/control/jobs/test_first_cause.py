@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.base.errors import Fault
+from clary.agent.environments import installation
+from clary.agent.environments.interpreter import require_interpreter
+from clary.base.errors import AgentError, Fault
 from clary.contract.agent_protocol import Clue, Failure, GpuError, HostFacts, HostPhase, ProcessExit
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.control.jobs.failure_words import Weight
@@ -374,6 +376,17 @@ def test_words_of_programs_are_judged(words, verdict, is_retryable):
 def test_what_is_not_the_programs_is_judged_by_its_fault(fault, words, may_retry, verdict, is_retryable):
     judgement = judge(fault, words, may_retry=may_retry)
     assert (judgement.verdict, judgement.is_retryable) == (verdict, is_retryable)
+
+
+def test_what_a_machine_lacks_until_it_is_installed_is_tried_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(installation.sys, "executable", str(tmp_path / "python"))
+    for call, argument in ((installation.find_uv, {"PATH": str(tmp_path)}), (require_interpreter, "/no/bin/python")):
+        with pytest.raises(AgentError) as caught:
+            call(argument)
+        judgement = judge(caught.value.fault, f"algo-1: {caught.value.message}", may_retry=caught.value.retryable)
+        assert (judgement.verdict, judgement.is_retryable) == (Verdict.LAUNCHER, False)
+    slow = "The job's Python interpreter /a/python cannot be used: it did not answer in 120 s."
+    assert judge(Fault.INFRASTRUCTURE, slow).is_retryable
 
 
 def with_gpu_error(record, xid, seconds, *, gpu=1):
