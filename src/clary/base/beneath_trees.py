@@ -147,9 +147,10 @@ def copy_tree(source: Folder, target: Folder) -> list[str]:
     """Copy folders, regular files and links into an open folder; return the paths of all other entries.
 
     Links are copied as they are and lead wherever their text leads in the copy. Sockets, pipes and devices are left
-    out, and so is what stands in the way of a folder of the source.
+    out. Files and links replace entries of the target that are no folders.
     State after failure: what was copied stays.
-    Raises: OSError: a file could not be read or written; `filename` names it.
+    Raises: OSError: something could not be read or written, or an entry of the target stands in the way: a folder
+        where a file or link is to be, anything else, links too, where a folder is to be.
     """
 
     def refuse(error: OSError) -> None:

@@ -263,3 +263,30 @@ def test_a_copied_tree_holds_links_as_text_and_follows_none(owned, victim, tmp_p
     assert (tmp_path / "copy" / "link").readlink() == victim / "file"
     assert (tmp_path / "copy" / "folder-link").is_symlink()
     assert (victim / "file").read_bytes() == VICTIM
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", ["link", "folder-link", "hard-link", "pipe", "socket"])
+def test_a_copied_tree_ends_at_an_entry_that_stands_in_the_way_of_a_folder(kind, owned, victim, tmp_path):
+    (tmp_path / "owned" / "place").mkdir()
+    (tmp_path / "owned" / "place" / "new").write_bytes(b"new")
+    (tmp_path / "copy").mkdir()
+    put(kind, tmp_path / "copy" / "place", victim)
+    with Folder.at(tmp_path / "copy") as copy, pytest.raises(OSError):
+        copy_tree(owned, copy)
+    assert not (tmp_path / "copy" / "place" / "new").exists()
+    assert {path.name for path in victim.iterdir()} == {"file"}
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_copied_tree_ends_at_a_folder_that_stands_in_the_way_of_a_file_or_link(kind, owned, victim, tmp_path):
+    if kind == "link":
+        put(kind, tmp_path / "owned" / "place", victim)
+    else:
+        (tmp_path / "owned" / "place").write_bytes(b"new")
+    (tmp_path / "copy" / "place").mkdir(parents=True)
+    (tmp_path / "copy" / "place" / "own").write_bytes(b"own")
+    with Folder.at(tmp_path / "copy") as copy, pytest.raises(OSError):
+        copy_tree(owned, copy)
+    assert (tmp_path / "copy" / "place" / "own").read_bytes() == b"own"
