@@ -62,6 +62,7 @@ NEEDS = {
     "mpirun": _system("mpirun"),
     "zsh": _system("zsh"),
     "fish": _system("fish"),
+    "gtest": _system("/usr/include/gtest/gtest.h"),
     "compiler": _system(find_compiler() or "cc"),
 }
 
