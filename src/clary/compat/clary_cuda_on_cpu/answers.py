@@ -1,4 +1,4 @@
-"""What is asked of a GPU and its libraries, and answered by one thing always.
+"""Constant answers to questions about a GPU and its libraries.
 
 See [Note: how], 2, of the package.
 """
@@ -19,7 +19,7 @@ NCCL_VERSION = (2, 27, 3)
 
 
 class DeviceProperties:
-    """What `torch.cuda.get_device_properties` tells; of an A100 where the CPU has no such thing."""
+    """The answer of `torch.cuda.get_device_properties`; an A100's values where the CPU has no such thing."""
 
     name = NAME
     major, minor = CAPABILITY
@@ -49,7 +49,7 @@ class Cudart:
 
 
 def answers_of_cuda() -> dict[str, Any]:
-    """Return what functions of `torch.cuda` say that say one thing always."""
+    """Return the answers of functions of `torch.cuda` with constant answers, by name."""
     stream, properties = Stream(), DeviceProperties()
     memory = properties.total_memory
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

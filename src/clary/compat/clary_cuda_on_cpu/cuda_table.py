@@ -115,7 +115,7 @@ def _lazy_init() -> None:
 
 
 def _of_memory() -> dict[str, Any]:
-    """Return what `torch.cuda.memory` has for itself: records of a memory that nobody uses."""
+    """Return the functions of `torch.cuda.memory` alone: records of a memory without users."""
 
     def dump(filename: Any = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
         with open(filename, "wb") as file:

@@ -1,4 +1,4 @@
-"""The mode in which every function of torch computes on the CPU what it is told to do on CUDA.
+"""The mode in which every function of torch computes on the CPU instead of CUDA.
 
 See [Note: how], 1, of the package.
 """

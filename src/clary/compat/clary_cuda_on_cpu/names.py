@@ -1,4 +1,4 @@
-"""What this rehearsal is called."""
+"""The names of this rehearsal."""
 
 VARIABLE = "CLARY_CUDA_ON_CPU"
 NAME = f"CPU ({VARIABLE}=1)"  # of the made up GPU

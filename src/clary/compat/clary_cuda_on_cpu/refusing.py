@@ -1,4 +1,4 @@
-"""What a CPU cannot do in place of a GPU: it is refused by its name, and classes stay classes.
+"""Refusals of functions that a CPU cannot replace: by their names, and classes stay classes.
 
 See [Note: classes] of the package.
 """
@@ -54,7 +54,7 @@ def named_refusals(function: Any, name: str) -> Any:
 
 
 def asks_for_a_gpu(frame: FrameType) -> str | None:
-    """Say what needs a GPU after `torch.cuda._lazy_init`; None for a program that only wants CUDA set up.
+    """Return the caller that needs a GPU after `torch.cuda._lazy_init`; None if CUDA is only to be set up.
 
     Args:
         frame: The frame that called it, or that called a function of torch in C++ which did.

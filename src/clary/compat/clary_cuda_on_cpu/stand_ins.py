@@ -32,7 +32,7 @@ class StandInFinder(MetaPathFinder):
     """Finds the modules of the table."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return a spec that makes the module; None for one that is not in the table, and to who only asks.
+        """Return a spec that makes the module; None for one outside of the table, and to callers that only ask.
 
         Libraries such as transformers ask whether apex is there, and take far more of it than scripts do.
         """

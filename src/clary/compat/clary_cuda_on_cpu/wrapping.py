@@ -1,4 +1,4 @@
-"""What takes devices before torch's modes see them: loading, autocast, its scaler, parallel modules, process groups.
+"""Wrappers of calls that take devices unseen by torch's modes: loading, autocast, scaler, parallel modules, groups.
 
 See [Note: how], 3, of the package.
 """
@@ -13,7 +13,7 @@ from .mode import is_cuda, on_cpu
 
 
 def wrap_devices(torch: Any) -> None:
-    """Wrap what takes devices and is no function that modes see."""
+    """Wrap the calls that take devices and are unseen by modes."""
 
     def placed(location: Any) -> Any:
         if isinstance(location, dict):
@@ -114,7 +114,7 @@ def wrap_parallel(torch: Any) -> None:
 
 
 def leave_compiling_out(torch: Any) -> None:
-    """Have `torch.compile` return what it is given: it does not trace through modes that were made like this one."""
+    """Have `torch.compile` return its argument: it does not trace through modes that were made like this one."""
     original = torch.compile
 
     @functools.wraps(original)
@@ -126,10 +126,10 @@ def leave_compiling_out(torch: Any) -> None:
 
 
 class ProcessGroupNCCL:
-    """The class of groups over nccl, where torch has none: no group is of it. Its options are taken and not used."""
+    """The class of groups over nccl, where torch lacks it: no group is of it. Its options are taken and not used."""
 
     class Options:
-        """Takes every option, and keeps what it is told."""
+        """Takes and keeps every option."""
 
         def __init__(self, **options: Any) -> None:
             self.is_high_priority_stream = bool(options.get("is_high_priority_stream", False))

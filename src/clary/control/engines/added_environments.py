@@ -67,7 +67,7 @@ def added_environments(home: Path) -> tuple[AddedEnvironment, ...]:
 
 
 def parse_wish(text: str) -> tuple[str, Wanted]:
-    """Read `pytorch:2.8-py312` or an image of AWS's; return the environment's name and what it is to have.
+    """Parse `pytorch:2.8-py312` or an image of AWS's; return the environment's name and wanted packages.
 
     Raises: EngineError naming the forms.
     """
@@ -90,7 +90,7 @@ def parse_wish(text: str) -> tuple[str, Wanted]:
 
 
 def requirements_of(wanted: Wanted) -> tuple[str, ...]:
-    """Return what pip would be told: `torch==2.8.*`, further modules, and numpy, which frameworks load."""
+    """Return pip's requirements: `torch==2.8.*`, further modules, and numpy, which frameworks load."""
     return (
         _requirement(wanted.module, wanted.version),
         *([_requirement(wanted.extra, wanted.extra_version)] if wanted.extra else []),

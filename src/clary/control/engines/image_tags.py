@@ -1,4 +1,4 @@
-"""What the name of an image says of its environment, and which environment is the most like it. Pure.
+"""The environment that an image's name describes, and the choice of the most similar one. Pure.
 
 Where: `images` chooses with it; `clary environments add` makes an environment out of it.
 Source: image URIs of the SageMaker SDKs and https://github.com/aws/deep-learning-containers:
@@ -18,7 +18,7 @@ PYTHON = "python"  # among an environment's modules: the version of its interpre
 
 @dataclass(frozen=True)
 class Rule:
-    """An AWS image and what its environment should have."""
+    """An AWS image and the modules of its environment."""
 
     pattern: str  # of the repository's last part
     module: str  # of the framework, whose version the tag begins with; required; empty for plain Python images
@@ -55,7 +55,7 @@ _TAG_EXTRA = re.compile(r"(?:^|-)transformers([0-9]+(?:\.[0-9]+){1,2})(?=-|$)")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an image's name says that it has; versions that it does not tell are empty."""
+    """The modules and versions in an image's name; versions that it does not tell are empty."""
 
     module: str
     version: str = ""
@@ -79,7 +79,7 @@ def rule_for(repository: str) -> Rule | None:
 
 
 def wanted_by(rule: Rule, tag: str) -> Wanted:
-    """Return what a tag asks for."""
+    """Return the modules and versions that a tag asks for."""
     version, python, extra = _TAG_VERSION.match(tag), _TAG_PYTHON.search(tag), _TAG_EXTRA.search(tag)
     return Wanted(
         module=rule.module,
@@ -135,7 +135,7 @@ def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
 
 
 def is_version(version: str, wanted: str) -> bool:
-    """Whether `version`, say 2.8.0+cpu, is what a tag calls `wanted`, say 2.8."""
+    """Whether `version`, say 2.8.0+cpu, belongs to a tag's `wanted`, say 2.8."""
     parts = wanted.split(".")
     return re.split(r"[.+]", version)[: len(parts)] == parts
 

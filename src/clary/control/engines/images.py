@@ -45,7 +45,7 @@ class Probe(Protocol):
         """Return the command that installs packages where the first candidate finds them."""
 
     def cpu_build_option(self) -> str:
-        """Return what makes that command take torch's build for machines without a GPU."""
+        """Return the option with which that command takes torch's build for machines without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _python_of(environment_name: str, settings: Settings, probe: Probe) -> str |
 
 
 def _environments(settings: Settings, probe: Probe) -> Mapping[str, str]:
-    """Return name -> interpreter of all environments; settings come before what was added."""
+    """Return name -> interpreter of all environments; settings win over added ones."""
     pythons = {**probe.added(), **settings.environments}
     python = default_python(settings, probe)
     return pythons if python is None else {**pythons, DEFAULT_ENVIRONMENT: python}

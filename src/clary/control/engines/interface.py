@@ -1,4 +1,4 @@
-"""What every engine does: give hosts to an attempt of a job, start agents on them, take them back.
+"""The interface of engines: give hosts to an attempt of a job, start agents on them, take them back.
 
 Where: the reconciler drives it with launch plans; nothing above knows which engine it is. Engines decide nothing about
 jobs. Every method may be called again with the same arguments, after a crash of the service too, and then leaves what
@@ -18,7 +18,7 @@ from clary.control.scheduling.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What a release found to do; empty if the attempt had left by itself."""
+    """The work of a release; empty if the attempt had left by itself."""
 
     killed: tuple[str, ...] = ()  # processes, in words
     removed: tuple[str, ...] = ()  # mounts, cgroups and folders
@@ -26,7 +26,7 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class CutOff:
-    """What is known of a host whose network is gone."""
+    """The facts of a host whose network is gone."""
 
     why: str  # in words
     last_well_at: datetime | None = None  # when its link was certainly well; None where nobody has noticed
@@ -48,10 +48,10 @@ class Engine(Protocol):
     """
 
     def machine(self) -> Machine:
-        """Return what there is to divide among hosts."""
+        """Return the machine to divide among hosts."""
 
     def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
-        """Return how hosts are kept apart, and sentences about what is not."""
+        """Return the isolation of hosts, and sentences on everything that is not isolated."""
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Build the pool's network and return the plan with network, addresses and work folder filled in.
@@ -60,22 +60,22 @@ class Engine(Protocol):
         """
 
     async def start_agents(self, plan: LaunchPlan) -> None:
-        """Start one agent per host of a plan that `launch` returned, where none runs."""
+        """Start one agent per host of a plan that `launch` returned, unless it runs."""
 
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
         """Return host name -> whether its agent runs; false for one that was never started."""
 
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
-        """Return host name -> what is known, for hosts whose network is gone though their agents may still report."""
+        """Return host name -> facts, for hosts whose network is gone though their agents may still report."""
 
     async def fence(self, plan: LaunchPlan, host: str) -> None:
-        """End the agent of a host that was given up, and with it whatever runs on the host.
+        """End the agent of a host that was given up, and with it all processes of the host.
 
         A host that is lost to its job, because it is silent or cut off, must not go on training behind its back.
         """
 
     async def release(self, job_name: str, attempt: int) -> Released:
-        """End whatever is left of the attempt and take its mounts, cgroups and host folders away.
+        """End all remains of the attempt and remove its mounts, cgroups and host folders.
 
         The agents and the network are its pool's and stay.
 
@@ -84,16 +84,16 @@ class Engine(Protocol):
         """
 
     async def release_pool(self, pool: str) -> Released:
-        """End the agents of a pool and whatever is left on its hosts, and take the pool's network away."""
+        """End the agents of a pool and all remains on its hosts, and remove the pool's network."""
 
     async def forget(self, job_name: str) -> None:
-        """Remove what released attempts of a job have left in folders; called when the job itself is deleted."""
+        """Remove the folders of a job's released attempts; called when the job itself is deleted."""
 
     async def unreleased(self) -> list[HeldAttempt]:
         """Return the attempts and pools of this service that nobody has released, known to it or not."""
 
     async def set_aside(self, job_name: str) -> str:
-        """Move away what a released job has left that nobody knows, and return where to; its name can be used again."""
+        """Move the folder of an unknown released job aside, and return its place; the name can be used again."""
 
     async def leftovers(self) -> list[str]:
-        """Return sentences about what released or vanished attempts have left behind on the machine."""
+        """Return sentences on leftovers of released or vanished attempts on the machine."""

@@ -1,4 +1,4 @@
-"""Find out what Python interpreters of this machine can import, without importing it.
+"""Modules that Python interpreters of this machine can import, found without importing them.
 
 Where: the `Probe` of `images`. An interpreter is asked once; the answer holds until the file or its packages change.
 """
@@ -83,12 +83,12 @@ class InterpreterProbe:
         return shlex.join([sys.executable, "-m", "pip", "install", *packages])
 
     def cpu_build_option(self) -> str:
-        """Return what makes that command take torch's build without CUDA."""
+        """Return the option with which that command takes torch's build without CUDA."""
         return f"--index-url {TORCH_CPU_INDEX}" if self._has_pip() else "--torch-backend cpu"
 
     @staticmethod
     def _has_pip() -> bool:
-        """Whether the interpreter that runs Clary has pip; those that uv has made have none, and uv is Clary's own."""
+        """Whether the interpreter that runs Clary has pip; interpreters made by uv lack it, and uv is Clary's own."""
         return importlib.util.find_spec("pip") is not None
 
     def modules(self, python: str) -> Mapping[str, str]:

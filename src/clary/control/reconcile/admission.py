@@ -1,4 +1,4 @@
-"""Whether a request could ever run here, what it waits for, and how its hosts map to this machine.
+"""Admission of requests: whether one could ever run here, the reason of its wait, and the hosts it maps to.
 
 Where: CreateTrainingJob asks before it stores a job, DescribeTrainingJob for the reason of a wait, the reconciler for
 the decision that starts a job. The policies are `scheduling`'s; this holds what they need to know.
@@ -44,14 +44,14 @@ ResolveImage = Callable[[str], tuple[Environment, tuple[str, ...]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Admitted:
-    """What users should know of a job that can run here."""
+    """Notes for users on a job that can run here."""
 
     warnings: tuple[str, ...]
     emulation: tuple[str, ...]  # how this machine and its environment differ from what the request names
 
 
 class Admission:
-    """Knows the machine, the settings and what runs.
+    """Admits requests by the machine, the settings and the running jobs.
 
     Args:
         why_no_disks: told how many bytes the disks that hosts of a rehearsal want to themselves hold together, says
@@ -79,11 +79,11 @@ class Admission:
 
     @property
     def capacity(self) -> Capacity:
-        """What the machine gives to all jobs together."""
+        """The capacity of the machine for all jobs together."""
         return self._capacity
 
     def admit(self, request: Mapping[str, Any]) -> Admitted:
-        """Return what there is to say on how the request maps to this machine.
+        """Return the notes on how the request maps to this machine.
 
         Raises: WireError(ResourceLimitExceeded) for what can never fit or may not run so long, ValidationException for
             an unknown image, disks of a rehearsal or file systems that can not be had here.
@@ -124,7 +124,7 @@ class Admission:
         return decide(Need.of(job.name, mapping), holdings, capacity=self._capacity)
 
     def pending_reason(self, job: TrainingJob) -> str:
-        """Return what a waiting job waits for, or an empty string for a job that does not wait."""
+        """Return the reason for which a job waits, or an empty string for a job that does not wait."""
         waiting = self._hub.waiting_jobs()
         if job.name not in waiting:
             return ""
@@ -150,13 +150,13 @@ class Admission:
         return self._market.why_wait(job)
 
     def holdings(self) -> list[Holding]:
-        """Return what jobs hold that have hosts, or keep those of their own pool while they wait."""
+        """Return the holdings of jobs with hosts, or with a pool of their own while they wait."""
         # A job that is tried again on hosts of its own pool holds them while it waits.
         returning = [job for job in self._hub.waiting_jobs().values() if job.pool]
         return [self.holding(job) for job in (*self._hub.active_jobs(), *returning)]
 
     def holding(self, job: TrainingJob) -> Holding:
-        """Return what a job holds that has hosts, or waits with those of its own pool."""
+        """Return the holding of a job with hosts, or with a pool of its own while it waits."""
         return Holding(
             job_name=job.name,
             num_hosts=len(job.hosts) or JobRequest(job.request).num_hosts,

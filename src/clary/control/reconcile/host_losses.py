@@ -1,4 +1,4 @@
-"""Hosts that are lost or out of reach, by what the engine and the gateway know of them. Pure.
+"""Hosts that are lost or out of reach, by facts of the engine and the gateway. Pure.
 
 Where: the reconciler asks on every pass for jobs that run. Silent hosts are among what is due (`jobs.deadlines`).
 """
@@ -66,7 +66,7 @@ def cut_off_hosts(
 
 
 def may_lack_agents(job: TrainingJob) -> bool:
-    """Whether a launch may have been cut short; agents that live go on by themselves, whatever is started beside."""
+    """Whether a launch may have been cut short; living agents go on by themselves beside newly started ones."""
     return any(record.report_number == 0 for record in job.hosts.values())
 
 

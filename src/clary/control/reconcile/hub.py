@@ -1,4 +1,4 @@
-"""Where every change to a job passes: apply an event, store it, wake whoever waits.
+"""The hub through which every change to a job passes: it applies an event, stores it, wakes waiters.
 
 Where: services create and stop jobs, the agent gateway reports facts, the reconciler launches and ends; all through
 one hub, so that orders reach agents and the loop wakes as soon as a change is durable.
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class JobStore(Protocol):
-    """What the hub needs of the store."""
+    """The part of the store that the hub uses."""
 
     async def create_job(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
         """Add a job; raises JobExists."""
@@ -76,7 +76,7 @@ class JobHub:
         self.deletion = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read what an earlier service left unfinished; jobs of an earlier boot count their times anew from here."""
+        """Read the unfinished jobs of an earlier service; jobs of an earlier boot count their times anew from here."""
         for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
             self._remember(job)
             if job.anchor is None or not job.anchor.holds:

@@ -1,4 +1,4 @@
-"""Reads what a job's hosts measured, as profiler rules and their report want it.
+"""Reads the measurements of a job's hosts for profiler rules and their report.
 
 Where: `profiler_rules` asks while jobs run and at their end, `server.profiler_page` when somebody wants a report.
 """
@@ -31,7 +31,7 @@ _MOST_TRIES = 6
 
 
 class SeriesReader(Protocol):
-    """What is needed of the store of series."""
+    """The part of the series store that is used here."""
 
     async def query(self, query: SeriesQuery) -> SeriesAnswer:
         """Return the points that are asked for; raises ContractError if they are too many."""
@@ -39,7 +39,7 @@ class SeriesReader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class JobMeasurements:
-    """Measurements, and what of them is missing."""
+    """Measurements, and the missing parts of them."""
 
     measurements: Measurements
     num_dropped: int = 0
@@ -47,7 +47,7 @@ class JobMeasurements:
 
 
 async def look_at(series: SeriesReader, job: TrainingJob, *, now: datetime) -> JobMeasurements:
-    """Return what rules that can fire read, coarser than for a report. Raises: StoreError."""
+    """Return the measurements for rules that can fire, coarser than for a report. Raises: StoreError."""
     return await read_measurements(series, job, now=now, names=JUDGED_NAMES, most_points=POINTS_OF_A_LOOK)
 
 
@@ -87,7 +87,7 @@ async def read_measurements(
 
 
 def report_facts(job: TrainingJob, measured: JobMeasurements, *, now: datetime) -> ReportFacts:
-    """Return what a report says of a job beside its series."""
+    """Return a report's facts of a job beside its series."""
     request = JobRequest(job.request)
     spent = ledger(job, now=now)
     seconds_of = {host.name: host.seconds for host in spent.hosts}

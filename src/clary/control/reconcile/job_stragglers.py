@@ -1,4 +1,4 @@
-"""Who held a job up over all the time that was measured, for its report.
+"""The stragglers of a job over all the measured time, for its report.
 
 Where: `job_measurements` asks; the page `stragglers` says the same of the last minutes.
 """
@@ -15,7 +15,7 @@ NUM_MOMENTS = 48  # that the time is cut into: a straggler was slow in most of t
 
 
 def whole_verdict(measurements: Measurements) -> StragglerVerdict:
-    """Return who is slow; nobody where ranks have no steps."""
+    """Return the verdict on slow ranks; it names no rank where ranks have no steps."""
     ranks = measurements.scopes("rank", "step_s")
     start_ms = measurements.began_ms or 0
     width_ms = max(1, (measurements.until_ms - start_ms) // NUM_MOMENTS)

@@ -22,11 +22,11 @@ class JobTasks:
         return name in self._tasks
 
     def open_tasks(self) -> list[asyncio.Task[None]]:
-        """Return what is being done."""
+        """Return the running tasks."""
         return list(self._tasks.values())
 
     def begin(self, job: TrainingJob, work: Callable[[TrainingJob], Coroutine[None, None, None]]) -> None:
-        """Do a job's work in the background; what it raises is logged."""
+        """Do a job's work in the background; its errors are logged."""
         name = job.name
 
         async def guarded() -> None:

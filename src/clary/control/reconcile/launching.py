@@ -37,7 +37,7 @@ BEHIND_OTHERS = "First come, first served: older jobs wait for hosts."
 
 
 class LogStarts(Protocol):
-    """What a launch needs of the log store."""
+    """The part of the log store that a launch uses."""
 
     async def create_stream(self, stream: str, created_at: datetime) -> None:
         """Create a stream; one that exists stays as it is."""
@@ -131,7 +131,7 @@ class Launcher:
         await asyncio.gather(*(self._hub.apply(job.name, one) for job, one in zip(silent, told, strict=True)))
 
     def begin(self, job: TrainingJob) -> None:
-        """Make the hosts of a job that asked for them, in the background; harmless for those that exist."""
+        """Make the hosts of a job that asked for them, in the background; existing hosts stay."""
         self._tasks.begin(job, self._launch)
 
     def has_launched(self, job: TrainingJob) -> bool:
@@ -139,7 +139,7 @@ class Launcher:
         return (job.name, job.attempt) in self._launched
 
     def forget(self, job: TrainingJob) -> None:
-        """Drop what is remembered of an attempt that is over."""
+        """Drop the memory of an ended attempt."""
         self._launched.discard((job.name, job.attempt))
 
     def _first_waiting(self) -> TrainingJob | None:

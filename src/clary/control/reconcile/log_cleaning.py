@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 async def remove_expired_streams(logs: LogStore, hub: JobHub) -> int:
-    """Remove what has expired now; return how many streams that were."""
+    """Remove the streams that have expired; return their number."""
     num_removed = await logs.remove_expired(lambda stream: hub.live_job(stream.partition("/")[0]) is not None)
     if num_removed:
         _log.info("removed %d log streams that have expired", num_removed)
@@ -27,7 +27,7 @@ async def remove_expired_streams(logs: LogStore, hub: JobHub) -> int:
 
 
 async def keep_removing(logs: LogStore, hub: JobHub) -> None:
-    """Remove what has expired until cancelled; a store that refuses is asked again the next time."""
+    """Remove expired streams until cancelled; a store that refuses is asked again the next time."""
     while True:
         try:
             await remove_expired_streams(logs, hub)

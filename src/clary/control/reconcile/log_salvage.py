@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class LineStore(Protocol):
-    """What this needs of the log store."""
+    """The part of the log store that is used here."""
 
     async def next_sequence(self, stream: str) -> int:
         """Return the number that the stream expects next."""
@@ -41,7 +41,7 @@ class LineStore(Protocol):
 
 
 async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) -> None:
-    """Store what lost hosts had not sent, and say in their logs that something may be missing; never raises.
+    """Store unsent lines of lost hosts, and say in their logs that lines may be missing; never raises.
 
     Twice is as good as once: the spool is removed behind it.
     """
@@ -81,7 +81,7 @@ async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, bas
 
 
 def _read(path: Path) -> list[LogBlock]:
-    """Return the whole blocks of a file; a link, or anything else that is no file of an agent, has none."""
+    """Return the whole blocks of a file. Raises: OSError, ValueError for a link or other file that is no agent's."""
     with Folder.at(path.parent) as folder, open(folder.open_file(path.name), "rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path} is no file of an agent")

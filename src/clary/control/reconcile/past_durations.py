@@ -1,4 +1,4 @@
-"""How long jobs ran that have completed, for estimates of those that run or wait.
+"""The durations of completed jobs, for estimates of running and waiting ones.
 
 Where: the service has it listen to the hub and fills it at the start from the cards of jobs; `queue_outlook` asks it.
 Two jobs are alike whose names differ in numbers and letters at their ends alone (an SDK's time stamps, the numbers

@@ -36,7 +36,7 @@ UNPROFILED_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What every plan of this service has in common."""
+    """The facts that all plans of this service have in common."""
 
     settings: Settings
     folder: StateFolder

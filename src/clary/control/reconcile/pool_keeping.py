@@ -38,7 +38,7 @@ class PoolKeeper:
         self._clock = clock
 
     async def settle(self) -> None:
-        """Finish what a killed service began: a pool that a job has taken is not its last holder's any more."""
+        """Finish the act of a killed service: a pool that a job has taken is not its last holder's any more."""
         for holder in self._hub.active_jobs():
             if holder.is_terminal and (taker := self.taker_of(holder)) is not None:
                 await self._hub.apply(holder.name, events.PoolReused(by=taker.name))
@@ -64,7 +64,7 @@ class PoolKeeper:
         return job.pool or (holder.pool if holder is not None else _new_pool())
 
     def find(self, job: TrainingJob) -> TrainingJob | None:
-        """Return the job whose hosts wait and fit, the one that waits longest; None if there is none."""
+        """Return the job whose fitting hosts wait longest, or None."""
         if job.pool:
             return None
         fitting = [other for other in self._parked() if warm_pools.matches(job, other)]
@@ -75,7 +75,7 @@ class PoolKeeper:
         return warm_pools.coming_for(job, self._hub.active_jobs(), now_of=self._hub.now_of) is not None
 
     def idle(self) -> list[TrainingJob]:
-        """Return the jobs whose hosts wait, those that have waited longest first."""
+        """Return the jobs whose hosts wait, the longest wait first."""
         return self._parked()
 
     async def why_over(self, job: TrainingJob, is_draining: bool) -> str:
@@ -149,6 +149,6 @@ def _new_pool() -> str:
 
 
 def _order(job: TrainingJob) -> tuple[datetime, bool]:
-    """Return what tells who held a pool last: when a job got its hosts, and whether it still runs."""
+    """Return the sort key of a pool's holders: the time when a job got its hosts, and whether it still runs."""
     began_at = [row.started_at for row in job.transitions if row.status is SecondaryStatus.STARTING]
     return max(began_at, default=job.created_at), not job.is_terminal

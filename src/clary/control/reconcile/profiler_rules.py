@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class Answer(Protocol):
-    """What an object store answers."""
+    """An answer of an object store."""
 
     @property
     def status(self) -> int:
@@ -70,7 +70,7 @@ class ObjectWriter(Protocol):
 
 
 class JobReader(Protocol):
-    """What is needed of the store of jobs."""
+    """The part of the job store that is used here."""
 
     async def get_job(self, name: str) -> TrainingJob | None:
         """Read a job."""
@@ -81,7 +81,7 @@ class JobReader(Protocol):
 
 @dataclass(kw_only=True)
 class _Watch:
-    """What is remembered of a job between looks."""
+    """The memory of a job between looks."""
 
     due_s: dict[str, float] = field(default_factory=dict)  # rule -> monotonic time of its next look
     fired: dict[tuple[str, str], str] = field(default_factory=dict)  # configured rule, rule -> what it found
@@ -118,7 +118,7 @@ class ProfilerRules:
             self._has_watched.set()
 
     async def run(self, *, interval_s: float = PASS_INTERVAL_S) -> None:
-        """Look after jobs until cancelled; sleep while none is watched."""
+        """Look after jobs until cancelled; sleep while no job is watched."""
         await self.take_up()
         while True:
             await self.make_pass()
@@ -167,7 +167,7 @@ class ProfilerRules:
                     log.error("profiler rules of %s are judged no more", name)
 
     async def _look(self, job: TrainingJob, watch: _Watch) -> bool:
-        """Do what is due for a job; return whether that was all."""
+        """Do a job's due looks; return whether the job needs no more."""
         rules = configured_rules(configurations_of(job, RuleKind.PROFILER))
         if job.is_terminal:
             return await self._judge_for_good(job, rules, watch)
@@ -216,7 +216,7 @@ class ProfilerRules:
         return True
 
     async def _results(self, rule: ConfiguredRule, measured: JobMeasurements, watch: _Watch) -> list[RuleResult]:
-        """Judge on a thread; remember what fires."""
+        """Judge on a thread; remember firing rules."""
         verdicts = await asyncio.to_thread(_judged, rule, measured)
         results = []
         for one, verdict in verdicts:
@@ -282,7 +282,7 @@ def _judged(rule: ConfiguredRule, measured: JobMeasurements) -> list[tuple[Profi
 
 
 def _found(results: Sequence[RuleResult]) -> str:
-    """Return what rules found in one text: of several with their names, else what the one says."""
+    """Return the findings of rules in one text: several with their names, a single one alone."""
     if len(results) == 1:
         return results[0].earlier or results[0].verdict.detail
     firing = [f"{result.rule.name()}: {result.earlier or result.verdict.detail}" for result in results if result.fires]

@@ -1,4 +1,4 @@
-"""Where jobs stand in the queue, what each waits for, and when it may start.
+"""The outlook of queued jobs: place, reason of the wait, and estimated start.
 
 Where: pages about jobs ask for it; the policy is `scheduling.queue_estimates`.
 """

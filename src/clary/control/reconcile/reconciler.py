@@ -38,7 +38,7 @@ GATHER_S = 0.02  # between a change and the pass that looks at it
 
 
 class LogStreams(LogStarts, LogEnds, Protocol):
-    """What launches and releases need of the log store."""
+    """The part of the log store that launches and releases use."""
 
 
 class Reconciler:
@@ -136,7 +136,7 @@ class Reconciler:
         await self.releaser.give_pools_back()
 
     async def _look_at_waiting_jobs(self) -> None:
-        """End jobs that have waited too long, and say what others are held back for, wherever they are in the queue."""
+        """End jobs that have waited too long, and record why others are held back, at any place in the queue."""
         now_s = self._clock.monotonic()
         if self._waiting_checked_at_s is not None and now_s - self._waiting_checked_at_s < PASS_INTERVAL_S:
             return  # passes follow each other without a pause while jobs come in, and the queue may be long
@@ -159,7 +159,7 @@ class Reconciler:
             await self._hub.apply(name, reclaimed)
 
     async def _follow(self, job: TrainingJob) -> None:
-        """Notice what has become of a job's hosts, and do what is due."""
+        """Look at a job's hosts, and do the due acts."""
         if not job.pool and job.plan is not None:
             job = await self._pools.adopt(job)
         if warm_pools.is_parked(job):

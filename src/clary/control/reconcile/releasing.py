@@ -33,7 +33,7 @@ RETRY_RELEASE_S = 2.0  # after a release that failed
 
 
 class LogEnds(LineStore, Protocol):
-    """What a release needs of the log store."""
+    """The part of the log store that a release uses."""
 
     async def seal(self, stream: str) -> None:
         """Make every line of a stream durable."""

@@ -37,7 +37,7 @@ class RuleNotices:
         self._has_some = asyncio.Event()
 
     def on_change(self, before: TrainingJob | None, after: TrainingJob) -> None:
-        """Take up what a job's rules have found; returns at once. A job that nothing was known of is taken as told."""
+        """Queue new findings of a job's rules; returns at once. Findings of a job first seen now count as told."""
         if not self._url or before is None or before.rule_evaluations is after.rule_evaluations:
             return
         for item in newly_found(before, after):
@@ -48,7 +48,7 @@ class RuleNotices:
             self._has_some.set()
 
     async def send_all(self) -> None:
-        """Post what comes, until cancelled."""
+        """Post queued notices until cancelled."""
         if not self._url:
             return
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)

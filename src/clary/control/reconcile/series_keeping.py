@@ -1,4 +1,4 @@
-"""Keeps series small in the background: joins blocks, rolls them up, removes what is older than settings say.
+"""Keeps series small in the background: joins blocks, rolls them up, removes ones older than settings say.
 
 Where: the server runs one task of this, under the lease of the database.
 """
@@ -35,7 +35,7 @@ async def keep_series_once(blocks: SeriesBlocks, settings: Settings, clock: Cloc
 async def keep_series(
     blocks: SeriesBlocks, samples: SampleGateway, settings: Settings, clock: Clock, *, interval_s: float = INTERVAL_S
 ) -> None:
-    """Do what is due now and then until cancelled; a store that refuses is asked again the next time."""
+    """Do the due work periodically until cancelled; a store that refuses is asked again the next time."""
     while True:
         await asyncio.sleep(interval_s)
         samples.forget_stale()

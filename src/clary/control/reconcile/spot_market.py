@@ -1,4 +1,4 @@
-"""The spot capacity of this service: how much there is now, who holds it, who has to give it back.
+"""The spot capacity of this service: its present size, its holders, and jobs that have to give it back.
 
 Where: the reconciler asks on its passes; `clary spot` looks at it and sets it. The policies are `scheduling.spot`'s.
 Without a schedule and without a word of the owner there is as much as fits.
@@ -28,7 +28,7 @@ class SpotFacts:
 
 
 class SpotMarket:
-    """Knows the schedule and who runs; what was set by hand holds until it is taken back or the service ends."""
+    """Spot capacity by schedule or by hand; a value set by hand holds until it is taken back or the service ends."""
 
     def __init__(self, hub: JobHub, clock: Clock, schedule: SpotSchedule | None = None) -> None:
         self._hub = hub
@@ -38,11 +38,11 @@ class SpotMarket:
         self._by_hand: int | None = None
 
     def set_capacity(self, num_hosts: int | None) -> None:
-        """Let there be so many hosts of spot capacity, whatever the schedule says; None goes by the schedule again."""
+        """Set the hosts of spot capacity over the schedule; None goes by the schedule again."""
         self._by_hand = num_hosts
 
     def facts(self) -> SpotFacts:
-        """Return what `clary spot status` shows."""
+        """Return the facts that `clary spot status` shows."""
         elapsed_s = self._clock.monotonic() - self._started_s
         next_s = None if self._schedule is None else self._schedule.next_change_s(elapsed_s)
         return SpotFacts(

@@ -69,7 +69,7 @@ class TraceExporter:
         self._has_some.set()
 
     async def send_all(self) -> None:
-        """Send what comes, until cancelled."""
+        """Send queued traces until cancelled."""
         if not self._url:
             return
         timeout = aiohttp.ClientTimeout(total=TRY_S)
@@ -104,7 +104,7 @@ class TraceExporter:
         self._drop(job, problem)
 
     async def _try(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> tuple[bool, bool, str, float]:
-        """Return whether a trace was taken, whether another try can help, what was wrong, and how long to wait."""
+        """Return whether a trace was taken, whether another try can help, the error, and how long to wait."""
         try:
             async with session.post(self._url, json=body, allow_redirects=False) as answer:
                 if answer.ok:

@@ -91,7 +91,7 @@ def tail(path: Path) -> str:
 
 
 def last_words(path: Path) -> str:
-    """Return the end of a log for an error message, or why there is none."""
+    """Return the end of a log for an error message, or the reason for which it is missing."""
     said = tail(path)
     if said:
         return said

@@ -107,7 +107,7 @@ def address_of(index: int, num_hosts: int) -> tuple[str, int]:
 
 
 def network_spec(plan: LaunchPlan, folder: Path, relays: Sequence[RelaySpec]) -> NetworkSpec:
-    """Return what the plan asks of the fabric."""
+    """Return the network that the plan asks for."""
 
     def host_spec(host: HostPlan) -> HostSpec:
         link = host.resources.link
@@ -138,7 +138,7 @@ def source_of(folder: Path) -> str:
 
 
 def _with_source(relay: RelaySpec, source: str) -> RelaySpec:
-    """Return a relay whose connections come from an address of loopback, if what they end at can be reached from there.
+    """Return a relay whose connections come from a loopback address, if their target can be reached from there.
 
     That is loopback and, where setting `host` is an address of this machine, the service itself: packets to it stay on
     the loopback interface. A place of the owner's network knows its clients by the machine's address.
@@ -156,9 +156,9 @@ def _is_own(address: str) -> bool:
 
 
 def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
-    """Return what the attempt's living anchor said, started if there is none; blocks.
+    """Return the answer of the attempt's living anchor, after starting one if needed; blocks.
 
-    Raises: EngineError with what the anchor said.
+    Raises: EngineError with the anchor's words.
     """
     folder = Path(spec.folder)
     log_path = folder / ANCHOR_LOG

@@ -1,4 +1,4 @@
-"""What released attempts, and attempts without a folder, have left on the machine, in sentences with the way out.
+"""Leftovers of released attempts, and of attempts without a folder, in sentences with the remedy.
 
 Where: `LocalEngine.leftovers`, in a thread, for `clary doctor`. Only what can be told to be of an attempt of this state
 folder is told: by the mark in an environment, a cgroup's name, a path below the attempt's folder. An attempt that is
@@ -26,7 +26,7 @@ _SLACK_S = 2.0  # between a segment's time stamp and those of the attempt's file
 
 
 def leftovers(jobs: Path) -> list[str]:
-    """Say what the attempts below `jobs` have left."""
+    """Return sentences on leftovers of the attempts below `jobs`."""
     sentences = []
     for folder in attempt_record.attempt_folders(jobs):
         if attempt_record.is_released(folder):
@@ -68,7 +68,7 @@ def unclaimed_memory(jobs: Path) -> list[str]:
 
 
 def folders_in(attempt_folder: Path) -> list[str]:
-    """Return the names of an attempt's folders: its hosts, and what they share."""
+    """Return the names of an attempt's folders: its hosts', and shared ones."""
     return sorted(path.name for path in attempt_folder.iterdir() if path.is_dir() and not path.is_symlink())
 
 

@@ -46,7 +46,7 @@ def end_agent(folder: Path, host: str) -> None:
 
 
 def clear_host(folder: Path, host: str) -> None:
-    """End what the dead agent of a pool's host has left running in the host's network and cgroup.
+    """End the processes that a dead agent of a pool's host has left in the host's network and cgroup.
 
     Raises: EngineError if something can not be ended.
     """
@@ -62,7 +62,7 @@ def clear_host(folder: Path, host: str) -> None:
 
 
 def end_processes(folder: Path, record: AttemptRecord) -> list[str]:
-    """Kill agents, then whatever does not follow them by itself; returns what was killed, in words.
+    """Kill agents, then the processes that do not follow them by themselves; returns the killed ones, in words.
 
     Raises: EngineError if something can not be killed.
     """
@@ -93,7 +93,7 @@ def end_processes(folder: Path, record: AttemptRecord) -> list[str]:
 
 
 def _found(folder: Path, record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
-    """Return the attempt's processes by what they carry and where they are, whoever their parents are."""
+    """Return the attempt's processes by their marks, networks and cgroups, with any parents."""
     # Orphans of plain processes, whose agent and keeper died, are known by the host's cgroup alone.
     cgroups = attempt_leftovers.cgroups_of(folder, attempt_leftovers.folders_in(folder), record)
     marked = [] if record.pool else _marked(record, ready)  # an attempt's processes carry its pool's mark
@@ -102,7 +102,7 @@ def _found(folder: Path, record: AttemptRecord, ready: NetworkReady | None) -> l
 
 
 def _marked(record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
-    """Return the processes that carry the attempt's mark, except those that hold its network."""
+    """Return the processes that carry the attempt's mark, without the holders of its network."""
     holders = {ready.anchor, *killing.descendants(ready.anchor)} if ready is not None else set()
     return [process for process in killing.with_variable(MARK_VARIABLE, record.mark) if process not in holders]
 

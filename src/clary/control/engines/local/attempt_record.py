@@ -1,4 +1,4 @@
-"""What the engine knows of a pool or an attempt, in `engine.json` of its folder: enough to go on after a restart.
+"""The engine's record of a pool or an attempt, `engine.json` in its folder: enough to go on after a restart.
 
 Where: written before and after every act that makes something outlive the service. Records of an earlier boot of the
 machine name no living process.
@@ -39,7 +39,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkReady:
-    """What the anchor of the attempt's network wrote when it was ready, or had failed."""
+    """The file of a network's anchor, written when it was ready or had failed."""
 
     pid: int
     started: str
@@ -63,7 +63,7 @@ def boot_id() -> str:
 
 
 def read_record(folder: Path) -> AttemptRecord | None:
-    """Return the attempt's record, or None if there is none.
+    """Return the attempt's record, or None without one.
 
     Raises: EngineError if it can not be read: nothing is guessed about processes.
     """
@@ -79,7 +79,7 @@ def read_record(folder: Path) -> AttemptRecord | None:
 def create_record(
     folder: Path, *, pool: str = "", master_port: int | None = None, cgroup_places: tuple[str, ...] = ()
 ) -> AttemptRecord:
-    """Return the record of this boot, a new one with these facts if there is none; two callers get the same one.
+    """Return the record of this boot; make one with these facts if it is missing. Two callers get the same one.
 
     Raises: EngineError naming the file.
     """
@@ -154,7 +154,7 @@ def living_anchor(pool: Path) -> ProcessId | None:
 
 
 def read_ready(folder: Path) -> NetworkReady | None:
-    """Return what the anchor of the attempt's network last said; None before it has."""
+    """Return the last ready file of the attempt's anchor, or None before it is written."""
     try:
         return from_plain(NetworkReady, json.loads((folder / READY_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, ContractError):

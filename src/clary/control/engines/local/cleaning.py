@@ -1,4 +1,4 @@
-"""Take away what an attempt leaves on the machine besides processes: mounts, cgroups, host folders.
+"""Removal of an attempt's leftovers besides processes: mounts, cgroups, host folders.
 
 Where: `LocalEngine.release` and `leftovers`, in a thread. Every function may find its work done already.
 """
@@ -48,7 +48,7 @@ def mounts_below(folder: Path) -> list[str]:
 
 
 def unmount_below(folder: Path) -> list[str]:
-    """Detach every mount at or below `folder`; returns what is gone."""
+    """Detach every mount at or below `folder`; returns the detached mount points."""
     libc = ctypes.CDLL(None, use_errno=True)
     return [point for point in mounts_below(folder) if libc.umount2(os.fsencode(point), MNT_DETACH) == 0]
 

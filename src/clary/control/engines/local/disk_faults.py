@@ -64,7 +64,7 @@ async def _change(plan: LaunchPlan, host: str, size_bytes: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out what `fill` or `free` asked for."""
+    """Run as the process that `fill` or `free` starts."""
     pid, folder, size = arguments
     try:
         descriptor = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)

@@ -93,18 +93,18 @@ class LocalEngine:
         self._records: dict[Path, AttemptRecord] = {}  # as written, of pools whose agents this service looks after
 
     def machine(self) -> Machine:
-        """Return what this process may use of the machine."""
+        """Return the part of the machine that this process may use."""
         return measure_machine()
 
     def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
-        """Return how hosts are kept apart here, and what is not; the first call makes a network to find out."""
+        """Return the isolation of hosts here, and sentences on its gaps; the first call makes a network to find out."""
         if self._isolation is None:
             environment = agent_processes.process_environment(self._environ, "probe")
             self._isolation = choose_isolation(self._settings.isolation, environment)
         return self._isolation
 
     def memory_limits(self, *, looks_only: bool = False) -> str:
-        """Return who keeps the memory limits of hosts, in words.
+        """Return the keeper of hosts' memory limits, in words.
 
         Args:
             looks_only: whether no process of this one's cgroup may be moved to find out.
@@ -159,7 +159,7 @@ class LocalEngine:
         await self._locked(folder, lambda: attempt_processes.end_agent(folder, host))
 
     async def release(self, job_name: str, attempt: int) -> Released:
-        """End and remove what is left of the attempt."""
+        """End all processes of the attempt and remove its leftovers."""
         folder = self._folder(job_name, attempt)
         if not folder.is_dir() and not await asyncio.to_thread(record_recovery.restore, folder):
             return Released()
@@ -172,7 +172,7 @@ class LocalEngine:
         return released
 
     async def release_pool(self, pool: str) -> Released:
-        """End and remove what is left of a pool; its folder stays only where a log says something."""
+        """End all processes of a pool and remove its leftovers; its folder stays only where a log is not empty."""
         released = await self.release(pool, int(POOL_ATTEMPT))
         folder = self._folder(pool, int(POOL_ATTEMPT))
         if not any(path.stat().st_size for path in folder.rglob("*.log")):
@@ -213,7 +213,7 @@ class LocalEngine:
         return str(target)
 
     async def leftovers(self) -> list[str]:
-        """Say what released attempts, and attempts without a folder, have left behind."""
+        """Return sentences on leftovers of released attempts, and of attempts without a folder."""
         return await asyncio.to_thread(attempt_leftovers.leftovers, self._settings.home_folder / JOBS_FOLDER)
 
     async def unclaimed_memory(self) -> list[str]:
@@ -258,7 +258,7 @@ class LocalEngine:
         return anchors.with_network(plan, anchors.ensure_anchor(spec, start=start), folder)
 
     def _relays(self, plan: LaunchPlan) -> tuple[RelaySpec, ...]:
-        """Return the ways out of the hosts: to the service, and to what the owner lets programs reach."""
+        """Return the relays out of the hosts: to the service, and to places that the owner lets programs reach."""
         own = anchors.relays_to(self._relayed_urls)
         if self._egress is None:
             return own
@@ -386,7 +386,7 @@ def _once(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _forget(job_folder: Path) -> None:
-    """Remove a job's folders, and what is left of its pools that are released."""
+    """Remove a job's folders, and the folders of its released pools."""
     for folder in job_folder.iterdir() if job_folder.is_dir() else ():
         with contextlib.suppress(EngineError):  # a damaged record names no pool
             pool = attempt_record.pool_folder(folder)

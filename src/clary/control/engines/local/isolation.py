@@ -1,4 +1,4 @@
-"""Which isolation this machine allows, and what it leaves shared, in sentences.
+"""The isolation that this machine allows, with sentences on everything that stays shared.
 
 Where: `LocalEngine.isolation` asks once; the answer is in every plan, in `describe` and in `clary doctor`. What a
 host's agent finds out later (memory limits, mounts) comes with its facts.
@@ -30,7 +30,7 @@ _SHARED_NETWORK = (
 
 
 def choose_isolation(setting: str, environ: Mapping[str, str]) -> tuple[Isolation, tuple[str, ...]]:
-    """Return the isolation that `setting` (auto, namespaces or processes) comes to here, and what is not isolated.
+    """Return the isolation for `setting` (auto, namespaces or processes), and sentences on its gaps.
 
     Raises: EngineError if the setting is not one of these, or asks for namespaces that can not be had.
     """
@@ -55,7 +55,7 @@ def choose_isolation(setting: str, environ: Mapping[str, str]) -> tuple[Isolatio
 
 
 def _probe(environ: Mapping[str, str]) -> tuple[str | None, dict[str, Any]]:
-    """Make a network and throw it away; returns why that failed, and what `_not_isolated` asks for."""
+    """Make a network and throw it away; returns its failure, and the facts for `_not_isolated`."""
     if not sys.platform.startswith("linux"):
         return f"namespaces are Linux's, this is {sys.platform}", {}
     try:

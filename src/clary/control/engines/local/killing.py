@@ -29,7 +29,7 @@ def kill(process: ProcessId, *, timeout_s: float = KILL_TIMEOUT_S) -> bool:
 
 
 def wait_until_gone(processes: Iterable[ProcessId], *, timeout_s: float) -> list[ProcessId]:
-    """Wait for processes that end by themselves; returns those that are still there after `timeout_s`."""
+    """Wait for processes that end by themselves; returns the ones still alive after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     alive = [process for process in processes if process.is_alive()]
     while alive and time.monotonic() < deadline:

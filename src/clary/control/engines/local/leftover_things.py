@@ -1,4 +1,4 @@
-"""What was left on the machine: the difference of two censuses, each thing with its owner and the command for it. Pure.
+"""Leftovers on the machine: the difference of two censuses, each thing with its owner and remedy. Pure.
 
 Where: `machine_census` takes a census; `LocalEngine.leftovers`, and with it `clary doctor`, says in these words what a
 released attempt has left, and the tests ask after each test.
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What can be left; the value is what a sentence calls it."""
+    """The kind of a leftover; the value is its name in sentences."""
 
     PROCESS = "process"
     ZOMBIE = "zombie"
@@ -55,7 +55,7 @@ class Thing:
 
     @property
     def key(self) -> tuple[Kind, str, str]:
-        """What makes it this thing and no other."""
+        """The identity of the thing."""
         return self.kind, self.name, self.identity
 
     @property
@@ -89,7 +89,7 @@ class Thing:
                 return f"rm -rf {name}"
 
     def __str__(self) -> str:
-        """Say what it is, whose, and how it goes away."""
+        """Return a sentence with its name, its owner and the command that removes it."""
         detail = f" ({self.detail})" if self.detail else ""
         owner = f" of {self.owner}" if self.owner else ""
         return f"{self.kind} {self.name}{detail}{owner}; remove it: {self.removal}"
@@ -98,7 +98,7 @@ class Thing:
 def left_behind(
     before: Iterable[Thing], after: Iterable[Thing], *, is_legitimate: Callable[[Thing], bool] = lambda _: False
 ) -> list[Thing]:
-    """Return what is there after and was not before, in the order in which it is best removed.
+    """Return the things that are in the later census alone, in the best order of removal.
 
     Args:
         before: the earlier census.

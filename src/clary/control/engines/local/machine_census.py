@@ -1,4 +1,4 @@
-"""What jobs leave behind of shared memory, sockets and ports: each kind a function that reads the kernel's own list.
+"""Shared memory, sockets and ports that jobs leave behind: each kind is a function that reads the kernel's list.
 
 Where: the engine looks for what a released attempt has left; `clary.testing.census` adds the other kinds. The functions
 find things; whose they are is told from a creator's pid. What cannot be told apart is said to be nobody's and is never
@@ -73,7 +73,7 @@ def listening_ports(pids: Iterable[int]) -> dict[int, set[int]]:
 
 
 def names_in(folder: str) -> list[str]:
-    """Return the names in a folder in order; none if it cannot be read."""
+    """Return the names in a folder in order; empty if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -81,7 +81,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def user_name(number: int) -> str:
-    """Return a user's name, or the number if there is none."""
+    """Return a user's name, or the number without one."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -89,7 +89,7 @@ def user_name(number: int) -> str:
 
 
 def _files_of(pid: int) -> set[str]:
-    """Return the paths of what a process has mapped or open."""
+    """Return the paths of the files that a process has mapped or open."""
     paths = set()
     with contextlib.suppress(OSError):
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:

@@ -14,7 +14,7 @@ _NO_LIMIT = 1 << 60  # cgroup version 1 says "unlimited" by a huge number
 
 
 def measure_machine(root: Path = Path("/")) -> Machine:
-    """Return what this process may use: affinity and cgroup limits count, as in a container.
+    """Return the part of the machine that this process may use: affinity and cgroup limits count.
 
     Args:
         root: where /proc, /sys and /dev lie; tests give a folder.

@@ -1,4 +1,4 @@
-"""Who keeps the memory limits of hosts here, in a sentence.
+"""The keeper of hosts' memory limits here, in a sentence.
 
 Where: the service asks once when it starts, so that `clary up` and `clary doctor` can say it before the first job. The
 answer is the agent's own (`clary.agent.host.limits.memory_support`), which tries to have a limit.
@@ -32,7 +32,7 @@ _ADVICE = (
 
 
 def memory_limits(environ: Mapping[str, str], *, looks_only: bool = False) -> str:
-    """Return who keeps memory limits, why no better one does, and what to do about it.
+    """Return the keeper of memory limits, the reason against a better one, and the remedy.
 
     Args:
         environ: of agents.

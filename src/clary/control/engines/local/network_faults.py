@@ -55,7 +55,7 @@ async def part(plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
 
 
 async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> None:
-    """Let the link of `host` pass no more than this, both ways; None: what the plan says, or as much as it can.
+    """Limit the link of `host` to this rate, both ways; None: the plan's rate, or no limit.
 
     Frames that a switch of ours brings to a slow host come as fast as before: there only what it sends is limited.
 
@@ -71,7 +71,7 @@ async def _change(pool_folder: str, host: str, what: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out what `partition`, `part` or `limit` asked for."""
+    """Run as the process that `partition`, `part` or `limit` starts."""
     folder, host, what = arguments
     try:
         host, _, other = host.partition(":")

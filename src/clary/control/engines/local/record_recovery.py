@@ -1,4 +1,4 @@
-"""Records of attempts that were damaged or deleted, made anew from what runs.
+"""Records of attempts that were damaged or deleted, made anew from running processes.
 
 Where: `LocalEngine`, before it works on an attempt. An agent's output goes to `agent.log` of its host's folder, and the
 kernel tells where a descriptor of a process points, even if the file has been deleted since: that says for certain
@@ -61,7 +61,7 @@ def restore(folder: Path) -> bool:
 
 
 def find(folder: Path) -> AttemptRecord | None:
-    """Return the record of the agents that run for an attempt; None if none does."""
+    """Return the record of the agents that run for an attempt, or None."""
     agents: dict[str, ProcessId] = {}
     mark = ""
     deadline = exec_deadline()

@@ -68,7 +68,7 @@ class LocalFaults:
         await self._engine.fence(plan, host)
 
     async def kill_rank(self, plan: LaunchPlan, rank: int) -> None:
-        """Kill the processes of one rank; raises EngineError if there are none."""
+        """Kill the processes of one rank; raises EngineError if no process is found."""
         await asyncio.to_thread(_kill_rank, Path(plan.pool_folder), rank)
 
     async def connect(self, plan: LaunchPlan, hosts: Sequence[str], *, up: bool) -> None:
@@ -85,11 +85,11 @@ class LocalFaults:
         await (disk_faults.fill if is_full else disk_faults.free)(plan, host)
 
     async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
-        """Let a host send no more than this; None: what its plan says, or as much as it likes."""
+        """Limit the sending rate of a host; None: the plan's rate, or no limit."""
         await network_faults.limit(plan, host, rate_mbit_s=rate_mbit_s)
 
     async def records(self, job_name: str, attempt: int) -> list[dict[str, Any]]:
-        """Return what the programs of an attempt that is over wrote down."""
+        """Return the records of the programs of an ended attempt."""
         folder = self._home / JOBS_FOLDER / job_name / str(attempt)
         return await asyncio.to_thread(rehearsal_records.read, folder)
 

@@ -1,4 +1,4 @@
-"""What programs of a rehearsal wrote down, kept beyond their hosts.
+"""Records of the programs of a rehearsal, kept beyond their hosts.
 
 Where: the engine keeps the files when it takes an attempt's hosts away; a page of the service reads them. They lie
 where the program could put anything in their place: no link is followed, nothing but plain files is touched, and

@@ -1,1 +1,1 @@
-"""What people ask of running hosts, and what hosts answer: dumps, profiles, rehearsals."""
+"""Requests of people to running hosts, and the hosts' answers: dumps, profiles, rehearsals."""

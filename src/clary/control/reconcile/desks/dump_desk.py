@@ -100,7 +100,7 @@ class DumpDesk:
         return await self._documents.numbers(job_name)
 
     async def missing(self, job_name: str, number: int) -> list[str] | None:
-        """Return the hosts that have not answered a request; None if there is none of this number."""
+        """Return the hosts that have not answered a request, or None without a request of this number."""
         request = await self._request(job_name, number)
         if request is None:
             return None
@@ -108,7 +108,7 @@ class DumpDesk:
         return [host for host in request.hosts if host not in answered]
 
     async def read(self, job_name: str, number: int) -> tuple[DumpRequest, dict[str, HostDump]] | None:
-        """Return a dump with the answers of hosts, by host; None if there is none of this number."""
+        """Return a dump with the answers of hosts, by host, or None without one of this number."""
         return await asyncio.to_thread(_built, await self._documents.read(job_name, number))
 
     def waited_s(self, job: TrainingJob, request: DumpRequest) -> float:
@@ -119,7 +119,7 @@ class DumpDesk:
         return self._clock.monotonic() - asked_s
 
     def want_no_more(self, job_name: str) -> None:
-        """Drop what hosts of a job still owe: they are gone."""
+        """Drop the open requests to a job's hosts: they are gone."""
         for key in [key for key in self._wanted if key[0] == job_name]:
             del self._wanted[key], self._answered[key]
 

@@ -133,7 +133,7 @@ class ProfileDesk:
         return request
 
     async def cancel(self, job: TrainingJob) -> KeptRequest | None:
-        """End the newest profile of a job where it stands; return it, None if there is none that could be ended."""
+        """End the newest profile of a job where it stands; return it, or None without an open one."""
         present = self._wanted.get((job.name, job.attempt))
         own = self._own_request(job)
         if present is None and own is not None and await self.summary(job.name, own.number) is None:
@@ -146,14 +146,14 @@ class ProfileDesk:
         return ended
 
     def wanted(self, job: TrainingJob, host: str) -> ProfileRequest | None:
-        """Return what a host is asked for and has not answered finally."""
+        """Return the request that a host has not answered finally, or None."""
         request = self._wanted.get((job.name, job.attempt))
         if request is None or (job.name, request.number) not in self.open:
             return None
         return request.asked
 
     async def take(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
-        """Keep what a host's ranks say. Raises: WireError 404 for what is not wanted, 400 for what cannot be."""
+        """Store the profiles of a host's ranks. Raises: WireError 404 if unwanted, 400 if impossible."""
         request = await self._request_for(job, host, profile.number)
         if len(profile.ranks) > MAX_RANKS:
             raise WireError("ValidationException", f"{host} cannot have {len(profile.ranks)} ranks")
@@ -174,7 +174,7 @@ class ProfileDesk:
         return await self._documents.numbers(job_name)
 
     async def read(self, job_name: str, number: int) -> tuple[KeptRequest, dict[str, HostProfile]] | None:
-        """Return a profile with the answers of hosts, by host; None if there is none of this number."""
+        """Return a profile with the answers of hosts, by host, or None without one of this number."""
         return await asyncio.to_thread(_built, await self._documents.read(job_name, number))
 
     async def list(self, job_name: str) -> list[tuple[KeptRequest, bool]]:
@@ -261,7 +261,7 @@ class ProfileDesk:
         return request
 
     def _own_request(self, job: TrainingJob) -> KeptRequest | None:
-        """Return what the job's ProfilerConfig asked for when its attempt began."""
+        """Return the request of the job's ProfilerConfig at the begin of its attempt, or None."""
         config = ((job.plan or {}).get("config_documents") or {}).get("profilerconfig")
         window = window_of(config)
         if window is None:

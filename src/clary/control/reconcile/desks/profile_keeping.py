@@ -32,7 +32,7 @@ FindJob = Callable[[str], Awaitable[TrainingJob | None]]
 
 
 class Answer(Protocol):
-    """What an object store answers."""
+    """An answer of an object store."""
 
     @property
     def status(self) -> int:
@@ -49,7 +49,7 @@ class ObjectWriter(Protocol):
 async def keep_profiles(
     desk: ProfileDesk, hub: JobHub, stored_job: FindJob, objects: ObjectWriter, *, interval_s: float = LOOK_S
 ) -> None:
-    """Look at what is whole, now and then, until cancelled; sleep while nothing can become whole.
+    """Look for whole profiles until cancelled; sleep while no profile can become whole.
 
     Profiles are asked for while their job has hosts, so without jobs and open profiles there is nothing to look at.
 

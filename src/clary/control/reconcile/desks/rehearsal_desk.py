@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class Role(NamedTuple):
-    """What a job is to a rehearsal."""
+    """The role of a job in a rehearsal."""
 
     job: str  # that is rehearsed
     number: int
@@ -111,7 +111,7 @@ class RehearsalDesk:
         return self._kept.get(job_name, [])[::-1]
 
     def role_of(self, job_name: str) -> Role | None:
-        """Return what a job is to a rehearsal; None for one that was not made for any."""
+        """Return the role of a job in a rehearsal, or None if it was not made for one."""
         return self._roles.get(job_name)
 
     async def start(self, job_name: str, order: RehearsalOrder) -> KeptRehearsal:
@@ -173,7 +173,7 @@ class RehearsalDesk:
                 await asyncio.wait([run.task])
 
     async def load(self) -> None:
-        """Take up what an earlier service has left: end what still runs, and stop its jobs."""
+        """Take up the rehearsals of an earlier service: end the running ones, and stop their jobs."""
         for found in await self.shelf.read_all():
             kept = found
             self._remember(found)
@@ -213,7 +213,7 @@ class RehearsalDesk:
                 await self._drop(kept)
 
     async def _begin(self, kept: KeptRehearsal) -> None:
-        """Write a rehearsal down and make its folder; what is there has no record that can be read."""
+        """Store a rehearsal's record and make its folder; an existing folder has no readable record."""
         await self.shelf.remove(kept.job, kept.number)
         await self._keep(kept)
         await asyncio.to_thread(self.shelf.place(kept.job, kept.number).mkdir, parents=True)
@@ -262,7 +262,7 @@ class RehearsalDesk:
         return _Ending(RehearsalState.FAILED, why)
 
     def _settled(self, kept: KeptRehearsal, ending: _Ending) -> KeptRehearsal:
-        """Return a rehearsal as it has ended; a certificate that is there counts, whatever came then."""
+        """Return a rehearsal with its end; a written certificate counts over any later event."""
         ended = replace(kept, ended_at=self.clock.now(), process=None)
         certificate = self.shelf.written(kept.job, kept.number)
         if certificate is None:
@@ -282,7 +282,7 @@ class RehearsalDesk:
                 task.add_done_callback(self._late.discard)
 
     async def _stop_jobs(self, kept: KeptRehearsal) -> None:
-        """Stop what a rehearsal without a certificate has left; others may have taken the names since."""
+        """Stop the jobs of a rehearsal without a certificate; other jobs may have taken the names since."""
         if kept.state is RehearsalState.CERTIFIED or kept.ended_at is None:
             return
         for name in (kept.twin, kept.rehearsal):

@@ -122,7 +122,7 @@ class RehearsalShelf:
         return found if _is_certificate(found) else None
 
     def lines(self, job_name: str, number: int, name: str = OUTPUT) -> list[str]:
-        """Return the last lines of what the command said."""
+        """Return the last lines of the command's output."""
         try:
             with (self.place(job_name, number) / name).open("rb") as file:
                 size = file.seek(0, 2)

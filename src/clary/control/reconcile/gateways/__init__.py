@@ -1,1 +1,1 @@
-"""What agents send to the service, checked and handed on."""
+"""Gateways: messages of agents to the service, checked and handed on."""

@@ -48,7 +48,7 @@ _FAULTS = tuple(fault.value for fault in Fault)
 
 
 class LogSink(Protocol):
-    """What the gateway needs of the log store."""
+    """The part of the log store that the gateway uses."""
 
     async def next_sequence(self, stream: str) -> int:
         """Return the sequence that the stream expects next."""
@@ -58,7 +58,7 @@ class LogSink(Protocol):
 
 
 class MetricSink(Protocol):
-    """What the gateway needs of the metric store."""
+    """The part of the metric store that the gateway uses."""
 
     async def add_metrics(self, job_name: str, values: list[FinalMetric]) -> None:
         """Store metric values."""
@@ -94,7 +94,7 @@ class AgentGateway:
         self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # job, host -> when stored, and what
 
     def silent_s(self, job: TrainingJob) -> dict[str, float]:
-        """Return host -> seconds since it was last heard, or expected; none count from before this service began."""
+        """Return host -> seconds since it was last heard, or expected, from this service's start on."""
         self._excuse_silence()
         now_s = self._clock.monotonic()
         heard_s = self._heard_s.get((job.name, job.attempt), {})
@@ -105,7 +105,7 @@ class AgentGateway:
         }
 
     def last_signs(self, job: TrainingJob) -> dict[str, datetime]:
-        """Return host -> when it was certainly well, by its reports; none for hosts that this service has not heard.
+        """Return host -> last time at which it was certainly well, by its reports; unheard hosts are left out.
 
         Unlike its silence, by which a host is lost, this excuses nobody: a service that was held up may have taken a
         report up late, so what a report says is as old as the interval of reports. The times are of the wall clock as
@@ -159,7 +159,7 @@ class AgentGateway:
                 heard_s[name] = min(now_s, at_s + lag_s)
 
     def forget(self, job: TrainingJob) -> None:
-        """Drop what is remembered of a job that is over."""
+        """Drop the memory of an ended job."""
         self._heard_s.pop((job.name, job.attempt), None)
         self._signs_s.pop((job.name, job.attempt), None)
         # A report that came in between this and the release of an attempt has put its keys back.
@@ -238,11 +238,11 @@ class AgentGateway:
         )
 
     async def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
-        """Keep what a host's processes are doing. Raises: WireError 404 for a dump that nobody wants any more."""
+        """Store a host's dump. Raises: WireError 404 for a dump that is not wanted any more."""
         await self._dumps.take(job, host, dump)
 
     async def take_profile(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
-        """Keep what a host's ranks say of a profile. Raises: WireError 404 for one that is not wanted any more."""
+        """Store the profiles of a host's ranks. Raises: WireError 404 for one that is not wanted any more."""
         await self._profiles.take(job, host, profile)
 
     async def take_trace(

@@ -47,7 +47,7 @@ class PoolGateway:
         self._require_held(pool)
 
     async def next_assignment(self, pool: str, host: str, *, after: str, wait_s: float) -> PoolAssignment | None:
-        """Wait up to `wait_s` for an attempt other than `after`, the one that the host is done with; None if none came.
+        """Wait up to `wait_s` for an attempt other than `after`, which the host is done with; return it or None.
 
         Raises: WireError 410 when the pool has ended.
         """
@@ -84,7 +84,7 @@ class PoolGateway:
         return self._clock.monotonic() - self._heard_s.get((pool, host), self._started_s)
 
     def forget(self, pool: str) -> None:
-        """Drop what is remembered of a pool that has ended."""
+        """Drop the memory of an ended pool."""
         for host in self._served.pop(pool, {}):
             self._heard_s.pop((pool, host), None)
         self.wake(pool)

@@ -1,4 +1,4 @@
-"""Takes in what hosts measure: checks batches of samples, stores their rows once, remembers each host's last values.
+"""Takes samples of hosts: checks batches, stores each row once, remembers each host's last values.
 
 Where: `server.route_table` calls this, the database keeps the rows (`store.series_blocks`), `/metrics` shows the last
 values.
@@ -23,7 +23,7 @@ FRESH_S = 60.0  # a host that has sent nothing for longer has no current values
 
 
 class SeriesSink(Protocol):
-    """What the gateway needs of the store of series."""
+    """The part of the series store that the gateway uses."""
 
     async def append(
         self, job_name: str, attempt: int, host: str, table: SeriesTable, *, first_row: int, num_dropped: int = 0
@@ -73,7 +73,7 @@ class SampleGateway:
         return SampleReceipt(next_row=next_row)
 
     def last_values(self, jobs: Iterable[TrainingJob]) -> list[LastValues]:
-        """Return what the hosts of jobs that run measured last; forget those of all others."""
+        """Return the last values of running jobs' hosts; forget those of all others."""
         attempts = {job.name: job.attempt for job in jobs}
         now_s = self._clock.monotonic()
         self._last = {

@@ -1,4 +1,4 @@
-"""Takes in what programs write of their trainings: agents' findings, each once, and a program's own word.
+"""Takes values of trainings: agents' findings, each once, and a program's own status.
 
 Where: `server.route_table` calls this; the database keeps it (`store.training_records`), the
 hub keeps the last values in the job's record.
@@ -45,7 +45,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TrainingSink(Protocol):
-    """What the gateway needs of the store."""
+    """The part of the store that the gateway uses."""
 
     async def append(
         self,
@@ -62,7 +62,7 @@ class TrainingSink(Protocol):
 
 
 class MetricSink(Protocol):
-    """What the gateway needs of the store of metrics."""
+    """The part of the metric store that the gateway uses."""
 
     async def add_metrics(self, job_name: str, values: Sequence[FinalMetric]) -> None:
         """Store metric values; raises JobNotFound."""
@@ -124,7 +124,7 @@ class TrainingGateway:
         return job
 
     async def take_status(self, job: TrainingJob, host: str, document: Any) -> None:
-        """Keep what a program says of itself. Raises: WireError 400, 429 for one that speaks too often, 410."""
+        """Store a program's own status. Raises: WireError 400, 429 for one that speaks too often, 410."""
         speaker = self._speaker(job, host)
         now = self._clock.now()
         status = read_status(document, speaker.progress, at_ms=int(now.timestamp() * 1000))
@@ -165,7 +165,7 @@ class TrainingGateway:
 
 
 def complaint(batch: TrainingBatch) -> str | None:
-    """Return what is wrong with a batch; None for nothing. Pure."""
+    """Return the fault of a batch, or None. Pure."""
     if not 0 <= batch.first < _MOST or not 0 <= batch.num_dropped < _MOST:
         return f"findings count from 0, got {batch.first}, and {batch.num_dropped} dropped"
     if len(batch.findings) > MAX_FINDINGS:
@@ -216,7 +216,7 @@ def _is_same(known: float | None, value: float) -> bool:
 
 
 def _newest(values: Sequence[FinalMetric]) -> list[FinalMetric]:
-    """Return the last value of each name, of those that are numbers."""
+    """Return the last number of each name."""
     newest: dict[str, FinalMetric] = {}
     for value in values:
         if math.isnan(value.value):
@@ -228,7 +228,7 @@ def _newest(values: Sequence[FinalMetric]) -> list[FinalMetric]:
 
 
 def _room(job: TrainingJob) -> int:
-    """Return how many final metrics may be there: those that the request defines keep their places."""
+    """Return the room for final metrics: metrics that the request defines keep their places."""
     names = {metric.name for metric in job.final_metrics}
     missing = [item for item in JobRequest(job.request).metric_definitions if item.name not in names]
     return max(0, MAX_FINAL_METRICS - len(missing))
