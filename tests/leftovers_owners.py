@@ -173,17 +173,25 @@ class Owners:
         )
 
 
+# The jobs that an attempt's folder belongs to, and those that hold a pool: terminal ones keep warm pools alone.
+_JOB = "SELECT 1 FROM jobs WHERE name = ? AND is_terminal = 0"
+_HOLDERS = (
+    "SELECT 1 FROM jobs WHERE json_extract(document, '$.pool') = ?"
+    " AND (is_terminal = 0 OR (is_released = 0 AND warm_pool_status IS NOT NULL))"
+)
+
+
 def is_over(folder):
-    """Whether nothing of an attempt may be left: it is released, its folder is gone, or its job is terminal."""
+    """Whether nothing of an attempt or a pool may be left: it is released, its folder is gone, or no job holds it."""
     if not folder.is_dir() or is_released(folder):
         return True
     database = folder.parents[2] / "clary.db"
     try:
         with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            row = connection.execute("SELECT is_terminal FROM jobs WHERE name = ?", (folder.parent.name,)).fetchone()
+            name = folder.parent.name
+            return connection.execute(_HOLDERS if name.startswith("pool_") else _JOB, (name,)).fetchone() is None
     except sqlite3.Error:  # a service on PostgreSQL: known when it is released
         return False
-    return row is None or bool(row[0])
 
 
 def _home_of(pid):
