@@ -73,7 +73,7 @@ def build(folder: Path) -> Path:
 
 
 def copy_tree(target: Path) -> None:
-    """Copy the tracked files of this tree, with modes that do not depend on whoever checked them out."""
+    """Copy the tracked files of this tree, with modes that do not depend on the umask of the checkout."""
     for name in run("git", "ls-files", "-z", cwd=ROOT).split("\0"):
         path = ROOT / name
         if not name or path.is_symlink() or not path.is_file():
@@ -85,7 +85,7 @@ def copy_tree(target: Path) -> None:
 
 
 def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> str:
-    """Run a command to its end and return what it printed; ends this program if it fails."""
+    """Run a command to its end and return its standard output; ends this program if it fails."""
     done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
     )

@@ -17,7 +17,7 @@ LONG = 150
 
 
 def main() -> int:
-    """Print what is missing or out of date; return 1 if there is anything."""
+    """Print long modules without a test, needless lines of the table, and imports of tests; return 1 for any."""
     listed = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.splitlines()
     paths = {path for path in map(Path, listed) if path.suffix == ".py" and path.exists()}
     told = [*_untested(paths, _read_table()), *_imported_tests(paths)]

@@ -62,7 +62,7 @@ class Use:
 
 @dataclass
 class Finding:
-    """What is wrong with a name, and where it is used."""
+    """A name that is missing here or takes other arguments, with the places of its uses."""
 
     name: str
     reason: str
@@ -70,7 +70,7 @@ class Finding:
 
 
 def main() -> int:
-    """Read the scripts of the folder that the command line names, and print what was found."""
+    """Read the scripts of the folder that the command line names, and print counts and findings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", action="store_true", help="print counts and findings as JSON")
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def look_at(folder: Path) -> tuple[dict[str, int], list[Finding], list[str]]:
-    """Return how many files use each name, what is wrong, and which files could not be read."""
+    """Return the number of files that use each name, the findings, and the files that could not be read."""
     counts: Counter[str] = Counter()
     found: dict[tuple[str, str], Finding] = {}
     unread = []
@@ -141,7 +141,7 @@ def programs_in(text: str, *, is_notebook: bool) -> list[str] | None:
 
 
 def uses_in(text: str) -> list[Use] | None:
-    """Return what a script uses; None if it is no Python."""
+    """Return the uses in a script; None if it is no Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of strings with odd escapes
@@ -177,7 +177,7 @@ def what_is_wrong(use: Use) -> str | None:
 
 
 def resolve(name: str) -> Any:
-    """Return what a name stands for here.
+    """Return the object that a dotted name means in this installation.
 
     Raises: LookupError saying which part is missing.
     """
@@ -199,7 +199,7 @@ def resolve(name: str) -> Any:
 
 
 def _reach(words: list[str], length: int) -> Any:
-    """Return what is reached by dots from the module that the first words name."""
+    """Return the object that the words after the first `length` reach by dots from the module that those name."""
     found: Any = _module(".".join(words[:length]))
     for place, word in enumerate(words[length:], length):
         found = _member(found, word, ".".join(words[:place]))
@@ -209,7 +209,7 @@ def _reach(words: list[str], length: int) -> Any:
 
 
 def _key(init: str, key: str) -> None:
-    """Look for a key of a configuration; those that begin with an underscore are taken without effect."""
+    """Look for a key of a configuration; keys that begin with an underscore are always accepted."""
     module, kind = _CONFIGURATIONS[init]
     configuration = getattr(importlib.import_module(module), kind)
     if not key.startswith("_") and not hasattr(configuration, key):
@@ -284,7 +284,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """Return what names of a script stand for, as far as they come from our roots."""
+    """Return the names that a script imports from our roots, each with its full dotted name."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -333,7 +333,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def _full(node: ast.AST, names: dict[str, str], instances: dict[str, str] | None = None) -> str | None:
-    """Return the whole name of what an expression stands for; None if it is not of ours."""
+    """Return the full dotted name that an expression means; None if it is not below our roots."""
     dotted = _dotted(node)
     if dotted is None:
         return None

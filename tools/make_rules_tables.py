@@ -62,7 +62,7 @@ def profiler_rows() -> list[str]:
 
 
 def _row(name: str, rule: type[Any], defaults: Mapping[str, Any]) -> str:
-    """Return name, what a rule says, its formula, and its parameters in the order of its docstring."""
+    """Return a table row: a rule's name, summary, formula, and parameters in the order of its docstring."""
     summary, _, rest = (inspect.getdoc(rule) or "").partition("\n")
     text, _, arguments = rest.partition("Args:\n")
     described = _ARGUMENT.findall(arguments)

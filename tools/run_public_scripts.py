@@ -1,4 +1,4 @@
-"""Run public scripts for SageMaker's training libraries, as they are but for sizes and data, and say what came of it.
+"""Run public scripts for SageMaker's training libraries, changed in sizes and data alone, and print the outcomes.
 
     .venv/bin/python -m tools.run_public_scripts CHECKOUTS [--only WORD ...] [--way estimator|run] [--again]
 
@@ -38,7 +38,7 @@ WAYS = {"estimator": JOB, "run": HERE}
 
 
 def main() -> int:
-    """Run what the command line asks for; return 1 if anything of it did not run to its end."""
+    """Run the scripts that the command line chooses; return 1 if one did not run to its end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="only scripts whose name holds one of these")
@@ -82,7 +82,7 @@ def main() -> int:
 def run_one(
     script: Script, way: str, *, checkouts: Path, clary: Path, service: Service | None, deadline_s: float
 ) -> told.Outcome:
-    """Run one script one way, in folders made anew; what it printed stays in `said.txt` there."""
+    """Run one script one way, in new folders; its output stays in `said.txt` there."""
     scratch = CACHE / "runs" / script.name / way.replace(" ", "-")
     shutil.rmtree(scratch, ignore_errors=True)
     source, data = scratch / "source", scratch / "data"

@@ -30,7 +30,7 @@ _WORK = ROOT / "build/sdk-tests"
 
 
 def main() -> int:
-    """Run what was asked for; return 1 if a test failed for which no reason is known."""
+    """Run the chosen tests; return 1 if a test failed for which no reason is known."""
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the service is stopped
     plan = PLANS[options.sdk]
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def run(plan: Plan, checkout: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the tests of a plan and return how they ended, with the versions of what ran."""
+    """Run the tests of a plan; return their ends, with the versions of the repository and of its packages."""
     made = _WORK / "environments"
     made.mkdir(parents=True, exist_ok=True)
     python = environments.make_client(plan, made)

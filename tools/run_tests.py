@@ -1,4 +1,4 @@
-"""Run pytest over all tests, several at a time, then what failed once more, alone.
+"""Run pytest over all tests, several at a time, and then each failed test once more, alone.
 
 On two cores beside others a test may fail for what ran beside it. Such a failure is worth knowing and mending, but says
 little about a change: it is run again in a process of its own with nothing beside it, and decides there. Its name is

@@ -162,7 +162,7 @@ def _program(name: str) -> Path:
 
 
 def _copy_with_libraries(root: Path, files: list[Path]) -> None:
-    """Copy programs and what they are linked with to the same places below `root`."""
+    """Copy programs and the libraries that they are linked with to the same places below `root`."""
     needed = set(files)
     for path in files:
         linked = subprocess.run(["ldd", str(path)], capture_output=True, text=True, check=False).stdout
@@ -191,7 +191,7 @@ def _pack(folder: Path, overlay: Path) -> Path:
 
 
 def _boot(kernel: Path, image: Path) -> str:
-    """Boot and print what the machine says; returns it."""
+    """Boot the machine, print its console as it comes, and return it."""
     command = [
         *("qemu-system-x86_64", "-machine", "pc,accel=tcg", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB)),
         *("-nographic", "-no-reboot", "-nic", "none", "-kernel", str(kernel), "-initrd", str(image)),

@@ -88,7 +88,7 @@ def find_python(version: str) -> str:
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> None:
-    """Run a command to its end; ends this program with what it said if it fails."""
+    """Run a command to its end; if it fails, end this program with its output."""
     done = subprocess.run(
         command,
         env=environment,

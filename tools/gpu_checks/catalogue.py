@@ -1,4 +1,4 @@
-"""What is checked on a machine with a GPU, in which order, and how long each check may take.
+"""The checks for a machine with a GPU: their order, and how long each may take.
 
 Where: `__main__` runs these one after the other, each in processes of its own. Correctness comes first, numbers last.
 

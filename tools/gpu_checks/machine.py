@@ -1,4 +1,4 @@
-"""What this machine has: a check, and facts for the page of results."""
+"""Hardware and software of this machine: a check for a GPU, and facts for the page of results."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _copy_s(tensor: torch.Tensor) -> float:
 
 
 def _be_peer() -> None:
-    """Take what comes, and tell how many elements are one."""
+    """Receive tensors on standard input until it ends, and print the sum of each as JSON."""
     from clary.train.parallel.pipeline.hand_over import own_seat
     from clary.train.parallel.pipeline.lending import CudaLender, arrived
 

@@ -1,4 +1,4 @@
-"""Runs one check in a process group of its own, and makes a result of what it said.
+"""Runs one check in a process group of its own, and reads its result from its output.
 
 Where: `__main__`. A check tells its result in the last line of its output that begins with `RESULT `; one that ends
 without such a line, or not in time, has failed. All its processes are ended with it.

@@ -13,7 +13,7 @@ _FORMS = ("{owner}+{name}/repo", "{owner}+{name}", "{owner}/{name}", "{name}")
 
 
 class NotThere(LookupError):
-    """A repository, a commit or a path is not in the checkouts; the message says which, and what brings it."""
+    """A repository, a commit or a path is missing from the checkouts; the message names it and the way to get it."""
 
 
 def git_directory(checkouts: Path, repository: str) -> Path:
@@ -31,7 +31,7 @@ def git_directory(checkouts: Path, repository: str) -> Path:
 
 
 def bring(checkouts: Path, script: Script, target: Path) -> list[str]:
-    """Write the script's folder at its commit to `target`, without what its table leaves out.
+    """Write the script's folder at its commit to `target`, without the files that its table leaves out.
 
     Returns: files that the checkout lacks, such as large ones of a partial clone; none of them is Python.
     Raises: NotThere.

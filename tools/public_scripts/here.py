@@ -21,7 +21,7 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
 def run_here(
     script: Script, *, clary: Path, python: Path, source: Path, data: Path, scratch: Path, deadline_s: float
 ) -> Outcome:
-    """Run a script in its folder, and return what became of it. What it printed stays in `scratch`.
+    """Run a script in its folder, and return the outcome. Its output stays in `scratch`.
 
     Args:
         clary: interpreter that has Clary.
@@ -75,7 +75,7 @@ def flags(script: Script, places: Places) -> list[str]:
 
 
 def environment_of(script: Script, python: Path, places: Places, scratch: Path) -> dict[str, str]:
-    """Return the environment: what a job's scripts read, and nothing of the caller's but where programs lie."""
+    """Return the script's environment: variables of a job, and of the caller's only those in `_KEPT`."""
     told = {name: os.environ[name] for name in _KEPT if name in os.environ}
     told |= {
         "PATH": f"{python.parent}{os.pathsep}{told['PATH']}",

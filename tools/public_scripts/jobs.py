@@ -103,7 +103,7 @@ def settings(environments: set[str], own: Path) -> str:
 
 
 def run_job(script: Script, *, service: Service, source: Path, data: Path, scratch: Path, deadline_s: float) -> Outcome:
-    """Run a script as a job and return what became of it. What was printed stays in `scratch`."""
+    """Run a script as a job and return the outcome. The job's output stays in `scratch`."""
     scratch.mkdir(parents=True)
     request = scratch / "request.json"
     request.write_text(json.dumps(request_of(script, source, data, deadline_s)), encoding="utf-8")
@@ -128,7 +128,7 @@ def run_job(script: Script, *, service: Service, source: Path, data: Path, scrat
 
 
 def judge_job(script: Script, *, said: str, code: int | None, seconds: float) -> Outcome:
-    """Return what became of a job, by what the service says of it and by its log."""
+    """Return the outcome of a job, from the service's description of it and from its log."""
     told = [line.removeprefix("JOB ") for line in said.splitlines() if line.startswith("JOB ")]
     if code is None or code or not told:
         return judge(script, WAY, said=said, code=code if code is None else code or 1, seconds=seconds)
@@ -141,7 +141,7 @@ def judge_job(script: Script, *, said: str, code: int | None, seconds: float) ->
 
 
 def request_of(script: Script, source: Path, data: Path, deadline_s: float) -> dict[str, Any]:
-    """Return what `submit.py` reads."""
+    """Return the request that `submit.py` reads."""
     channel = f"/opt/ml/input/data/{script.channels[0]}"
     places = Places(IN_JOBS.source, channel, IN_JOBS.model, IN_JOBS.checkpoints)
     return {

@@ -1,4 +1,4 @@
-"""What became of a run, and the tables that say it."""
+"""Outcomes of runs, and the tables that show them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def judge(script: Script, way: str, *, said: str, code: int | None, seconds: float) -> Outcome:
-    """Return what became of a run.
+    """Return the outcome of a run.
 
     Args:
         said: all that it printed.
@@ -50,14 +50,14 @@ def judge(script: Script, way: str, *, said: str, code: int | None, seconds: flo
 
 
 def last_error(said: str) -> str:
-    """Return the first error that is no consequence of another's, in one line; nothing where there is none."""
+    """Return the first error that is no consequence of another, in one line; empty if there is no error."""
     found = (match[1].strip() for line in said.splitlines() if (match := _ERROR.search(line.rstrip())))
     first = next((one for one in found if not _NOT_THE_CAUSE.search(one)), "")
     return first if len(first) <= REASON_CHARACTERS else f"{first[:REASON_CHARACTERS]} ..."
 
 
 def read(path: Path) -> dict[tuple[str, str], Outcome]:
-    """Return what a file of outcomes holds; nothing if it is not there yet."""
+    """Return the outcomes in a file by script and way; empty if the file does not exist."""
     if not path.exists():
         return {}
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -72,7 +72,7 @@ def write(path: Path, outcomes: Iterable[Outcome]) -> None:
 
 
 def markdown(scripts: list[Script], outcomes: dict[tuple[str, str], Outcome], ways: list[str]) -> str:
-    """Return the page's tables: counts, one row for each script, distribution and way, and what was not run."""
+    """Return the page's tables: counts, one row for each run of a script, and the scripts that were not run."""
     lines = ["| repository | script | distribution | commit | way | outcome | s | reason |", "|" + "---|" * 8]
     for script in scripts:
         for way in ways:

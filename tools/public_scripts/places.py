@@ -1,4 +1,4 @@
-"""Where a run keeps what it needs, and what the marks of a table's arguments stand for."""
+"""Folders of a run, and the placeholders for them in a table's arguments."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Script:
 
     @property
     def file(self) -> tuple[str, str]:
-        """What tells one script file from another: its repository and path."""
+        """Identity of a script file: its repository and path."""
         return self.repository, self.path.strip()
 
 
@@ -100,7 +100,10 @@ def read_tables(folder: Path = TABLES) -> list[Script]:
 
 
 def _merged(shared: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry with what its file shares: tables are merged, all else is the entry's own if it says any."""
+    """Return an entry with the values that its file shares.
+
+    Tables are merged; any other value of the entry replaces the shared one.
+    """
     merged = shared | entry
     for name, value in shared.items():
         if isinstance(value, dict):

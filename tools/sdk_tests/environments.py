@@ -31,7 +31,7 @@ def make_client(plan: Plan, folder: Path) -> Path:
 
 
 def make_images(plan: Plan, folder: Path, other_python: str) -> None:
-    """Make what stands for AWS's images: MXNet's, and one whose Python is another than that of the tests."""
+    """Make the environments that replace AWS's images: MXNet's, and one with another Python than the tests'."""
     mxnet = folder / "mxnet"
     if plan.sdk == 2 and not (mxnet / "made").exists():
         _run(sys.executable, "-m", "venv", "--clear", str(mxnet))

@@ -1,4 +1,4 @@
-"""A pytest plugin for the SDK's own tests: what they get instead of AWS, a deadline for each, and a record of its end.
+"""A pytest plugin for the SDK's own tests: replaced fixtures, a deadline for each test, and a record of its end.
 
 It runs in the SDK's environment, beside the SDK's conftest files, which stay as they are: a fixture whose name is in
 `CLARY_SDK_TESTS_FIXTURES` has the value that stands there, and its function is not called. Each test's end is a line
@@ -32,7 +32,7 @@ class DeadlineError(Exception):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: Any, request: Any) -> object | None:
-    """Give a fixture the value that stands for what it would have made on AWS."""
+    """Replace the value of a fixture that `CLARY_SDK_TESTS_FIXTURES` names; leave all others alone."""
     if fixturedef.argname not in _FIXTURES:
         return None
     value: object = _FIXTURES[fixturedef.argname]

@@ -30,7 +30,7 @@ def write(sdk: int, result: Mapping[str, Any], ends: Sequence[Ended], path: Path
 
 
 def section(result: Mapping[str, Any], ends: Sequence[Ended], reasons: Sequence[Reason] = REASONS) -> str:
-    """Return what was run, in numbers, and a table for each file of tests."""
+    """Return the counts of a run's outcomes, and a table for each file of tests."""
     packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items())
     counts = Counter(end.outcome for end in ends)
     numbers = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])

@@ -1,4 +1,4 @@
-"""What is run of each SDK's repository, and what its tests get instead of AWS's."""
+"""The tests to run of each SDK's repository, and the replacements for AWS's images and archives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run of one SDK.
+    """The tests to run of one SDK, with the interpreter and packages for them.
 
     Attributes:
         sdk: Its major version.
@@ -50,7 +50,7 @@ class Plan:
     suites: tuple[Suite, ...]
 
     def fixtures(self, archive: Path) -> dict[str, str]:
-        """Return what fixtures are replaced by: names of images, of which none is built or pushed, and an archive."""
+        """Return values for fixtures: names of images, which nobody builds or pushes, and an archive."""
         return {
             "dummy_container_without_error": f"{DUMMY}:compatible",
             "dummy_container_with_user_and_workdir": f"{DUMMY}:compatible",
@@ -94,7 +94,7 @@ PLANS = {
 
 
 def settings(plan: Plan, environments: Path) -> str:
-    """Return the settings of the service that the tests talk to; what has no environment here is in none of them."""
+    """Return the settings of the service that the tests talk to; images without an environment here are left out."""
     pythons = {
         "sdk": plan.python,
         "other": environments / f"sdk{plan.sdk}-other/bin/python",

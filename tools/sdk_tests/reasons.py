@@ -1,4 +1,4 @@
-"""Why tests of the SDK do not pass here: one entry for each cause, found by the test's name and by what it said."""
+"""Reasons why tests of the SDK do not pass here: one entry for each cause, matched by the test's name and message."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def run_suite(
     match: str,
     log: Path,
 ) -> list[Ended]:
-    """Run a suite and return how its tests ended; what pytest printed is in the log."""
+    """Run a suite and return the ends of its tests; pytest's output goes to `log`."""
     record = log.with_suffix(".jsonl")
     record.unlink(missing_ok=True)
     record.touch()

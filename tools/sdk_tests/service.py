@@ -48,7 +48,7 @@ def _stop(own: dict[str, str]) -> None:
 
 
 def _without_foreign() -> dict[str, str]:
-    """Return this process's environment without what would send a client elsewhere."""
+    """Return this process's environment without the variables that would send a client elsewhere."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
 
 

@@ -1,6 +1,6 @@
-"""The verbs of companions of a host's program, which measure it, read its files and watch it.
+"""The life cycle of companions of a host's program: parts of the agent that measure it, read its files or watch it.
 
-Where: `supervisor.program_companions` iterates over companions, whatever room they live in:
+Where: `supervisor.program_companions` calls every companion at each step:
 
     prepare --> [the program starts] --> begin --> [its processes are gone] --> ended --> flush, wait_flushed --> close
 
@@ -30,9 +30,9 @@ class WatchedProgram(Protocol):
 
 
 class Companion:
-    """Does nothing at any of these moments, which subclasses override; all but `flush` on the supervisor's thread.
+    """Base of companions: its methods do nothing until a subclass overrides them.
 
-    None of them raises into the host's life.
+    The supervisor's thread calls them. No method may raise into the host's life.
     """
 
     def prepare(self, ml_folder: Path) -> None:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stretch(Generic[T]):
-    """Adjacent items.
+    """A run of adjacent items of an outbox.
 
     Attributes:
         first: number of the first.
@@ -78,7 +78,13 @@ class Outbox(Generic[T]):
                 self._drop()
 
     def oldest(self, *, max_items: int, weight_of: Callable[[T], int], max_weight: int) -> Stretch[T]:
-        """Return the oldest items: one, however heavy it is, and as many more as fit into both bounds."""
+        """Return the oldest items: one, however heavy it is, and as many more as fit into both bounds.
+
+        Args:
+            max_items: above 0.
+            weight_of: returns the weight of an item, in a unit of the caller's.
+            max_weight: of all items together.
+        """
         chosen: list[T] = []
         weight = 0
         with self._lock:
@@ -90,7 +96,7 @@ class Outbox(Generic[T]):
             return Stretch(self._first, tuple(chosen), self.num_dropped)
 
     def acknowledge(self, end: int) -> None:
-        """Forget items below a number, which the service has; a number beyond all is where the next ones begin."""
+        """Forget the items below `end`, which the service has; an `end` beyond all is the next item's number."""
         with self._lock:
             while self._items and self._first < end:
                 self._forget()

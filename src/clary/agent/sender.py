@@ -1,4 +1,4 @@
-"""The way of numbered items to the service: each batch is sent until the service says how far it has them.
+"""Delivery of numbered items to the service: a batch is sent until the service names the item that it wants next.
 
 Where: `metrics.shipper`, `training.training_watch` and `log.log_shipper` are senders, each with the policy of what it
 carries; dumps and profiles, one message each, go by `send_until_taken`.
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotWanted(AgentError):
-    """The service, of an older release, has no such request."""
+    """Tells that the service is of an older release and has no such request."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Parcel:
 
 
 class Source(Protocol):
-    """Where batches come from: an `Outbox`, or the log's spool."""
+    """The store that batches come from: an `Outbox`, or the log's spool."""
 
     @property
     def first(self) -> int:

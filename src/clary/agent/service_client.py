@@ -58,7 +58,7 @@ class AttemptOver(AgentError):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentAddress:
-    """Which host of which attempt an agent stands for, and where its service is."""
+    """The host of an attempt for which an agent stands, and the URL of its service."""
 
     service_url: str
     job: str
@@ -74,7 +74,7 @@ class AgentAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAddress:
-    """Which host of which pool an agent stands for, and where its service is."""
+    """The host of a pool for which an agent stands, and the URL of its service."""
 
     service_url: str
     pool: str
@@ -183,7 +183,15 @@ class ServiceClient:
         self._profiles.call("POST", "profiles", body=_encode(to_plain(profile)))
 
     def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
-        """Hand over a part of a rank's trace. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        """Hand over a part of a rank's trace. Raises: ServiceUnreachable, ServiceRefused, AttemptOver.
+
+        Args:
+            piece: bytes of the trace.
+            number: of the profile.
+            rank: that the trace is of.
+            offset: of the piece in the trace, in bytes.
+            is_last: whether the trace ends with it.
+        """
         query = f"number={number}&rank={rank}&offset={offset}&last={int(is_last)}"
         self._profiles.call("POST", f"traces?{query}", body=piece)
 

@@ -48,6 +48,12 @@ def remove(root: Path, parts: Sequence[str]) -> None:
 
 
 def write_whole(root: Path, parts: Sequence[str], data: bytes) -> None:
-    """Put a file into a folder that is there, whole or not at all, in the place of an earlier one. Raises: OSError."""
+    """Put a file into an existing folder, whole or not at all, in the place of an earlier one. Raises: OSError.
+
+    Args:
+        root: a folder that the program cannot replace.
+        parts: way from there to the file; no link is followed on it.
+        data: the whole content.
+    """
     with Folder.at(root) as folder:
         folder.write("/".join(parts), data)

@@ -1,4 +1,4 @@
-"""A token bucket: how much may pass now, when so much may pass in the long run. Pure.
+"""A token bucket: bounds the amount that passes at once and the rate in the long run. Pure.
 
 Where: `log.log_limit` has one for lines and one for bytes, `training.finding_store` one for each name and for pictures.
 """
@@ -13,8 +13,8 @@ class TokenBucket:
     which could never pass, may be let through a full bucket: it leaves a debt.
 
     Args:
-        rate_per_s: what may pass in the long run.
-        capacity: what may pass at once after silence.
+        rate_per_s: what may pass in the long run; above 0.
+        capacity: what may pass at once after silence; above 0.
         now_s: monotonic time; the bucket begins full.
     """
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def never() -> bool:
-    """Return False."""
+    """Return False: waiting is never in vain."""
     return False
 
 
@@ -49,7 +49,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin; once."""
+        """Start the thread; may be called only once."""
         self._thread.start()
 
     def flush(self) -> None:
@@ -79,7 +79,7 @@ class Worker:
         return not self.is_running
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Abort and join; from the thread itself, abort alone."""
+        """Abort and join; return whether the thread has ended. From the thread itself abort alone, and return True."""
         self.abort()
         return threading.current_thread() is self._thread or self.join(timeout_s)
 
@@ -97,7 +97,7 @@ class Worker:
         return self._thread.is_alive()
 
     def pause(self, seconds: float) -> bool:
-        """Wait, or less if `flush`, `stop` or `abort` was called since the last pause; return whether to go on."""
+        """Wait `seconds`, or less after a `flush`, `stop` or `abort` since the last pause; return whether to go on."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_woken, seconds)
             self._is_woken = self.is_aborted  # for the rest of its life it waits for nothing
@@ -109,7 +109,7 @@ class Worker:
         return self._act()
 
     def _on_failure(self, error: Exception) -> None:
-        """Tell that a round has raised; from the thread."""
+        """React to an error that ends the rounds; called from the thread. Does nothing unless overridden."""
 
     def _on_end(self) -> None:
         """Free the resources of the rounds; the last act of the thread."""

@@ -145,7 +145,12 @@ class Folder:
         return b"".join(pieces)
 
     def write(self, path: str, data: bytes, *, mode: int = FILE_MODE) -> None:
-        """Write a file at `path`, whole or not at all, replacing any file there."""
+        """Write a file at `path`, whole or not at all, replacing any file there.
+
+        Args:
+            data: the whole content.
+            mode: permission bits of the new file; those of the replaced file do not count.
+        """
         with self.replacing(path, mode=mode) as file:
             file.write(data)
 
@@ -208,7 +213,7 @@ class Folder:
                     os.chmod(f"/proc/self/fd/{descriptor}", mode)  # whatever the umask is
 
     def set_mode(self, path: str, mode: int) -> None:
-        """Set the permission bits of a regular file or folder."""
+        """Set the permission bits of a regular file or folder. Raises: OSError; EPERM for any other kind of entry."""
         with self._parent(path) as (folder, name), _looked_at(folder, name) as (descriptor, status):
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 raise _other_kind(path, "a regular file or folder", status)
@@ -309,7 +314,15 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
 
 
 def open_regular(folder: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file that is there below an open folder, as `Folder.open_file` does. Raises: OSError."""
+    """Open a regular file that is there below an open folder, as `Folder.open_file` does.
+
+    Args:
+        folder: descriptor of the folder, which stays open.
+        path: below the folder, with `/`; no link on the way is followed.
+        flags: of os.open; the file is not created.
+    Returns: a descriptor, which the caller closes.
+    Raises: OSError.
+    """
     return _open_judged(folder, path, flags, is_wanted=stat.S_ISREG, kind="a regular file")
 
 

@@ -171,7 +171,13 @@ def copy_tree(source: Folder, target: Folder) -> list[str]:
 
 
 def copy_file(source: Folder, path: str, target: Folder, target_path: str) -> None:
-    """Copy a regular file with its mode and time to `target_path`, replacing the entry there. Raises: OSError."""
+    """Copy a regular file with its mode and time to `target_path`, replacing the entry there.
+
+    Args:
+        path: below `source`.
+        target_path: below `target`; its folder must be there.
+    Raises: OSError.
+    """
     descriptor = source.open_file(path)
     try:
         status = os.fstat(descriptor)

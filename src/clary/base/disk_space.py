@@ -49,7 +49,13 @@ def full_disk_error(path: Path, *, needed_bytes: int | None) -> AgentError:
 
 @contextmanager
 def disk_errors_named(path: Path, *, needed_bytes: int | None) -> Iterator[None]:
-    """Turn ENOSPC, EDQUOT and EFBIG raised inside into the error of `full_disk_error`; others pass."""
+    """Turn ENOSPC, EDQUOT and EFBIG raised inside into the error of `full_disk_error`.
+
+    Args:
+        path: that is written, for the text.
+        needed_bytes: of the whole write; None if they are not known.
+    Raises: AgentError (fault USER) for a full disk; other errors pass.
+    """
     try:
         yield
     except OSError as error:

@@ -43,7 +43,13 @@ def count(number: int, noun: str) -> str:
 
 
 def set_row(entry: Mapping[str, Any], *, job_arn: str, now: datetime) -> tuple[str, ...]:
-    """Return the cells of a set below SET_HEADER."""
+    """Return the cells of a set below SET_HEADER.
+
+    Args:
+        entry: a set, of the page `checkpoints`.
+        job_arn: of the job that was asked for; sets of other jobs are marked.
+        now: from which ages count.
+    """
     state = f"{entry['state']}: {printable(entry['fault'])}" if entry["fault"] else entry["state"]
     if entry["taken_at"] is None:
         return (entry["host"], str(entry["number"]), "-", "-", "-", "-", "-", "-", state)

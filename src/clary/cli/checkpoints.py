@@ -61,7 +61,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def listing(job: str, page: dict[str, Any], *, now: datetime) -> str:
-    """Return the text that `clary checkpoints JOB` prints."""
+    """Return the text that `clary checkpoints JOB` prints.
+
+    Args:
+        job: its name.
+        page: the service's answer, with sets and hosts.
+        now: from which ages count.
+    """
     lines = []
     if page["sets"]:
         rows = [set_row(entry, job_arn=page["job_arn"], now=now) for entry in page["sets"]]

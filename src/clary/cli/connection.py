@@ -78,7 +78,13 @@ class Connection:
         return self._own_page("GET", target, None)
 
     def post_job_page(self, job: str, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the service do something to a job; raises as `get`."""
+        """Have the service do something to a job; raises as `get`.
+
+        Args:
+            job: its name.
+            page: below the job's own page, as `dump`.
+            body: goes as JSON.
+        """
         return self.post(f"jobs/{quote(job, safe='')}/{page}", body)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +101,13 @@ class Connection:
         return answer
 
     def job_page(self, job: str, page: str = "", query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
-        """Read a page of a job: all that is known of it, its `plan` or its `logs`; raises as `get`."""
+        """Read a page of a job, such as its `plan` or its `logs`; raises as `get`.
+
+        Args:
+            job: its name.
+            page: below the job's own page; empty for all that is known of it.
+            query: parameters of the page.
+        """
         return self.get("/".join(("jobs", quote(job, safe=""), *([page] if page else []))), query)
 
     @contextlib.contextmanager

@@ -40,6 +40,9 @@ class Copied:
 def place_of(connection: Connection, job: str, thing: str) -> str:
     """Return the URI of a thing; one that ends with a slash is a prefix.
 
+    Args:
+        job: its name.
+        thing: a key of THINGS, but not LOGS.
     Raises: WireError NotFound saying why there is none.
     """
     request = JobRequest(connection.job_page(job, "request")["request"])
@@ -87,7 +90,12 @@ def fetch(store: ObjectStore, uri: str, target: Path, *, unpacks: bool, what: st
 
 
 def fetch_logs(connection: Connection, job: str, target: Path) -> Iterator[Copied]:
-    """Write the log of each host to a file of the folder `target`, and yield each."""
+    """Write the log of each host to a file of the folder `target`, and yield each.
+
+    Args:
+        job: its name.
+        target: made with its parents if it is missing; files are called HOST.log.
+    """
     target.mkdir(parents=True, exist_ok=True)
     hosts = connection.job_page(job, "log-lines", {"limit": 1})["hosts"]
     for host in hosts:

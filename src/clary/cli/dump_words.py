@@ -18,7 +18,13 @@ _RED, _BOLD, _END = "\033[31;1m", "\033[1m", "\033[0m"
 
 
 def dump_text(page: Mapping[str, Any], *, threads: bool, colours: bool) -> str:
-    """Return the text that `clary dump JOB` prints."""
+    """Return the text that `clary dump JOB` prints.
+
+    Args:
+        page: the service's answer: autopsy, and dumps by host.
+        threads: stacks of every thread, and all collectives.
+        colours: for a terminal.
+    """
     taken = clock_time(datetime.fromisoformat(page["asked_at"]))
     hosts = f"{len(page['hosts'])} host{'s' if len(page['hosts']) != 1 else ''}"
     lines = [f"{page['job']}  attempt {page['attempt']}, {hosts}, {taken}: {printable(page['reason'])}"]

@@ -41,7 +41,14 @@ class Screen(Protocol):
         """Empty the screen."""
 
     def addnstr(self, line: int, column: int, text: str, count: int, attribute: int) -> None:
-        """Write text."""
+        """Write text on the screen, as curses does.
+
+        Args:
+            line: from the top, from 0.
+            column: from the left, from 0.
+            count: characters of the text to write at most.
+            attribute: of curses, as A_BOLD.
+        """
 
     def refresh(self) -> None:
         """Show the text written since the last refresh."""
@@ -71,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def plain(rows: Sequence[JobRow], total: int) -> str:
-    """Return the table of all jobs with their hosts, and how many there are if those are not all."""
+    """Return the table of the given jobs with their hosts, and the total if there are more jobs than rows."""
     if not rows:
         return "no job runs or waits"
     cells = [cells for cells, _ in rows_with_hosts(rows, opened=frozenset(row.name for row in rows))]
@@ -80,7 +87,7 @@ def plain(rows: Sequence[JobRow], total: int) -> str:
 
 
 def read_rows(connection: Connection) -> tuple[list[JobRow], int]:
-    """Ask the service for the jobs that are not over, oldest first; and how many there are of them."""
+    """Return up to MAX_JOBS jobs that have not ended, by state as in `LIVE`, oldest first, and the number of all."""
     names: dict[str, None] = {}  # one that goes from state to state meanwhile is in both lists
     num_unnamed = 0
     for state in LIVE:
@@ -106,7 +113,7 @@ def read_rows(connection: Connection) -> tuple[list[JobRow], int]:
 def watch(
     window: Screen, read: Callable[[], tuple[Sequence[JobRow], int]], *, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Draw until q is pressed; a service that does not answer is said in the first line and asked again.
+    """Draw until q is pressed. If the service does not answer, the first line says so, and it is asked again.
 
     Args:
         window: to draw on; its getch waits KEY_WAIT_MS at most.

@@ -147,7 +147,13 @@ def rows_with_hosts(rows: Sequence[JobRow], *, opened: frozenset[str]) -> list[t
 
 
 def moved(names: Sequence[str], chosen: str, by: int) -> str:
-    """Return the job that lies `by` lines from the chosen one; the ends stay."""
+    """Return the job that lies `by` lines from the chosen one, or empty text without jobs; the ends stay.
+
+    Args:
+        names: of the jobs, as they are listed.
+        chosen: if it is not listed, the first job is returned.
+        by: down; negative moves up.
+    """
     if not names:
         return ""
     if chosen not in names:

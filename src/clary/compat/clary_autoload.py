@@ -48,7 +48,10 @@ class SagemakerFinder:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        """Return where the module is; None for any other name."""
+        """Return where the module is; None for any other name.
+
+        Args: as `importlib.abc.MetaPathFinder.find_spec`; `path` and `target` have no effect.
+        """
         file = _PLACES_IN_TORCH.get(name)
         return None if file is None else importlib.util.spec_from_file_location(name, file)
 

@@ -162,7 +162,13 @@ class CallRecord(NamedTuple):
 
 
 def memory_path(rank: int, process: int, mark: str) -> str:
-    """Return where a record lies; `mark`, 16 hexadecimal digits, makes it one of its own."""
+    """Return the path of a record in shared memory.
+
+    Args:
+        rank: of the process.
+        process: its id, as it numbers itself.
+        mark: 16 hexadecimal digits, which tell it from records of other programs.
+    """
     return f"{MEMORY_FOLDER}/clary-{rank}-{process}-{mark}{ENDING}"
 
 

@@ -35,6 +35,6 @@ def is_of_hardware(xid: int) -> bool:
 
 
 def xid_in_words(xid: int) -> str:
-    """Return `Xid 79, the GPU has fallen off the bus`; the number alone where its meaning depends on more."""
+    """Return `Xid 79, the GPU has fallen off the bus`; only `Xid N` if the number is not in the tables here."""
     meaning = _OF_HARDWARE.get(xid) or _OTHERS.get(xid)
     return f"Xid {xid}, {meaning}" if meaning else f"Xid {xid}"

@@ -48,5 +48,10 @@ def host_end(host: str, *, attempt: int, num_hosts: int) -> str:
     """Return the file, below a mirrored folder, by which a host of several says that its program has ended.
 
     What reads a training's tensors reads the names alone: as many as the last of them says, of one try, are the end.
+
+    Args:
+        host: its name.
+        attempt: of the job.
+        num_hosts: of the job; as many such files are the end of training.
     """
     return f"ended/{host}.try-{attempt}.of-{num_hosts}"

@@ -23,7 +23,13 @@ def segment_name(first_sequence: int) -> str:
 
 
 def pack_block(text: bytes, *, at_ms: int, rank: int | None) -> bytes:
-    """Return a block as it lies in a file."""
+    """Return a block as it lies in a file.
+
+    Args:
+        text: in UTF-8.
+        at_ms: in ms since 1970.
+        rank: None for lines of no rank.
+    """
     return _HEADER.pack(at_ms, _NO_RANK if rank is None else rank, len(text)) + text
 
 

@@ -244,7 +244,13 @@ def string_to_sign(canonical: str, *, amz_date: str, scope: str) -> str:
 
 
 def signing_key(secret_access_key: str, *, date: str, region: str, service: str) -> bytes:
-    """Return the key of one day, region and service (32 bytes), from the cache if it is there."""
+    """Return the key of one day, region and service (32 bytes), from the cache if it is there.
+
+    Args:
+        date: YYYYMMDD, of the request.
+        region: as us-east-1.
+        service: as s3.
+    """
     return _KEYS.get(secret_access_key, date, region, service)
 
 

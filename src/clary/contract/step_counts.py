@@ -98,7 +98,13 @@ def offset_of(number: int) -> int:
 
 
 def pack_row(number: int, at_ns: int, counts: Sequence[int]) -> bytes:
-    """Return the bytes of a row; `counts` are total, train, evaluate, predict."""
+    """Return the bytes of a row; the number stands at both ends, so that a torn row shows.
+
+    Args:
+        number: of the row, from 1.
+        at_ns: when the step began, in ns since 1970.
+        counts: total, train, evaluate, predict.
+    """
     return _ROW.pack(number, at_ns, *counts, number)
 
 

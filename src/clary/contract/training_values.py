@@ -110,6 +110,13 @@ class TrainingReceipt:
 
 
 def status_token(agent_token: str, *, job: str, attempt: int, host: str) -> str:
-    """Return the token of STATUS_PATH for a host's program; the agents' token cannot be derived from it."""
+    """Return the token of STATUS_PATH for a host's program; the agents' token cannot be derived from it.
+
+    Args:
+        agent_token: of the attempt; the key of the HMAC.
+        job: its name.
+        attempt: of the job.
+        host: its name.
+    """
     text = f"training status:{job}:{attempt}:{host}"
     return hmac.new(agent_token.encode(), text.encode(), hashlib.sha256).hexdigest()

@@ -163,7 +163,14 @@ class ControlPlane:
         engine: FakeEngine | None = None,
         settings: Settings | None = None,
     ) -> AsyncIterator[ControlPlane]:
-        """Open a state folder; opening one again is a restart of the service, with the hosts that the engine has."""
+        """Open a state folder; opening one again is a restart of the service, with the hosts that the engine has.
+
+        Args:
+            home: state folder; a new one is empty.
+            clock: None begins a new one.
+            engine: None begins one without hosts.
+            settings: None takes the defaults.
+        """
         clock = clock or FakeClock()
         store = await Store.open(f"sqlite:///{home / 'clary.db'}")
         logs = LogStore(home / "logs", clock=clock)
@@ -217,14 +224,26 @@ class ControlPlane:
                 await asyncio.wait(tasks)
 
     def agent(self, name: str = "job", host: str = "algo-1", *, attempt: int = 1) -> FakeAgent:
-        """Return a new agent of a host, which knows its token."""
+        """Return a new agent of a host, which knows its token.
+
+        Args:
+            name: of a live job that is placed on hosts.
+            host: such as algo-1.
+            attempt: that the agent says it belongs to.
+        """
         job = self.hub.live_job(name)
         assert job is not None, f"{name} has ended"
         assert job.plan is not None, f"{name} has no hosts"
         return FakeAgent(self, name, host, attempt=attempt, token=job.plan["agent_token"])
 
     async def run_to_end(self, name: str = "job", *, exit_code: int = 0, num_hosts: int = 1) -> None:
-        """Let a placed job live through its whole life, and its hosts be released."""
+        """Drive a placed job through all phases to its end, until its hosts are released.
+
+        Args:
+            name: of the job.
+            exit_code: of the program on every host.
+            num_hosts: of the job, algo-1 to algo-N.
+        """
         await self.passes()
         agents = [self.agent(name, f"algo-{index + 1}") for index in range(num_hosts)]
         for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
@@ -289,7 +308,7 @@ class FakeAgent:
         return await self._plane.gateway.append_logs(self.authorize(), self.host, batch)
 
     def model_uris(self, phase: HostPhase) -> tuple[str, ...]:
-        """Return the model URI that the leader has uploaded once it is done."""
+        """Return the URI of the uploaded model if this is the leader and it is done, else an empty tuple."""
         is_leader = phase is HostPhase.DONE and self.host == "algo-1"
         plan = self.authorize().plan or {}
         return (plan["output"]["model_uri"],) if is_leader else ()

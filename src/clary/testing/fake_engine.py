@@ -114,7 +114,13 @@ class FakeEngine:
         return []
 
     def end_agent(self, job_name: str, host: str, *, attempt: int = 1) -> None:
-        """Let an agent end, of itself or not."""
+        """Make an agent of an attempt count as ended.
+
+        Args:
+            job_name: of the job that the agent runs.
+            host: such as algo-1.
+            attempt: that was started on this engine.
+        """
         self._alive[self._pools[_key(job_name, attempt)]][host] = False
 
     def end_pool_agent(self, pool: str, host: str) -> None:

@@ -37,14 +37,20 @@ class FakeObjectStore:
         return self._info(bucket, key) if (bucket, key) in self.objects else None
 
     def get_bytes(self, bucket: str, key: str, *, max_bytes: int) -> bytes:
-        """Return an object's content. Raises: ObjectStoreError (fault USER)."""
+        """Return an object's content. Raises: ObjectStoreError (fault USER).
+
+        Args: as `ObjectStore.get_bytes`.
+        """
         data = self._content(bucket, key)
         if len(data) > max_bytes:
             raise ObjectStoreError(f"s3://{bucket}/{key} has more than {max_bytes} bytes", fault=Fault.USER)
         return data
 
     def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None, etag: str = "") -> int:
-        """Write an object to a file. Raises: ObjectStoreError (fault USER)."""
+        """Write an object to a file. Raises: ObjectStoreError (fault USER).
+
+        Args: as `ObjectStore.download`.
+        """
         data = self._content(bucket, key, etag=etag)
         if size_bytes not in (None, len(data)):
             raise ObjectStoreError(f"s3://{bucket}/{key} changed", fault=Fault.USER)
@@ -53,11 +59,17 @@ class FakeObjectStore:
         return len(data)
 
     def open_reader(self, bucket: str, key: str, *, etag: str = "") -> BinaryIO:
-        """Open an object as a stream."""
+        """Open an object as a stream.
+
+        Args: as `ObjectStore.open_reader`.
+        """
         return io.BytesIO(self._content(bucket, key, etag=etag))
 
     def put_bytes(self, bucket: str, key: str, body: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
-        """Store an object."""
+        """Store an object.
+
+        Args: as `ObjectStore.put_bytes`.
+        """
         self._maybe_fail("PUT", bucket, key)
         self.objects[bucket, key] = bytes(body)
         self.metadata[bucket, key] = dict(metadata or {})
@@ -65,18 +77,27 @@ class FakeObjectStore:
     def upload_stream(
         self, bucket: str, key: str, reader: Readable, *, metadata: Mapping[str, str] | None = None
     ) -> int:
-        """Store the bytes of a stream."""
+        """Store the bytes of a stream.
+
+        Args: as `ObjectStore.upload_stream`.
+        """
         with self.open_writer(bucket, key, metadata=metadata) as writer:
             while data := reader.read(1 << 20):
                 writer.write(data)
         return writer.size_bytes
 
     def open_writer(self, bucket: str, key: str, *, metadata: Mapping[str, str] | None = None) -> FakeObjectWriter:
-        """Open a stream that becomes an object."""
+        """Open a stream that becomes an object.
+
+        Args: as `ObjectStore.open_writer`.
+        """
         return FakeObjectWriter(self, bucket, key, metadata=metadata)
 
     def replace_metadata(self, bucket: str, key: str, metadata: Mapping[str, str]) -> None:
-        """Give an object other metadata."""
+        """Replace the metadata of an object.
+
+        Args: as `ObjectStore.replace_metadata`.
+        """
         self._maybe_fail("PUT", bucket, key)
         self.metadata[bucket, key] = dict(metadata)
 

@@ -116,12 +116,22 @@ class FakeService:
         return [item.line.text for item in self.lines]
 
     def order(self, kind: OrderKind, *, reason: str = "", grace_s: float = 0.0, **arguments: Any) -> int:
-        """Give an order now; returns its number."""
+        """Give an order now; returns its number.
+
+        Args:
+            kind: of the order.
+            reason: in words, for the agent's log.
+            grace_s: from SIGTERM to SIGKILL, in seconds.
+            arguments: further fields of the order, as the protocol has them.
+        """
         with self._changed:
             return self._give(kind, reason=reason, grace_s=grace_s, arguments=arguments)
 
     def order_at(self, phase: HostPhase, kind: OrderKind, *, grace_s: float = 0.0, **arguments: Any) -> None:
-        """Give an order as soon as the host reports `phase`, once."""
+        """Give an order as soon as the host reports `phase`, once.
+
+        Args: as `order`.
+        """
         with self._changed:
             self._answers[phase] = (kind, {"grace_s": grace_s, "arguments": arguments})
 
@@ -132,7 +142,13 @@ class FakeService:
         self.order_at(HostPhase.DONE, OrderKind.RELEASE, is_last=True)
 
     def wait_for(self, what: str, condition: Callable[[FakeService], object], timeout_s: float = WAIT_S) -> None:
-        """Wait until `condition` holds; AssertionError naming `what` and the last facts if it does not in time."""
+        """Wait until `condition` holds; AssertionError naming `what` and the last facts if it does not in time.
+
+        Args:
+            what: expectation in words, for the error.
+            condition: asked again after each request; told this service.
+            timeout_s: in seconds.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: bool(condition(self)), timeout_s):
                 raise AssertionError(f"{what}: not within {timeout_s} s; facts {self.facts}; log {self.texts[-20:]}")
@@ -198,7 +214,13 @@ class FakeService:
         return self._num_swallowed_answers.get(resource, 0)
 
     def fail(self, resource: str, *, status: int = 500, count: int = 1) -> None:
-        """Answer the next `count` requests for `resource` with an HTTP error and do nothing."""
+        """Answer the next `count` requests for `resource` with an HTTP error and do nothing.
+
+        Args:
+            resource: reports, logs, samples, training, orders or assignment.
+            status: of the error.
+            count: of requests.
+        """
         with self._changed:
             self._failures += [(resource, status)] * count
 
@@ -210,7 +232,14 @@ class FakeService:
             self._changed.notify_all()
 
     def answer(self, resource: str, *, query: Mapping[str, str], body: Any, server: _Server) -> tuple[int, Any] | None:
-        """Carry out one request; None means that no answer is to be sent. Called by the HTTP handler."""
+        """Carry out one request; None means that no answer is to be sent. Called by the HTTP handler.
+
+        Args:
+            resource: path behind the host's own, such as reports.
+            query: parameters of the URL.
+            body: parsed JSON, or None.
+            server: that took the request; `kill` replaces it.
+        """
         with self._changed:
             if self._is_partitioned:
                 self._changed.wait_for(lambda: not self._is_partitioned or server.is_killed)

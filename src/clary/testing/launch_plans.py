@@ -30,7 +30,15 @@ def make_hosts(
     gpu_indices: tuple[int, ...] = (),
     isolation: Isolation = Isolation.NAMESPACES,
 ) -> tuple[HostPlan, ...]:
-    """Return hosts algo-1 to algo-N of one group, each with an address of its own unless they share the machine."""
+    """Return hosts algo-1 to algo-N of one group, each with an address of its own unless they share the machine.
+
+    Args:
+        num_hosts: N.
+        instance_type: of every host.
+        processes_per_host: ranks of the program on each.
+        gpu_indices: GPUs of the machine that every host gets.
+        isolation: NAMESPACES gives addresses of their own; anything else is 127.0.0.1 for all.
+    """
     is_isolated = isolation is Isolation.NAMESPACES
     return tuple(
         HostPlan(
@@ -54,7 +62,15 @@ def make_plan(
     isolation: Isolation = Isolation.NAMESPACES,
     **changes: Any,
 ) -> LaunchPlan:
-    """Return a plan of one attempt; every field of `LaunchPlan` can be set."""
+    """Return a plan of one attempt; every field of `LaunchPlan` can be set.
+
+    Args:
+        hosts: None makes one host.
+        hyperparameters: None is an empty mapping.
+        channels: of input.
+        isolation: of the plan, and of the host that is made.
+        changes: further fields of `LaunchPlan`, in place of the defaults here.
+    """
     key = Credentials(access_key_id="AKJOB", secret_access_key="job-secret")  # noqa: S106 - not a secret
     endpoint = Endpoint(url="http://10.0.0.254:4570", region="us-west-2", credentials=key)
     fields: dict[str, Any] = {

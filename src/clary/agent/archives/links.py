@@ -39,6 +39,7 @@ def on_disk(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> tuple[Path,
 def status_of(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> os.stat_result | None:
     """Return the status of the entry at a place below `home` (of a link, not of its target), or None without an entry.
 
+    Args: as `on_disk`.
     Raises: OSError where something on the way is no folder.
     """
     start, below = on_disk(home, parts, mounts)
@@ -52,6 +53,7 @@ def status_of(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> os.stat_r
 def link_at(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> str | None:
     """Return the text of the link at a place below `home`, or None if it is not a link.
 
+    Args: as `on_disk`.
     Raises: OSError where there is nothing, or something on the way is no folder.
     """
     start, below = on_disk(home, parts, mounts)

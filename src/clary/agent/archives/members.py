@@ -127,7 +127,13 @@ def checked_path(name: str, *, label: str) -> tuple[str, ...]:
 
 
 def refused(label: str, name: str, reason: str) -> AgentError:
-    """Return the error for a member that must not be unpacked."""
+    """Return the error for a member that must not be unpacked.
+
+    Args:
+        label: how messages call the archive.
+        name: of the member; a long one is cut.
+        reason: rest of the sentence, without a full stop.
+    """
     return _refused(label, name, reason)
 
 

@@ -66,6 +66,11 @@ def write_tree(
 ) -> TreeFacts:
     """Write the content of `sources` to `fileobj` as one tar archive, gzip or plain; see the module's rules.
 
+    Args:
+        fileobj: receives the archive and stays open.
+        sources: written in this order.
+        compress: whether with gzip.
+        follow_links: whether links are read through, for stores that have no links.
     Raises: AgentError naming the path that could not be read or changed; errors of `fileobj` pass.
     """
     notes = NoteBook()
@@ -93,6 +98,10 @@ def walk_tree(
 ) -> Generator[Member, None, None]:
     """Yield the members that `sources` give, by the module's rules; each file's content is open until the next one.
 
+    Args:
+        sources: taken in this order.
+        notes: told of entries that are left out, cut, or kept as links without content.
+        follow_links: whether links are read through, for stores that have no links.
     Raises: AgentError naming the path that could not be read.
     """
     for source in sources:

@@ -112,7 +112,7 @@ class FolderMirror(Worker):
         super().flush()
 
     def wait_stored(self, timeout_s: float) -> bool:
-        """Wait, after `flush`, until all is stored or never will be; return whether there is no use in waiting."""
+        """Wait, after `flush`, until all files are stored or never will be; return False on timeout."""
         return self._store is None or self._settled.wait(timeout_s)
 
     def finish(self, limit_s: float) -> bool:

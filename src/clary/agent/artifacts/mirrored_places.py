@@ -69,7 +69,13 @@ class MirroredPlace:
 
 
 def mirrored_places(plan: LaunchPlan, tree: MlTree, host_folder: Path) -> tuple[MirroredPlace, ...]:
-    """Return a place for each mirror of a plan."""
+    """Return a place for each mirror of a plan.
+
+    Args:
+        plan: of the attempt.
+        tree: of this host, as the agent sees it; holds the places below `/opt/ml`.
+        host_folder: of this host; holds the folders that namespaces show elsewhere.
+    """
     places = []
     for number, mirror in enumerate(plan.mirrors):
         path, bind = Path(local_folder(mirror.local_path)), None

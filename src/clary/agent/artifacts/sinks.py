@@ -71,7 +71,10 @@ class LooseSink:
         self._sizes: dict[str, int] = {}  # by key
 
     def add(self, member: Member) -> None:
-        """Take one member; a small file may still be on its way when this returns."""
+        """Take one member; a small file may still be on its way when this returns.
+
+        Raises: AgentError for a file that changed while it was uploaded; ObjectStoreError, also of an earlier member.
+        """
         if member.kind is MemberKind.FOLDER:
             return
         if member.kind is not MemberKind.FILE:
@@ -95,7 +98,10 @@ class LooseSink:
             )
 
     def finish(self) -> None:
-        """Wait for all objects, then compare the store's listing with the objects sent."""
+        """Wait for all objects, then compare the store's listing with the objects sent.
+
+        Raises: AgentError if the listing lacks an object or has another size for it; ObjectStoreError.
+        """
         while self._pending:
             self._pending.popleft().result()
         missing = dict(self._sizes)

@@ -50,7 +50,13 @@ class ResultKind(StrEnum):
 
 
 def result_sources(kind: ResultKind, tree: MlTree, mounts: Mounts = NO_MOUNTS) -> tuple[TreeSource, ...]:
-    """Return the parts of a host's tree that belong to results of this kind."""
+    """Return the parts of a host's tree that belong to results of this kind.
+
+    Args:
+        kind: of the results.
+        tree: of the host, as the agent sees it.
+        mounts: folders that the program saw below the tree and that lie elsewhere.
+    """
     if kind is ResultKind.MODEL:
         return (TreeSource(root=tree.model, home=tree.root, mounts=mounts),)
     data = TreeSource(root=tree.output_data, home=tree.root, mounts=mounts)
@@ -86,6 +92,14 @@ def stage_results(
 ) -> StagedPart | None:
     """Stage a host's results of one kind, or return None if there are no results; overwrite an earlier call's archive.
 
+    Args:
+        kind: of the results.
+        plan: of the attempt.
+        host: its name, part of the archive's.
+        tree: of the host, as the agent sees it.
+        store: where the job's output goes.
+        notes: told of entries that are not archived as they are.
+        mounts: as for `result_sources`.
     Raises: AgentError, ObjectStoreError; nothing was written then.
     """
     sources = result_sources(kind, tree, mounts)
@@ -143,7 +157,13 @@ def remove_staging(plan: LaunchPlan, *, store: ObjectStore) -> None:
 
 
 def require_stored(store: ObjectStore, uri: S3Uri, *, size_bytes: int) -> None:
-    """Ask the store for an object that was just written. Raises: AgentError if it is not there in full."""
+    """Ask the store for an object that was just written. Raises: AgentError if it is not there in full.
+
+    Args:
+        store: that it was written to.
+        uri: of the object.
+        size_bytes: that were written.
+    """
     facts = store.head(uri.bucket, uri.key)
     if facts is None or facts.size_bytes != size_bytes:
         raise _wrong_size(str(uri), size_bytes, None if facts is None else facts.size_bytes)

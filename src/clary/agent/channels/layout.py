@@ -67,7 +67,13 @@ def require_distinct(
 
 
 def refused_key(key: str, reason: str, *, channel: str) -> AgentError:
-    """Return the error for a key that cannot be a file of the channel."""
+    """Return the error for a key that cannot be a file of the channel.
+
+    Args:
+        key: the whole key.
+        reason: a clause without a full stop.
+        channel: its name.
+    """
     return AgentError(
         f"Channel {channel}: S3 key {key!a} cannot become a file: {reason}. Rename or exclude the object.",
         fault=Fault.USER,

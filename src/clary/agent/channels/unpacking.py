@@ -31,6 +31,10 @@ def with_unpacked_names(
 ) -> tuple[ChannelObject, ...]:
     """Return the objects under the names that they have when unpacked.
 
+    Args:
+        objects: of one host.
+        selection: of the channel; no object may take the place of one of its folders.
+        channel: for messages.
     Raises: AgentError (fault USER) if two of them meet in one file then.
     """
     renamed = tuple(replace(item, path=(*item.path[:-1], _unpacked_name(item.path[-1]))) for item in objects)
@@ -41,6 +45,10 @@ def with_unpacked_names(
 def unpacked(packed: BinaryIO, item: ChannelObject, *, channel: Channel) -> Iterator[bytes]:
     """Yield the content of a gzip stream piece by piece.
 
+    Args:
+        packed: read to its end; stays open.
+        item: the object that it is read from, for messages.
+        channel: of the object, for messages.
     Raises: AgentError (fault USER) naming the key of an object that is no gzip data or is damaged.
     """
     with gzip.GzipFile(fileobj=packed, mode="rb") as plain:
@@ -60,7 +68,12 @@ def unpacked(packed: BinaryIO, item: ChannelObject, *, channel: Channel) -> Iter
 
 
 def write_unpacked(packed: BinaryIO, item: ChannelObject, descriptor: int, *, channel: Channel) -> int:
-    """Write the content of a gzip stream to an open file and return its size. Raises: as `unpacked`; OSError."""
+    """Write the content of a gzip stream to an open file and return its unpacked size.
+
+    Args: as `unpacked`.
+        descriptor: of the file, written from its position on; stays open.
+    Raises: as `unpacked`; OSError.
+    """
     size_bytes = 0
     for data in unpacked(packed, item, channel=channel):
         view = memoryview(data)

@@ -29,7 +29,7 @@ _MAX_NAMED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The groups and files that may be taken now."""
+    """The groups and files that may be taken now, and the reasons why others wait."""
 
     whole: frozenset[str] = frozenset()  # groups
     noise: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths that it does not wait for
@@ -111,6 +111,11 @@ def to_hold(sights: Mapping[str, Sight], *, now_s: float, pace: Pace) -> list[st
     """Return the files that may be replaced before they have rested, those first that have always changed alone.
 
     What has changed for the first time, or together with others, is none of them: it rests, as a rule.
+
+    Args:
+        sights: group -> its sight after the last look.
+        now_s: monotonic time of that look.
+        pace: tells how long a file has to rest.
     """
     busy = [
         (not file.changes_alone, path)

@@ -31,7 +31,7 @@ class GroupContent:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupVersion:
-    """A set's version of a group."""
+    """A group as one set holds it."""
 
     files: Mapping[str, CheckpointFile] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()

@@ -1,16 +1,17 @@
 """Files of the checkpoint folder kept open from one look to the next, independent of their names.
 
-[Note: replaced files] `os.replace(new, path)` puts a whole file at a name. A file that is replaced so before it was
-seen at rest can be told from one that is written in place only by itself: file systems use a freed inode's number again
-at once, and a rename within a tick of their clock leaves no trace in the times. So the file is kept open. If, a moment
-later, its size, times and mode are the same and it has no name any more, then it was at rest until another one took its
-place. While it is open, its room on the disk is not free.
+[Note: replaced files] `os.replace(new, path)` puts a whole file at a name. Some files are replaced in this way before
+two looks could see them at rest. The name alone does not tell such a file from a file that is written in place: file
+systems reuse a freed inode's number at once, and a rename within a tick of their clock leaves no trace in the times. So
+the file is kept open. If, a moment later, its size, times and mode are the same and it has no name any more, then it
+was at rest until another file took its place. While the file is open, its space on the disk is not free.
 
-What a writer gives up looks the same: a write fails, half a file is unlinked, and the name is used again. But it is
-unlinked at once, and a whole file keeps its name until the next one has been written. So the time between its last
-change and the loss of its name, which is the last change of the inode itself, has to reach `min_rest_s`. A half that
-its writer leaves alone for longer before it removes it is taken for whole, as one that is left alone for the time of
-two looks is; files that are replaced faster than that are never taken while they change.
+A file that its writer gave up looks the same: a write fails, the writer unlinks the half-written file and uses the name
+again. But a writer unlinks a half-written file at once, whereas a whole file keeps its name until the next one has been
+written. So the time between a file's last change and the loss of its name has to reach `min_rest_s`; the kernel records
+the loss of the name as the inode's last change. If a writer leaves a half-written file alone for longer than
+`min_rest_s` and then removes it, the file is taken for whole. The same holds for a file that is left alone from one
+look to the next. Files that are replaced faster than `min_rest_s` are never stored as long as that goes on.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class HeldFiles:
     """Open files; belongs to one thread.
 
     Args:
-        min_rest_s: how long a file that was replaced has to have lain unchanged before.
+        min_rest_s: a replaced file counts as whole if it lay unchanged for at least this long before.
     """
 
     def __init__(self, folder: CheckpointFolder, *, min_rest_s: float) -> None:
@@ -60,9 +61,9 @@ class HeldFiles:
             self._held[path] = _Held(descriptor=descriptor, facts=facts_of(status))
 
     def replaced(self) -> dict[str, FileFacts]:
-        """Return the held files that rested unchanged and then lost their last name.
+        """Return the held files that rested, unchanged since `hold`, and then lost their last name.
 
-        Meaningful once a moment has passed since then.
+        Call it a moment after `hold`, so that a writer in the midst of a file has had time to change it.
         """
         found = {}
         for path, held in self._held.items():

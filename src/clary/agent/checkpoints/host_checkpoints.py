@@ -1,7 +1,8 @@
 """The checkpoints of one host from its plan: where the folder lies, its restore, its mirror.
 
-LocalPath is a folder of `/opt/ml`, or any other of the host's: then it lies beside the host's tree and is bound to its
-place. Plain processes see the machine's own files, so that for them LocalPath is meant as it stands.
+LocalPath is either a folder below `/opt/ml` or another folder of the host. In the second case the agent keeps it beside
+the host's tree and binds it to LocalPath. Plain processes see the machine's own files, so for them LocalPath is a path
+of the machine.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class HostCheckpoints:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings: files that a restore had to pass over, and parts of the request taken in another way."""
+        """Warnings: sets and files that the restore passed over, and parts of the request not taken to the letter."""
         found = self._restored.warnings if self._restored is not None else ()
         given = self._plan.checkpoint_s3_uri or ""
         if parse_s3_uri(given) != self.prefix.uri:
@@ -138,7 +139,8 @@ class HostCheckpoints:
         """Begin to mirror.
 
         Args:
-            first_pid: first process of the program, as this machine numbers it; None: its end tells nothing of files.
+            first_pid: first process of the program, as this machine numbers it; None: the ends of its processes are
+                not used to decide whether files are whole.
         """
         assert self._restored is not None, "the restore comes first"
         clock = SystemClock()
@@ -194,7 +196,7 @@ class HostCheckpoints:
         """Store the rest within `limit_s`, and end the mirror.
 
         Args:
-            has_finished: whether the program ended with 0; else what its end has cut short is left out.
+            has_finished: whether the program ended with 0; if not, files that its end cut short are left out.
         """
         end = ProgramEnd.FINISHED if has_finished else ProgramEnd.BROKEN
         return self._mirror.store_last(limit_s, end=end) if self._mirror is not None else Flushed()
@@ -251,7 +253,7 @@ class HostCheckpoints:
 
 
 def _checked_path(local_path: str | None) -> PurePosixPath:
-    """Return LocalPath. Raises: AgentError (fault USER) where it would hide the program's own world."""
+    """Return LocalPath. Raises: AgentError (fault USER) if it would hide folders that the program needs."""
     text = local_path or str(OPT_ML / "checkpoints")
     problem = real_folder_problem("CheckpointConfig.LocalPath", text)
     if problem is not None:

@@ -35,7 +35,7 @@ class Listing:
 
     @property
     def standing(self) -> dict[str, int]:
-        """Path -> size of the plain objects at which hosts write."""
+        """Path -> size of the plain objects at paths where hosts write; neighbours of the folder are left out."""
         return {item.path: item.size_bytes for item in self.plain if not item.is_neighbour}
 
     @property

@@ -48,7 +48,7 @@ class Looks:
         return choose(self.sights, now_s=now_s, pace=self._pace)
 
     def second(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
-        """Look again, after files at rest have shown themselves, and close the ones not chosen. Raises: OSError."""
+        """Look a second time, when files at rest can be told, and close held files not chosen. Raises: OSError."""
         # Whoever had them open then may have them open still, though their names are gone.
         before = self._decisions
         replaced = {path: facts for path, facts in self._held.replaced().items() if _is_whole(before.get(path))}
@@ -59,12 +59,25 @@ class Looks:
         return choice
 
     def last(self, taken: Mapping[str, GroupContent], *, now_s: float, end: ProgramEnd = ProgramEnd.FINISHED) -> Choice:
-        """Look after all writing has ended: whole files are at rest. Raises: OSError."""
+        """Look after all writing has ended: whole files are at rest.
+
+        Args:
+            taken: group -> its content in the newest set.
+            now_s: monotonic time of the look.
+            end: how the program has ended.
+        Raises: OSError.
+        """
         self._look(taken, (), now_s, end)
         return choose(self.sights, now_s=now_s, pace=Pace(settle_s=0.0, interval_s=self._pace.interval_s))
 
     def compare(self, taken: Mapping[str, GroupContent], choice: Choice, *, now_s: float) -> None:
-        """Update the sights after chosen files were taken."""
+        """Update the sights after chosen files were taken.
+
+        Args:
+            taken: group -> its content in the newest set, which has them now.
+            choice: what was to be taken.
+            now_s: monotonic time.
+        """
         self.sights = compare(self.sights, taken, whole=choice.whole, now_s=now_s)
 
     def forget(self) -> None:

@@ -222,7 +222,7 @@ class Mirror(Worker):
             self._note_once(f"checkpoints: {why}: {named(paths)}", key=why)
 
     def _note_unrest(self, choice: Choice) -> None:
-        """Report once for a group that it does not wait for some files, and once that it waits for no file."""
+        """Report once per group: files that it does not wait for, a file that holds it up, storing file by file."""
         for name, paths in choice.noise.items():
             self._note_once(
                 f"checkpoints: {_in_words(name)} holds files that are written to without a pause "

@@ -1,7 +1,7 @@
-"""How far the mirror is, for facts and for the alarm of a stall. Pure but for its clock.
+"""Progress of the mirror, for the facts sent to the service and for the alarm of a stall. Pure but for its clock.
 
-A stall: something could be stored, and the store takes nothing of it for two intervals beyond the first, or one round
-after the other fails. What is still being written is no stall, nor is a large upload that moves on.
+The mirror has stalled if, for more than three intervals, there is something to store and the store takes nothing of it,
+or every round fails. A file that the program is still writing is no stall, nor is a large upload that makes progress.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Progress:
                 self._ready_since_s, self._ready_at = self._clock.monotonic(), self._clock.now()
 
     def moves(self) -> None:
-        """Take note that the store has taken something; after a round that failed, only a whole one counts."""
+        """Take note that the store has taken something; after a failed round, only a successful round ends a stall."""
         with self._lock:
             if self._ready_since_s is not None and not self._facts.error:
                 self._ready_since_s, self._ready_at = self._clock.monotonic(), self._clock.now()
@@ -112,7 +112,13 @@ class Progress:
             self._facts = replace(self._facts, error=error)
 
     def missed(self, paths: tuple[str, ...], *, torn: tuple[str, ...] = (), size_bytes: int) -> None:
-        """Record the files that the last flush did not store, and the torn ones that it left out."""
+        """Record the files that the last flush did not store, and the torn ones that it left out.
+
+        Args:
+            paths: files that are not stored, torn ones aside; the facts name `MAX_MISSED` of them.
+            torn: files that were left out because they are not whole.
+            size_bytes: of all `paths` together; deleted files count nothing.
+        """
         with self._lock:
             self._facts = replace(self._facts, missed=paths[:MAX_MISSED], torn=torn[:MAX_MISSED])
             self._dirty = replace(self._dirty, num_files=len(paths), size_bytes=size_bytes)

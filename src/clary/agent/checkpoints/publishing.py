@@ -176,7 +176,7 @@ class Publisher:
             )
 
     def _newest_of(self, host: str) -> CheckpointSet | None:
-        """Return another host's newest set, or None without a trusted one. Raises: ObjectStoreError."""
+        """Return another host's newest set, or None if it is missing or not to be trusted. Raises: ObjectStoreError."""
         prefix = self._prefix.key(f"{OWN_FOLDER}/{host}/set-")
         found = [
             (place[1], info.key)

@@ -41,7 +41,7 @@ _NUM_ALONE = 3  # with three looks in a row nobody falls between the files of on
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The interval between looks, and the limits of rest and patience."""
+    """The interval between rounds of looks, and the limits of rest and patience."""
 
     settle_s: float  # unchanged for so long is at rest
     interval_s: float  # from one round to the next
@@ -158,7 +158,13 @@ class Sight:
         return is_any or self.frame_dirty_since_s is not None or bool(self.left_out.difference(noise))
 
     def is_at_rest_but_for(self, noise: Collection[str], now_s: float, pace: Pace) -> bool:
-        """Whether everything else is at rest."""
+        """Whether everything else is at rest.
+
+        Args:
+            noise: paths that do not count.
+            now_s: monotonic time of the last look.
+            pace: tells how long a file has to rest.
+        """
         if now_s - self.frame_since_s < pace.settle_s:
             return False
         return all(file.is_at_rest(now_s, pace) for path, file in self.files.items() if path not in noise)

@@ -117,7 +117,7 @@ def restored_counts(
 
 
 def leave_restored(folder: CheckpointFolder, counts: RestoredCounts) -> None:
-    """Write the counts into an otherwise empty folder; only while no program runs. Never raises."""
+    """Remove the folder's files and write the counts, if any, there; only while no program runs. Never raises."""
     try:
         folder.make()
         with Folder(folder.open()) as opened:

@@ -1,9 +1,11 @@
-"""From looks at the folder to sets in the store.
+"""Writer of a host's checkpoint sets: stores the files that a look at the folder has chosen, and then a manifest.
 
-Order: announce what is about to appear under plain paths; store what is new; look again; write the manifest if what was
-stored is still what lies there; only then clean up. A host that dies at any point leaves its newest set whole.
+Order of the steps: announce the new objects that will lie under plain paths; store the new files; look at the folder
+again; write the manifest of the files that are unchanged in the folder; only then delete old content. A host that dies
+at any point leaves its newest set whole.
 
-What was restored from elsewhere belongs to whom it came from: it is in no set of this host until it changes here.
+Files that were restored from another host's set belong to that host. They are in no set of this host until they change
+here.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class SetWriter:
         may_name_plain: whether the object under a file's plain path is known to hold that content.
         is_given_up: once it says so, uploads end with an AgentError.
         on_progress: told, from several threads, whenever the store has taken something.
-        step_counts: knows how far the debugger has counted steps; None where it does not.
+        step_counts: reads the steps that the debugger has counted; None: sets carry no step counts.
     """
 
     def __init__(
@@ -201,7 +203,11 @@ class SetWriter:
     def _with_doubts(
         self, name: str, version: GroupVersion, content: GroupContent, choice: Choice
     ) -> tuple[GroupVersion, GroupContent]:
-        """Record the files that a group leaves out: now, and in the restored set while any of its files remain."""
+        """Record the files that a group leaves out.
+
+        These are the files left out now, and those that the restored set left out as long as a restored file of the
+        group is unchanged.
+        """
         left_out = choice.left_out.get(name, frozenset())
         kept, files = self._doubts.get(name, NOTHING), content.files
         is_any_left = any(path in files and files[path].is_written_as(facts) for path, facts in kept.files.items())
@@ -242,7 +248,7 @@ class SetWriter:
         return self._version(files_of, again), taken
 
     def _own(self, files: Mapping[str, FileFacts]) -> dict[str, FileFacts]:
-        """Return the files without unchanged ones that were restored from elsewhere."""
+        """Return the files, except ones restored from elsewhere and unchanged since."""
         return {path: facts for path, facts in files.items() if self._inherited.files.get(path) != facts}
 
     def _version(self, files: Mapping[str, CheckpointFile], content: GroupContent) -> GroupVersion:
@@ -253,7 +259,10 @@ class SetWriter:
         )
 
     def _expect_at_plain_paths(self, checkpoints: CheckpointSet) -> None:
-        """Count on the first host to copy another host's files to where people look, now or later."""
+        """Mark the plain paths of this set as taken, unless this is the first host: it copies other hosts' files there.
+
+        The first host may do so now or later.
+        """
         if not self._writer.is_first:
             for file in checkpoints.files:
                 self.names.add(file.path)
@@ -269,7 +278,7 @@ class SetWriter:
         return replace(file, evidence=decision.evidence.value, rested_s=round(decision.rested_s, 1))
 
     def _with_plain_key(self, file: CheckpointFile) -> CheckpointFile:
-        """Name the plain path where the content is known to stand there by now: its own place can be given up then."""
+        """Return the file with its plain path as key if the content is known to lie there, so that the copy can go."""
         if self._writer.is_first and file.key != file.path and self._may_name_plain(file):
             return replace(file, key=file.path)
         return file
@@ -323,8 +332,8 @@ class SetWriter:
     def _gone(self, groups: Mapping[str, GroupVersion], taken: Mapping[str, GroupContent]) -> tuple[str, ...]:
         """Return the paths below the prefix that must not come back: deleted files, pieces of unfinished sets.
 
-        What was restored from elsewhere is among them if it was deleted in this host's folder; what its owner does
-        with it is the owner's business.
+        A file that was restored from another host's set is among them if it was deleted in this host's folder. The
+        other host may still keep it in its own set.
         """
         named = {path for version in groups.values() for path in (*version.files, *version.links)}
         lying = {path for content in taken.values() for path in (*content.files, *content.links)}
@@ -378,8 +387,8 @@ def _differs(one: GroupVersion, other: GroupVersion) -> bool:
 def _restored_doubts(history: History) -> dict[str, GroupContent]:
     """Return the groups whose restored version may lack something, as the restore has left them.
 
-    Nothing that is seen in the folder tells what it lacks: the restore did not bring that. So the doubt goes when the
-    program has written, or removed, all that came.
+    The folder does not show which files a version lacks, because the restore did not bring them. So the version stays
+    in doubt until the program has rewritten or removed every file that was restored.
     """
     contents = contents_of(history.baseline)
     return {

@@ -1,6 +1,7 @@
-"""Files of the checkpoint folder into the store, read once: hashed on their way.
+"""Uploads of checkpoint files: each file is read once, and hashed while it is sent.
 
-Only a file that is the same before and after it was read has been stored; under its key nothing appears otherwise.
+A file counts as stored only if it is the same before and after the reading. If it has changed meanwhile, no object
+appears under its key.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Uploader:
         Args:
             on_stored: told each file that is in the store now, from several threads.
         Returns: path -> why, for files that cannot be read.
-        Raises: ObjectStoreError, AgentError; what was stored before was told.
+        Raises: ObjectStoreError, AgentError; `on_stored` has been called for every file stored before the error.
         """
         unread: dict[str, str] = {}
         stop = threading.Event()
@@ -144,7 +145,7 @@ class Uploader:
         return digest.hexdigest()
 
     def _check(self, upload: Upload) -> None:
-        """Look whether the store has all of it: one that loses bytes must not be found out by a restore."""
+        """Check the size of the stored object, so that a store's loss of bytes shows now and not in a restore."""
         found = listed(self._store, self._prefix.bucket, self._prefix.key(upload.key))
         if found is None or found.size_bytes != upload.facts.size_bytes:
             got = "nothing" if found is None else f"{found.size_bytes} bytes"
@@ -156,9 +157,15 @@ class Uploader:
 
 
 def listed(store: ObjectStore, bucket: str, key: str) -> ObjectInfo | None:
-    """Return an object as listings have it; None if they do not: then a restore would not find it.
+    """Return an object as the bucket's listing shows it; None if it is not listed: a restore would not find it.
 
-    Asked instead of `head`, which SeaweedFS also answers for names that it lists in another form or not at all.
+    Use this instead of `head`: SeaweedFS answers `head` also for names that it lists in another form or not at all.
+
+    Args:
+        store: where to look.
+        bucket: its name.
+        key: whole, with the prefix.
+    Raises: ObjectStoreError.
     """
     first = next(store.list_objects(bucket, key), None)  # no other key with this beginning comes earlier
     return first if first is not None and first.key == key else None

@@ -68,6 +68,10 @@ def code_channel(plan: LaunchPlan) -> str | None:
 def prepare_code(plan: LaunchPlan, store: ObjectSource, tree: MlTree) -> CodeFacts:
     """Put the user's code into `tree.code` and find the entry point in it.
 
+    Args:
+        plan: names the code and the entry point; without a source nothing is put into the folder.
+        store: read where the code lies in S3.
+        tree: of the host, as the agent sees it.
     State after failure: what was unpacked stays in the folder; a repeated call writes over it.
     Raises: AgentError with fault USER for a name that cannot be an entry point, for one that is not in the code (the
         message lists what is), and for a source that is missing or hostile; ObjectStoreError from S3.

@@ -128,6 +128,10 @@ def relocated(path: str, inside: MlTree) -> str:
 def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
     """Make every folder of `tree` and write its configuration files; harmless when repeated.
 
+    Args:
+        plan: of the attempt.
+        host: of the tree.
+        tree: as the agent sees it; its root is made if need be.
     State after failure: what was written stays; the next call writes the rest.
     Raises: OSError, a full disk for one.
     """

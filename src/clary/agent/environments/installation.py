@@ -1,19 +1,20 @@
 """uv at work in a host of the job: the one place where packages are installed, and where their build scripts run.
 
 Where: `requirements` makes the copy of the environment and takes over what was changed in it. The host is made like the
-program's: its network, memory limit, files and user. It has an `/opt/ml` of its own, with what the installation may
-depend on and nothing else, and is gone before anybody looks at what it has left.
+program's: its network, memory limit, files and user. It has an `/opt/ml` of its own that holds only the files on which
+the installation may depend. The host has ended before `requirements` reads the installed files.
 
     /opt/clary/install/uv        the installer, read-only
     /opt/clary/install/uv.toml   the owner's settings of uv, read-only
     /opt/clary/install/cache     packages that were fetched before
 
 [Note: who writes into the cache]
-What is fetched is kept for later jobs, and a build script that could write there would choose what they get. So uv runs
-twice where packages come from afar. The first run may write into the cache and builds nothing; it gets only those
-requirements that are names and versions, and no file of the job. What it installs is thrown away. The second run may
-build; it sees the cache below a layer of its own, which goes with it. Without layers its cache is empty at first.
-The first run may fail: it does where a package has to be built. The second one says what is wrong.
+Fetched packages are kept in the cache for later jobs. A build script that could write into the cache would choose what
+those jobs get. So uv runs twice if packages come from an index. The first run may write into the cache and builds
+nothing; it gets only those requirements that are names and versions, and no file of the job. Its installation is thrown
+away. The second run may build; it sees the cache below a layer of its own, which is removed afterwards. Without layers
+there is no first run, and the cache is empty at first.
+The first run fails if a package has to be built, which is no error. The second run says what is wrong.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ class InstallationWorld:
     """Where installations of a job run.
 
     Attributes:
-        sandbox: the program's host, with the binds that every program needs; folders are put in its place.
+        sandbox: the program's host, with the binds that every program needs; an installation replaces its folders.
         watch_memory: keeps the host's memory limit where the kernel does not.
-        proxies: variables that name the host's way out; for hosts of their own.
-        is_offline: whether the host has no way out.
+        proxies: environment variables that name the host's proxies; used only if hosts have namespaces.
+        is_offline: whether the host can reach nothing outside.
     """
 
     sandbox: Sandbox

@@ -29,6 +29,11 @@ def write_stop_notice(tree: MlTree, *, reason: str, grace_s: float, clock: Clock
     It says the end of the grace by two clocks: monotonic time, which means the same to all processes of the machine,
     stays right when the time of day is set meanwhile.
 
+    Args:
+        tree: of the host, as the agent sees it.
+        reason: of the stop, as programs read it.
+        grace_s: from now to the kill.
+        clock: gives both times.
     Raises: OSError, when the disk is full or the program has removed the folder; an earlier notice is still there then.
     """
     deadline = clock.now() + timedelta(seconds=grace_s)

@@ -106,7 +106,7 @@ def program_variables(
         inside: the tree as the program sees it.
         python: interpreter of the prepared environment.
         shims_folder: folder put before the environment's own programs in PATH.
-        machine: the agent's environment, of which the names in `INHERITED` pass.
+        machine: the agent's environment, of which the names in `INHERITED` pass, and `PIP_*` and `UV_*`.
         brings_wandb_key: whether the code has a key of Weights & Biases with it.
     """
     variables = service_variables(plan, host, inside, python=python, shims_folder=shims_folder, machine=machine)
@@ -126,7 +126,10 @@ def service_variables(
     shims_folder: str,
     machine: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the variables that the service sets in every container; see `program_variables` for the arguments."""
+    """Return the variables that the service sets in every container.
+
+    Args: as `program_variables`.
+    """
     endpoint = plan.job_endpoint
     interface = network_interface(plan)
     variables = {
@@ -221,6 +224,10 @@ def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> di
 def pool_cache(plan: LaunchPlan, host: str, inside: MlTree) -> PurePosixPath:
     """Return the folder that programs of a warm pool's jobs hand on from job to job, as they see it.
 
+    Args:
+        plan: of one of the pool's attempts.
+        host: its name.
+        inside: the tree as the program sees it.
     Source: SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY, "Persistent cache" in the developer guide.
     """
     if plan.isolation is Isolation.PROCESSES:
@@ -239,6 +246,8 @@ def sm_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, 
 
     Names that both have carry the toolkit's value. A hyperparameter whose name holds `=` has no SM_HP_* variable,
     because no environment can carry it.
+
+    Args: as `program_variables`.
     """
     values = _toolkit_values(plan, host, inside)
     variables = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}

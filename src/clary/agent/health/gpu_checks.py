@@ -30,7 +30,13 @@ OK, WARN, BAD = FindingState.OK, FindingState.WARN, FindingState.BAD
 
 
 def check_gpus(plan: LaunchPlan, host: HostPlan, *, computes: bool) -> HealthFinding:
-    """Ask the driver, and have each GPU of the host multiply if `computes`."""
+    """Ask the driver, and have each GPU of the host multiply if `computes`.
+
+    Args:
+        plan: its environment's Python multiplies.
+        host: has at least one GPU.
+        computes: takes seconds and memory of each GPU, so only while no program runs there.
+    """
     indices = host.resources.gpu_indices
     listing = _run(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], _QUERY_S)
     products = None

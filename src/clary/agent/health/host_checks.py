@@ -87,7 +87,10 @@ def check_host(
 
 
 def read_disk(folder: Path, *, writes: bool) -> DiskReading:
-    """Return a reading of the disk below a folder; writes a few MiB there and removes them."""
+    """Return a reading of the disk below a folder; with `writes` a few MiB are written there and removed.
+
+    An error is part of the reading.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free

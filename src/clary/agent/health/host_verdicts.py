@@ -57,7 +57,13 @@ def disk_finding(host: str, reading: DiskReading) -> HealthFinding:
 
 
 def memory_finding(host: str, available_bytes: int | None, limit_bytes: int | None) -> HealthFinding:
-    """Judge the memory that the machine has left for a host with this limit."""
+    """Judge the memory that the machine has left for a host with this limit.
+
+    Args:
+        host: its name.
+        available_bytes: to programs now; None where the machine does not say.
+        limit_bytes: of the host; None for no limit.
+    """
 
     def finding(state: FindingState, words: str, cause: str = "") -> HealthFinding:
         return HealthFinding(check=Check.MEMORY, state=state, host=host, words=words, cause=cause)
@@ -74,7 +80,13 @@ def memory_finding(host: str, available_bytes: int | None, limit_bytes: int | No
 
 
 def clock_finding(host: str, offset_s: float | None, why_not: str = "") -> HealthFinding:
-    """Judge how far this host's clock is ahead of the service's."""
+    """Judge how far this host's clock is ahead of the service's.
+
+    Args:
+        host: its name.
+        offset_s: negative for a clock that is behind; None if it was not measured.
+        why_not: reason why it was not measured.
+    """
     if offset_s is None:
         return HealthFinding(check=Check.CLOCK, state=SKIPPED, host=host, words=why_not)
     off = abs(offset_s)

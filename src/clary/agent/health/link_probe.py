@@ -102,7 +102,7 @@ class LinkProbe:
         await self._ask(f"sum {turn} {number}")
 
     def note_heard(self) -> None:
-        """Record the datagrams received from the peer so far."""
+        """Record the number of datagrams that have come from the peer so far."""
         self._note(num_heard=self._listener.num_heard[self._peer.name])
 
     def leave(self) -> None:

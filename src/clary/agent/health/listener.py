@@ -38,13 +38,20 @@ _MOST_TURNS = 256  # at once, for a line: more than any receive buffer holds
 
 
 def datagram(kind: int, *, place: int, number: int = 0, packet_bytes: int = 0) -> bytes:
-    """Return a datagram; with `packet_bytes` as long as makes an IPv4 packet of that size."""
+    """Return a datagram; with `packet_bytes` as long as makes an IPv4 packet of that size.
+
+    Args:
+        kind: `HELLO`, `LOSS`, `SIZE`, `SIZE_ANSWER` or `NO_SUM`.
+        place: of the sender in the job's order of hosts, from 0.
+        number: of the datagram among those of its kind.
+        packet_bytes: headers included; 0 for the shortest.
+    """
     head = _DATAGRAM.pack(_MAGIC, kind, place, packet_bytes, number)
     return head.ljust(packet_bytes - HEADERS_BYTES, b"\0")
 
 
 class Listener:
-    """Answers the peers of one host; keeps counts of their datagrams by name.
+    """Answers the peers of one host; counts their datagrams by name and queues their numbers for the sum.
 
     Args:
         names: of all hosts, in the job's order, as every host has them.

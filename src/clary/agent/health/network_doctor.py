@@ -34,7 +34,7 @@ _Reading = TypeVar("_Reading", PortReading, NetworkReading)
 def network_order(plan: LaunchPlan, host: HostPlan) -> NetworkOrder:
     """Return the order to a host's network program. Pure.
 
-    Where everything is waited for before the program starts (`HealthAction.REPLACE`) there is no pause.
+    There is no pause with `HealthAction.REPLACE`: the host then waits for all readings before its program starts.
     """
     return NetworkOrder(
         host=host.name,
@@ -65,7 +65,10 @@ def _peer(host: HostPlan, other: HostPlan) -> Peer:
 
 
 class NetworkDoctor:
-    """One run of a host's network program, which dies with the thread that makes this; that thread closes it too."""
+    """One run of a host's network program.
+
+    The thread that makes a `NetworkDoctor` also closes it; the program dies with that thread.
+    """
 
     def __init__(self, order: NetworkOrder) -> None:
         self._order = order
@@ -93,7 +96,7 @@ class NetworkDoctor:
         return self._ports
 
     def reading(self) -> NetworkReading:
-        """Wait for the reading of all the rest; the program goes on answering peers after it.
+        """Wait for the reading of the network and its peers; the program goes on answering peers afterwards.
 
         Raises: AgentError if there is none in time.
         """

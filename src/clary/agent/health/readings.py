@@ -62,7 +62,7 @@ class PortReading:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkReading:
-    """Measurements from this host to one peer; None was not measured."""
+    """Measurements from this host to one peer; a field that is None was not measured."""
 
     peer: str
     answer: Answer

@@ -168,7 +168,7 @@ def call_filter(machine: str) -> bytes | None:
 
 
 def refused_calls(machine: str) -> Mapping[str, int]:
-    """Return names and numbers of the calls that fail with EPERM for all arguments."""
+    """Return names and numbers of the calls that fail with EPERM regardless of their arguments."""
     return {**_REFUSED_EVERYWHERE, **_MACHINES[machine].refused}
 
 

@@ -130,7 +130,14 @@ class FirstProcess:
         binds: Sequence[Bind],
         output_fds: Sequence[int],
     ) -> bool:
-        """Send the program to a first process that stands by; False if it is gone."""
+        """Send the program to a first process that stands by; return False if it is gone.
+
+        Args:
+            processes: of the program.
+            forks: for each process, whether it can begin in the interpreter that stands ready.
+            binds: that the host gets late.
+            output_fds: for each process, the write end of its output pipe; stay open here.
+        """
         order = {
             "processes": process_orders(processes, output_fds, forks=forks),
             "binds": [vars(bind) for bind in binds],

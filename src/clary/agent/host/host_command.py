@@ -1,7 +1,8 @@
-"""One command run to its end in a host of its own: where a stranger's code may run before there is a program.
+"""One command run to its end in a host of its own, so that code of others can run before the job's program starts.
 
-Where: installations of requirements (`environments.installation`), and questions to programs that a job brought with
-it. The host is ended before the answer is given, so nothing of the command runs on.
+Where: `environments.installation` installs requirements in this way; `supervisor.wiring` reads the output of programs
+that a job may have brought with it, such as Open MPI's. The host ends before `run_in_host` returns, so no process of
+the command is left.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def run_in_host(
 
     Args:
         process: the command.
-        sandbox: the host; with plain processes the command runs as one.
+        sandbox: the host; without namespaces the command runs as a plain process of the machine.
         check: called often; what it raises ends the command.
         watch_memory: keeps the host's memory limit where the kernel does not; an excess ends the command.
     Raises: AgentError: the host could not be made, or ended before the command did.

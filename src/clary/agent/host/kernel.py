@@ -112,7 +112,15 @@ class _MountAttributes(ctypes.Structure):
 
 
 def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """Mount `source` at `target`; `kind` is the file system, empty for binds and remounts."""
+    """Mount `source` at `target`. Raises: OSError.
+
+    Args:
+        source: a folder or file for binds, else a name that the file system may ignore.
+        target: an existing mount point, of the same kind as the source for binds.
+        kind: the file system, empty for binds and remounts.
+        flags: `MS_*`.
+        options: of the file system, separated by commas.
+    """
     result = _libc().mount(
         os.fsencode(source), os.fsencode(target), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None
     )

@@ -33,7 +33,7 @@ def host_order(
         cgroup: the host's cgroup.
         output_fds: write end of each process's output pipe, as the first process inherits it.
         standby: interpreter to hold ready until the processes come.
-        late_roots: folders below which binds may come with them.
+        late_roots: folders below which binds may arrive together with those processes.
     """
     return {
         "isolation": sandbox.isolation.value,
@@ -65,7 +65,7 @@ def host_order(
 def process_orders(
     processes: Sequence[ProcessSpec], output_fds: Sequence[int], *, forks: Sequence[bool] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the order to the first process for each process to start.
+    """Return one order for each process that the host's first process is to start.
 
     Args:
         processes: what to start.

@@ -1,4 +1,4 @@
-"""The users of a host's programs, as the first process holds them: opened, tried out, given to files.
+"""The users of a host's programs: the first process opens and tries them, and makes them owners of files.
 
 Where: `init` opens them for a host of a root service; `host_root`, `machine_view` and `late_binds` give files to them;
 `confinement` makes each process one of them. The first process itself stays root of the machine.
@@ -39,7 +39,7 @@ class ProgramUsers:
         os.chown(path, self.first_id, self.first_id, follow_symlinks=False)
 
     def enter(self) -> None:
-        """Become root of the user namespace, for good; takes a process with one thread."""
+        """Become root of the user namespace, for good; the process must have one thread only."""
         kernel.join_namespace(self.namespace, kind=kernel.CLONE_NEWUSER)
         os.setgroups(())
         os.setresgid(0, 0, 0)
@@ -69,7 +69,12 @@ def open_program_users(order: Mapping[str, Any]) -> tuple[ProgramUsers | None, l
 def why_not_mapped(users: ProgramUsers, *, folders: tuple[str, ...], scratch_folder: str) -> str:
     """Return why files of `folders` cannot be given to the programs, in words; empty if they can.
 
-    Takes a mount namespace of the caller's own.
+    Args:
+        users: of the programs.
+        folders: existing ones; each is mounted for a moment.
+        scratch_folder: private folder for the mount point, which is removed again.
+
+    The caller must be in a mount namespace of its own.
     """
     for folder in folders:
         place = f"{scratch_folder}/mapped"
@@ -86,7 +91,7 @@ def why_not_mapped(users: ProgramUsers, *, folders: tuple[str, ...], scratch_fol
 
 
 def shared_users(reason: str) -> str:
-    """Return the sentence of a host whose programs have the machine's own root as theirs."""
+    """Return the sentence for a host whose programs run as the machine's own root."""
     return _shared(reason)
 
 
@@ -103,7 +108,7 @@ def strange_owner(path: str) -> str:
 
 
 def closed_to_others(path: str, *, target: str) -> str:
-    """Return a sentence if a folder that stays its owner's is closed to programs as a whole, else an empty text.
+    """Return a sentence if programs can use nothing in a folder that keeps its owner, else an empty text.
 
     Args:
         path: the folder on the machine.

@@ -32,7 +32,7 @@ class StandbyPlan:
 def plan_standby(
     processes: Sequence[ProcessSpec], *, preload: tuple[str, ...] = ("torch",), moved: tuple[str, str] | None = None
 ) -> StandbyPlan | None:
-    """Return the plan that suits ranks like the last program's; None if it had no Python program of ours.
+    """Return the plan that suits ranks like the last program's, or None if it had no Python rank that can be forked.
 
     Args:
         processes: of the last program; the one with the lowest index that can be forked is taken as the example.

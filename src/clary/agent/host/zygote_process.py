@@ -59,7 +59,7 @@ class Zygote:
         prepare: Callable[[], object],
         confinement: Confinement,
     ) -> Zygote:
-        """Start the interpreter and return before it has imported anything.
+        """Start the interpreter and return without waiting for its imports.
 
         Args:
             standby: argv and environment, as `standby` writes them.

@@ -108,7 +108,14 @@ class LaunchContext:
         rank: int | None = None,
         local_rank: int = 0,
     ) -> ProcessSpec:
-        """Return a process that starts in the code folder."""
+        """Return a process that starts in the code folder.
+
+        Args:
+            argv: its command line.
+            additions: variables over those of `environment`.
+            rank: among all processes of the job; None for one that is no rank or starts ranks of its own.
+            local_rank: among the ranks of this host.
+        """
         return ProcessSpec(
             argv=argv,
             environment=self.environment(additions),

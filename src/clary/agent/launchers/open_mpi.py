@@ -27,7 +27,13 @@ class OpenMpi:
 
 
 def find_open_mpi(environment: Mapping[str, str], *, working_folder: str, ask: Ask) -> OpenMpi | None:
-    """Return the mpirun that the program would find in PATH, if it is Open MPI's."""
+    """Return the mpirun that the program would find in PATH, or None if it is not Open MPI's.
+
+    Args:
+        environment: of the program.
+        working_folder: as the program sees it.
+        ask: runs the question where the program runs.
+    """
     question = ProcessSpec(
         argv=("/bin/sh", "-c", _QUESTION),
         environment=dict(environment),

@@ -75,7 +75,10 @@ class HostLog:
         return self._intake.num_outputs
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
-        """Say how lines of the stream `key` are marked, before its first bytes."""
+        """Say how lines of the stream `key` are marked, before its first bytes.
+
+        Args: as `steps.OutputLog.open`.
+        """
         self._intake.open(key, rank=rank, prefix=prefix)
 
     def on_output(self, key: Hashable, data: bytes) -> None:
@@ -126,7 +129,7 @@ class HostLog:
         return has_flushed and has_stopped
 
     def _flush(self) -> None:
-        """Pass the buffer's content on to the intake."""
+        """Wait until the intake has the buffer's content, `FLUSH_LIMIT_S` at most."""
         if not self._buffer.flush(0.0 if self._is_hung else FLUSH_LIMIT_S) and not self._is_hung:
             self._is_hung = True  # the end of the job waits for a disk that hangs once, not for each question
             self._on_note(f"the disk of this host did not take the last output within {FLUSH_LIMIT_S:g} s")

@@ -63,7 +63,7 @@ class LogBatches:
     def take(self) -> ReadyBatch | None:
         """Return a batch from `first` on, the same until it is acknowledged, and go on with the next in a flood.
 
-        Raises: AgentError if the spool does not give back what it holds.
+        None where the spool holds no such line yet. Raises: AgentError if the spool does not give back what it holds.
         """
         if self._taken is not None:
             return self._taken
@@ -81,7 +81,7 @@ class LogBatches:
         self._metrics.close()
 
     def _take_ahead(self, first_sequence: int) -> ReadyBatch | None:
-        """Return the batch made ahead, or None without one or if the service has asked for other lines."""
+        """Return the batch made ahead, or None if there is no such batch or the service has asked for other lines."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None

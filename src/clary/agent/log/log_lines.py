@@ -138,5 +138,5 @@ def _decode(data: bytes) -> str:
 
 
 def _last_state(line: str) -> str:
-    r"""The visible state of a line with `\r` in a terminal: the last one that is not blank."""
+    r"""Return the visible state of a line with `\r` in a terminal: the last one that is not blank."""
     return next((state for state in reversed(line.split("\r")) if state.strip()), "")

@@ -29,7 +29,13 @@ class LogLoss:
         return self._reasons[-1]
 
     def add(self, num_lines: int, size_bytes: int, reason: str) -> None:
-        """Count lost lines, with the reason."""
+        """Count lost lines, with the reason.
+
+        Args:
+            num_lines: 0 where only a part of a line is lost.
+            size_bytes: of their text.
+            reason: a clause for the sentence; each is named once in a gap.
+        """
         self.num_lines += num_lines
         self._gap_lines += num_lines
         self._gap_bytes += size_bytes

@@ -34,7 +34,7 @@ class LogReceiver(Protocol):
 
 
 class LogShipper(Sender):
-    """Sends lines until it is aborted, each however often it takes.
+    """Sends lines in order until it is aborted, each batch as often as it takes.
 
     Args:
         service: where lines go.

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def compile_patterns(sources: list[str]) -> tuple[list[re.Pattern[str] | None], list[str | None]]:
-    """Return compiled patterns, or None and the error at the same place for each bad one."""
+    """Return compiled patterns and, at the same places, errors: one of the two is None at each place."""
     patterns: list[re.Pattern[str] | None] = []
     errors: list[str | None] = []
     for source in sources:

@@ -65,7 +65,7 @@ class OutputTaker(Protocol):
 
 
 class OutputBuffer:
-    """Passes output of many threads on in order; `close` ends its thread.
+    """Passes on the output of many threads, in order; `close` ends its thread.
 
     Args:
         taker: called from one thread only.

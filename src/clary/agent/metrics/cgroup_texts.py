@@ -33,7 +33,13 @@ def parse_flat(text: bytes) -> dict[bytes, int]:
 
 
 def cpu_seconds(*, version: int, cpu_stat: bytes | None, cpuacct_usage: bytes | None) -> float | None:
-    """Return the processor time used; None where the files do not say."""
+    """Return the processor time used; None where the files do not say.
+
+    Args:
+        version: of the cgroup, 1 or 2.
+        cpu_stat: text of cpu.stat, which tells it in version 2; None if it was not read.
+        cpuacct_usage: text of cpuacct.usage, which tells it in version 1; None if it was not read.
+    """
     if version == 2:
         usage_us = parse_flat(cpu_stat or b"").get(b"usage_usec")
         return None if usage_us is None else usage_us / _US_PER_S

@@ -107,7 +107,7 @@ class HostMetrics(Companion):
                 self._sampling.remove(kind)
 
     def keep_gpu_errors(self) -> None:
-        """Keep the GPU errors so far, after the program has failed: later ones cannot be the cause."""
+        """Keep the times of GPU errors so far, after the program has failed: later errors cannot be the cause."""
         if self._xids is not None:
             self._xids.keep()
 

@@ -50,7 +50,15 @@ def pause_s(used_bytes: int, limit_bytes: int, *, cost_s: float) -> float:
 
 
 def excess_in_words(host: str, used_bytes: int, limit_bytes: int, uses: Sequence[ProcessUse], *, advice: str) -> str:
-    """Say that a host used more than its limit and was ended for it, with its largest processes and advice."""
+    """Say that a host used more than its limit and was ended for it, with its largest processes and advice.
+
+    Args:
+        host: name.
+        used_bytes: of the last look.
+        limit_bytes: of the host.
+        uses: in any order; the `MAX_NAMED` largest are named, the others summed up.
+        advice: for the user; empty for a general one.
+    """
     largest = sorted(uses, key=lambda use: use.memory_bytes, reverse=True)
     named = [_in_words(use) for use in largest[:MAX_NAMED]]
     if rest := largest[MAX_NAMED:]:

@@ -131,7 +131,13 @@ class ProgramSource:
 
 
 def throttled_values(now: Throttling, then: Throttling, span_s: float) -> Values:
-    """Return how much processor time was refused: of periods, and of time, where one processor is 100 percent. Pure."""
+    """Return how much processor time was refused: of periods, and of time, where one processor is 100 percent. Pure.
+
+    Args:
+        now: counters of the cgroup.
+        then: the same at an earlier moment.
+        span_s: between the two, more than 0.
+    """
     num_periods = now.num_periods - then.num_periods
     refused_s = max(0.0, now.throttled_s - then.throttled_s)
     values = {"host/cpu_throttled_time_percent": round(PERCENT * refused_s / span_s, 1)}

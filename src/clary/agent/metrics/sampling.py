@@ -128,7 +128,13 @@ class Sampling(Worker):
 
 
 def next_beat_s(beat_s: float, *, now_s: float, interval_s: float) -> float:
-    """Return when the next row is due; beats that were missed are left out. Pure."""
+    """Return when the next row is due; beats that were missed are left out. Pure.
+
+    Args:
+        beat_s: monotonic time at which the last row was due.
+        now_s: monotonic time.
+        interval_s: from one beat to the next.
+    """
     due_s = beat_s + interval_s
     if due_s > now_s:
         return due_s

@@ -29,7 +29,7 @@ class SampleReceiver(Protocol):
 
 
 class SampleShipper(Sender):
-    """Sends rows until it is aborted.
+    """Sends rows in order until it is aborted.
 
     Args:
         service: where rows go.

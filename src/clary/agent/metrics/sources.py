@@ -28,7 +28,7 @@ class Source(Protocol):
         """Return the values at a monotonic time, with rates since the last call; the first call has no rates."""
 
     def close(self) -> None:
-        """Close its descriptors; harmless when repeated."""
+        """Free its files and processes; harmless when repeated."""
 
 
 class Slowly:
@@ -128,7 +128,7 @@ class DiskSource:
         self._values: Values = {}
 
     def read(self, now_s: float) -> Values:
-        """Return how full the disk is, as df says it: in parts of the space for users."""
+        """Return how full the disk is, as df says it: space reserved for root does not count in the percentage."""
         if self._slowly.is_due(now_s):
             self._values = self._measured()
         return self._values

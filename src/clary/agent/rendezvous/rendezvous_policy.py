@@ -36,7 +36,13 @@ class MeetingPlace:
 
 
 def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> MeetingPlace | None:
-    """Return where to look; None for a host that has nobody to meet, or no network of its own to look at."""
+    """Return where to look; None for a host that has nobody to meet, or no network of its own to look at.
+
+    Args:
+        plan: of the attempt.
+        host: one of the plan's.
+        num_processes: that Clary starts on this host.
+    """
     if plan.isolation is not Isolation.NAMESPACES or host.name not in plan.network.namespace_paths:
         return None
     members = list(plan.hosts)

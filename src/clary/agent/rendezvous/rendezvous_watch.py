@@ -48,7 +48,7 @@ class RendezvousWatch(Companion):
         self._worker: Worker | None = None
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Look at the network of the program's first process; not where that is not known."""
+        """Begin to look at the first process's network, if its pid is known and the host has anybody to meet."""
         place = self._place_of(program.num_processes)
         if place is None or program.init_pid is None:
             return

@@ -269,7 +269,13 @@ class RuleProcesses(Worker):
 
 
 def fetch_source(uri: str, place: Path, *, store: ObjectStore) -> str:
-    """Bring a user's rule; return its path below `place`. Raises: ClaryError, OSError."""
+    """Download a user's rule; return its path below `place`. Raises: ClaryError, OSError.
+
+    Args:
+        uri: of a file in S3 that ends in .py and has at most `MAX_SOURCE_BYTES`.
+        place: an existing folder.
+        store: holds the file.
+    """
     source = parse_s3_uri(uri)
     name = PurePosixPath(source.key).name
     if not name.endswith(".py"):
@@ -281,7 +287,13 @@ def fetch_source(uri: str, place: Path, *, store: ObjectStore) -> str:
 
 
 def fetch_trial(uri: str, place: Path, *, store: ObjectStore) -> None:
-    """Bring the tensors of another training. Raises: ClaryError, OSError."""
+    """Download the tensors of another training and mark it as ended. Raises: ClaryError, OSError.
+
+    Args:
+        uri: prefix in S3 with at most `MAX_OTHER_FILES` files and `MAX_OTHER_BYTES`.
+        place: folder to be made or filled; after an error it holds a part.
+        store: holds the tensors.
+    """
     source = parse_s3_uri(uri)
     prefix = f"{source.key.rstrip('/')}/" if source.key else ""
     num_files = num_bytes = 0

@@ -63,7 +63,11 @@ class HostChannels:
             return tuple(self._summaries.values())
 
     def fetch(self, channel: Channel, *, store: ObjectStore, host_index: int, num_hosts: int) -> ChannelFacts:
-        """Bring one channel. Raises: as `fetch_channel`."""
+        """Bring one channel, and have the program see it.
+
+        Args: as `fetch_channel`.
+        Raises: as `fetch_channel`; AgentError, too, if a snapshot cannot be copied.
+        """
         is_copied = self._cache.is_on and channel.input_mode is not InputMode.PIPE and self._is_copied(channel)
 
         def bring(why_not_kept: str = "") -> ChannelFacts:

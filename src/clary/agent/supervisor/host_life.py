@@ -122,7 +122,7 @@ class HostLife:
         return self._watch.due_at_s if self._watch is not None else None
 
     def act_if_due(self) -> None:
-        """Do the act of a deadline that has passed."""
+        """Kill the program, or give it up, if a deadline of its stop has passed."""
         if self._watch is None:
             return
         done = self._watch.act_if_due()

@@ -114,7 +114,7 @@ class HostProgram:
         return None
 
     def trouble(self) -> ClaryError | None:
-        """Return the failure beside the processes that ended them, or None."""
+        """Return the error because of which the agent ended the program, or lost its host; else None."""
         if self._trouble is not None:
             return self._trouble
         result = self._program.wait(0.0)

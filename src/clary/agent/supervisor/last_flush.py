@@ -1,4 +1,4 @@
-"""The flush of checkpoints after the program's end: its time limit, and the outcome of missed files.
+"""The flush of checkpoints after the program's end: its time limit, and the failure if files are missed.
 
 Where: `host_life` holds one. Every method belongs to the supervisor's thread, but for `on_done`.
 """
@@ -88,6 +88,11 @@ class LastFlush:
         """Return the failure of a finished program whose last checkpoints are in no set, or None.
 
         One that was stopped, or that has failed, has an end of its own: then this is None.
+
+        Args:
+            outcome: of the flush.
+            exits: of all processes of the program.
+            failure: of the program itself; None if it has not failed.
         """
         has_finished = bool(exits) and all(item.exit_code == 0 and not item.is_consequence for item in exits)
         if not outcome.missed or failure is not None or not has_finished:

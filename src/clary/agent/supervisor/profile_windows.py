@@ -58,7 +58,15 @@ class ProfileReceiver(Protocol):
         """Send the present state of a profile."""
 
     def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
-        """Hand over a part of a rank's trace."""
+        """Hand over a part of a rank's trace.
+
+        Args:
+            piece: of the compressed file, `PIECE_BYTES` at most.
+            number: of the profile's request.
+            rank: global.
+            offset: of the piece in the file, in bytes.
+            is_last: whether the file ends with it.
+        """
 
 
 class ProfileWindows(Companion):
@@ -165,7 +173,7 @@ class ProfileWindows(Companion):
             self._tell(request, {}, is_final=True, error=error)
 
     def _follow(self, request: ProfileRequest) -> None:
-        """Send the files of ranks until all have answered or ended."""
+        """Send the states and traces of ranks until all have answered, have ended or are late."""
         told: dict[int, RankProfile] = {}
         expected: set[int] = set()
         settled_s = time.monotonic()

@@ -126,7 +126,10 @@ class ProgramCompanions:
             companion.abort()
 
     def close(self, timeout_s: float) -> bool:
-        """Free everything, after `abort`; return whether all threads with a limit have ended within `timeout_s`."""
+        """Free everything, after `abort`; return whether threads have ended within `timeout_s`.
+
+        Dumps and profiles do not count: a look that hangs in the kernel ends with the process.
+        """
         deadline_s = time.monotonic() + timeout_s
         has_ended = True
         for companion in self._all:

@@ -71,6 +71,11 @@ class StandbyKeeper:
     ) -> Program:
         """Start a program: in the host that stands by if it is the one for it, else in one that is made now.
 
+        Args:
+            plan: the attempt; the next host that stands by is made like its own.
+            sandbox: the host that the program needs.
+            processes: as for `Program.start`.
+            on_output: as for `Program.start`.
         Raises: AgentError as `Program.start`.
         """
         with self._lock:

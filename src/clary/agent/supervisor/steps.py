@@ -21,7 +21,13 @@ class OutputLog(Protocol):
     """Where processes' output goes; safe from any thread, never waits for the service."""
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
-        """Say how lines of the stream `key` are marked, before its first bytes."""
+        """Say how lines of the stream `key` are marked, before its first bytes.
+
+        Args:
+            key: of the stream, as `on_output` gets it.
+            rank: of the process that prints; None where lines are of no rank, or tell it themselves.
+            prefix: stands before each line in the log.
+        """
 
     def on_output(self, key: Hashable, data: bytes) -> None:
         """Take bytes of one stream, in order; empty bytes end it."""
@@ -65,7 +71,7 @@ class RunningProgram(WatchedProgram, Protocol):
         """Say in a sentence that the host's disk is full now; None if it is not."""
 
     def trouble(self) -> ClaryError | None:
-        """Return the failure beside the processes that ended them, or None."""
+        """Return the error because of which the agent ended the program, or lost its host; else None."""
 
     def close(self) -> None:
         """Kill remaining processes, pass on the last output, free the program's resources; harmless when repeated."""
@@ -173,7 +179,7 @@ class Steps(Protocol):
 
     @property
     def summaries(self) -> tuple[str, ...]:
-        """Lines for the log on the inputs of the preparation and their sources."""
+        """Lines for the log on the data that the preparation has brought, and where it came from."""
 
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
@@ -222,7 +228,13 @@ class Steps(Protocol):
         """Return the text of the program's failure file, or None without one."""
 
     def upload(self, role: UploadRole, staged: Sequence[StagedPart], *, omits_empty_model: bool = False) -> Uploaded:
-        """Write this host's share of the results; an archive of no model at all is only written if not omitted."""
+        """Write this host's share of the results.
+
+        Args:
+            role: whether the host puts its share aside or writes the whole.
+            staged: with LEAD, the parts that the other hosts have put aside.
+            omits_empty_model: with LEAD, whether no archive is written where no host has a model.
+        """
 
     def abort(self) -> None:
         """Break off a running step; it raises then, or its outcome does not matter. From any thread."""

@@ -20,7 +20,7 @@ from clary.contract.stack_dumps import HostDump
 
 
 class Service(Talk, LogReceiver, SampleReceiver, TrainingReceiver, ProfileReceiver, Protocol):
-    """The service as the supervisor sees it; `ServiceClient` in life."""
+    """The service as the supervisor sees it; outside of tests this is a `ServiceClient`."""
 
     def fetch_assignment(self) -> LaunchPlan:
         """Return the plan of this attempt."""
@@ -43,11 +43,11 @@ class Surroundings:
         board: facts, told to the service.
         log: takes output and the agent's own lines.
         steps: the work itself.
-        post: has a function called in the supervisor's thread.
+        post: queues a function that the supervisor's thread calls.
         is_vain: whether there is no use in waiting for the service any more.
-        drain_s: longest time without progress that log lines get.
+        drain_s: how long the end of a host waits for log lines that make no progress.
         service: takes what companions of the program send.
-        clock: time of day of what is measured.
+        clock: time of day of measured values.
     """
 
     board: FactBoard

@@ -207,7 +207,11 @@ class HostSteps:
         write_tree(self._plan, self._host, self._tree)
 
     def start_program(self, log: OutputLog) -> HostProgram:
-        """Start every process of this host, its output going to `log`."""
+        """Start every process of this host, its output going to `log`.
+
+        Raises: AgentError, fault USER for a command that its host would not show; else as the launcher,
+            `PipeFeeder.start` and `Program.start`.
+        """
         assert self._code is not None
         assert self._environment is not None
         inside = inside_tree(self._plan, self._tree)
@@ -317,7 +321,11 @@ class HostSteps:
         return None if data is None else data.decode("utf-8", "backslashreplace")[:_FAILURE_CHARACTERS]
 
     def upload(self, role: UploadRole, staged: Sequence[StagedPart], *, omits_empty_model: bool = False) -> Uploaded:
-        """Write this host's share of the results."""
+        """Write this host's share of the results.
+
+        Args: as `Steps.upload`.
+        Raises: as `upload_results`.
+        """
         self._stopping.clear()  # a preparation that was given up says nothing about results
         facts = upload_results(
             role,

@@ -1,6 +1,6 @@
 """Scalars, histograms and images of one record of an event file. Pure.
 
-Where: `event_files` keeps one `EventReader` a file, because a tag says only once which plugin its tensors are of.
+Where: `file_reading` keeps one `EventReader` a file, because a tag says only once which plugin its tensors are of.
 Source: event.proto, summary.proto, histogram.proto, tensor.proto of TensorBoard (numbers of fields); tensors of
 TensorFlow 2 carry a plugin's name: scalars, histograms (rows of left, right, count), images (width, height, pictures).
 """
@@ -42,7 +42,14 @@ class EventReader:
         self._plugins: dict[str, str] = {}  # tag -> plugin
 
     def read(self, record: bytes, *, offset: int, file: str) -> list[Finding]:
-        """Return the findings of a record; empty where no chart shows it. Raises: Malformed."""
+        """Return the findings of a record; empty where no chart shows it.
+
+        Args:
+            record: a message, without length and sums.
+            offset: of the record in its file; findings name it.
+            file: path below `/opt/ml`; findings name it.
+        Raises: Malformed.
+        """
         at_ms, step, summaries = 0, 0, []
         for number, _, value in fields_of(record):
             if number == 1:

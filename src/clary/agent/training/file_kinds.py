@@ -30,7 +30,7 @@ _RUN_ID_CHARACTERS = 8
 
 
 class FileKind(StrEnum):
-    """The kind of a file."""
+    """The format of a file with values of a training."""
 
     EVENTS = "events"
     JSON_LINES = "json lines"
@@ -86,7 +86,7 @@ class RunNames:
 
 
 def _unlike(run: str, first: str) -> str:
-    """Return the rest of a run's folder without the leading parts that it shares with the first run's."""
+    """Return a run's folder without the leading parts that it shares with the first run's."""
     parts, others = run.split("/"), first.split("/")
     shared = 0
     while shared < min(len(parts), len(others)) and parts[shared] == others[shared]:

@@ -29,7 +29,13 @@ class FoundFile:
 
 
 def walk(root: Path, folder: str, *, max_entries: int = MAX_ENTRIES) -> Iterator[FoundFile]:
-    """Yield the regular files below a folder of `root`, in no order; nothing where a step is a link or no folder."""
+    """Yield the regular files below a folder of `root`, in no order; nothing where a step is a link or no folder.
+
+    Args:
+        root: a host's `/opt/ml` as the agent sees it.
+        folder: below it, with `/`.
+        max_entries: names looked at; files behind them are not found.
+    """
     try:
         with Folder.at(root) as top:
             for entry in entries(top, folder, max_entries=max_entries, max_depth=MAX_DEPTH):
@@ -46,7 +52,14 @@ def walk(root: Path, folder: str, *, max_entries: int = MAX_ENTRIES) -> Iterator
 
 
 def read_piece(root: Path, path: str, *, offset: int, max_bytes: int) -> tuple[int, bytes] | None:
-    """Return the inode of a file and its bytes from `offset` on, or None if there is no such regular file."""
+    """Return the inode of a file and its bytes from `offset` on, or None if there is no such regular file.
+
+    Args:
+        root: a host's `/opt/ml` as the agent sees it.
+        path: of the file below it, with `/`.
+        offset: in bytes; behind the end there are none.
+        max_bytes: read at most.
+    """
     try:
         with Folder.at(root) as top:
             descriptor = top.open_file(path)

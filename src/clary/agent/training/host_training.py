@@ -63,7 +63,7 @@ class HostTraining(Companion):
         self._watch: TrainingWatch | None = None
 
     def prepare(self, ml_folder: Path) -> None:
-        """Record the content of the host's `/opt/ml` before the program writes to it."""
+        """Mark values in the host's `/opt/ml` as known before the program writes there."""
         self._ml_folder = ml_folder
         if self._is_away:
             self._hand_out_token()

@@ -110,7 +110,7 @@ def sign_in(line: str) -> Sign | None:
 
 
 def of_trainer_state(data: bytes, *, at_ms: int) -> TrainingProgress | None:
-    """Return the progress in trainer_state.json, or None if it is malformed."""
+    """Return the progress in trainer_state.json, or None if it has no valid numbers of steps."""
     try:
         state = json.loads(data)
     except (ValueError, RecursionError):

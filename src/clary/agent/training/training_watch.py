@@ -141,7 +141,7 @@ class TrainingWatch(Sender):
 
 
 def _is_same(current: TrainingProgress, sent: TrainingProgress) -> bool:
-    """Whether nothing but the time of day has changed."""
+    """Whether steps, epoch and source are the same; times and estimates may differ."""
     return (current.done, current.total, current.epoch, current.source) == (
         sent.done,
         sent.total,

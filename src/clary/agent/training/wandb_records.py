@@ -91,7 +91,11 @@ def _behind_prefix(piece: bytes) -> int | None:
 
 
 def findings_of(record: bytes, *, offset: int, file: str) -> list[Finding]:
-    """Return the numbers of one call of `wandb.log`; empty for any other record. Raises: Malformed."""
+    """Return the numbers of one call of `wandb.log`; empty for any other record.
+
+    Args: as `EventReader.read`.
+    Raises: Malformed.
+    """
     found: list[Finding] = []
     for number, _, value in fields_of(record):
         if number == 2:

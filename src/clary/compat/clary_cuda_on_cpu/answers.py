@@ -49,7 +49,7 @@ class Cudart:
 
 
 def answers_of_cuda() -> dict[str, Any]:
-    """Return the answers of functions of `torch.cuda` with constant answers, by name."""
+    """Return the constant answers of functions of `torch.cuda`, by the name of the function."""
     stream, properties = Stream(), DeviceProperties()
     memory = properties.total_memory
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

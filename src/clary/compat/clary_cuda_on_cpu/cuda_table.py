@@ -115,7 +115,7 @@ def _lazy_init() -> None:
 
 
 def _of_memory() -> dict[str, Any]:
-    """Return the functions of `torch.cuda.memory` alone: records of a memory without users."""
+    """Return the functions that only `torch.cuda.memory` has, by name: their records of GPU memory stay empty."""
 
     def dump(filename: Any = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
         with open(filename, "wb") as file:

@@ -14,13 +14,13 @@ _own = types.SimpleNamespace(current=0, asked_for=1)
 
 
 def num_devices() -> int:
-    """Count the GPUs that are made up: one a process of this host, as its launcher or a library tells."""
+    """Count the GPUs that are made up: one a process of this host, as its launcher or a library tells; at least 1."""
     told = (os.environ.get(name, "") for name in _LOCAL_SIZES)
     return max([int(_own.asked_for), *(int(text) for text in told if text.isdigit())])
 
 
 def make_up_devices(number: int) -> None:
-    """Raise the number of devices to that of a library."""
+    """Raise the number of made-up devices to at least `number`, for a library that asks for so many."""
     _own.asked_for = max(_own.asked_for, number)
 
 

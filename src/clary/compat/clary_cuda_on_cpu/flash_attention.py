@@ -24,6 +24,13 @@ def flash_attn_func(
 ) -> torch.Tensor:
     """Return attention, shaped as the queries.
 
+    Args:
+        q_BSHD: queries; `k_BSHD` and `v_BSHD` may have another S, and fewer heads, whose number divides H.
+        dropout_p: probability at which weights are dropped; 0 outside of training.
+        softmax_scale: of the scores; None is 1 / sqrt(D).
+        causal: whether queries see earlier keys alone; the last query sees the last key, whatever the lengths.
+        more: may be None or False; any other value is refused.
+
     Raises: NotImplementedError for an argument that would change the result.
     """
     _refuse("flash_attn_func", more)

@@ -19,7 +19,7 @@ from .mode import on_cpu
 
 
 def mend_libraries() -> None:
-    """Mend the modules of the table: those here already at once, the rest when they are imported."""
+    """Mend the modules of the table: imported ones at once, the others when they are imported."""
     for name, mend in _MENDS.items():
         if name in sys.modules:
             mend(sys.modules[name])
@@ -30,7 +30,10 @@ class LibraryFinder(MetaPathFinder):
     """Finds the modules of the table as Python does, with a loader that mends them; leaves all others to others."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the module's own spec with our loader; None for a module that is not in the table."""
+        """Return the module's own spec with our loader; None for a module that is not in the table.
+
+        Args: as `importlib.abc.MetaPathFinder.find_spec`.
+        """
         mend = _MENDS.get(fullname)
         spec = PathFinder.find_spec(fullname, path, target) if mend is not None else None
         if mend is None or spec is None or spec.loader is None:

@@ -1,4 +1,4 @@
-"""Refusals of functions that a CPU cannot replace: by their names, and classes stay classes.
+"""Refusals, by name, of functions and classes of CUDA that a CPU cannot replace; classes stay classes.
 
 See [Note: classes] of the package.
 """
@@ -54,7 +54,7 @@ def named_refusals(function: Any, name: str) -> Any:
 
 
 def asks_for_a_gpu(frame: FrameType) -> str | None:
-    """Return the caller that needs a GPU after `torch.cuda._lazy_init`; None if CUDA is only to be set up.
+    """Return in words the call behind `torch.cuda._lazy_init` that needs a GPU; None if CUDA is only to be set up.
 
     Args:
         frame: The frame that called it, or that called a function of torch in C++ which did.

@@ -35,6 +35,8 @@ class StandInFinder(MetaPathFinder):
         """Return a spec that makes the module; None for one outside of the table, and to callers that only ask.
 
         Libraries such as transformers ask whether apex is there, and take far more of it than scripts do.
+
+        Args: as `importlib.abc.MetaPathFinder.find_spec`; `path` and `target` have no effect.
         """
         if fullname not in _MODULES or _is_asked_alone():
             return None
@@ -74,7 +76,16 @@ def _is_asked_alone() -> bool:
 
 
 def multi_tensor_applier(operation: Callable[..., Any], overflow: Any, tensor_lists: Any, *arguments: Any) -> Any:
-    """Apply an operation of `amp_C` to lists of tensors."""
+    """Apply an operation of `amp_C` to lists of tensors.
+
+    Args:
+        operation: gets a length of chunks, and then all arguments behind it here.
+        overflow: a tensor that the operation fills with 1 where a number is not finite.
+        tensor_lists: as the operation takes them.
+        arguments: more of the operation's, by position.
+
+    Returns: the operation's result.
+    """
     return operation(_CHUNK_ELEMENTS, overflow, tensor_lists, *arguments)
 
 
@@ -82,6 +93,11 @@ def multi_tensor_scale(chunk: int, overflow: Any, tensor_lists: Any, scale: floa
     """Write each tensor of the first list, times `scale`, to its place in the second.
 
     Where one is not finite, `overflow` becomes 1.
+
+    Args:
+        chunk: without effect.
+        overflow: a tensor of any shape.
+        tensor_lists: two lists; tensors at the same place have the same shape.
     """
     for source, target in zip(*tensor_lists, strict=True):
         target.copy_(source * scale)
@@ -90,7 +106,14 @@ def multi_tensor_scale(chunk: int, overflow: Any, tensor_lists: Any, scale: floa
 
 
 def multi_tensor_l2norm(chunk: int, overflow: Any, tensor_lists: Any, per_tensor: bool = False) -> tuple[Any, Any]:
-    """Return the norm of all tensors of the first list together as one element, and that of each if it is asked for."""
+    """Return the norm of all tensors of the first list together as one element, and that of each if it is asked for.
+
+    Args:
+        chunk: without effect.
+        overflow: without effect.
+        tensor_lists: only the first list counts.
+        per_tensor: whether the second result has the norm of each tensor, [tensors], in place of None.
+    """
     import torch
 
     norms = [tensor.float().norm() for tensor in tensor_lists[0]]

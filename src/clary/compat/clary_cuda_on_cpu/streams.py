@@ -46,7 +46,7 @@ class Event(torch.Event):
 
 
 class Stream(torch.Stream):
-    """A queue of work that is empty: all work is done when its call returns."""
+    """A stream that is always empty: work that is given to it is done when the call returns."""
 
     cuda_stream, priority = 0, 0
 

@@ -13,7 +13,7 @@ from .mode import is_cuda, on_cpu
 
 
 def wrap_devices(torch: Any) -> None:
-    """Wrap the calls that take devices and are unseen by modes."""
+    """Wrap the functions of torch that take a device and that its modes do not see."""
 
     def placed(location: Any) -> Any:
         if isinstance(location, dict):

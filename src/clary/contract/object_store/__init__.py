@@ -1,4 +1,4 @@
-"""Speak S3 on the standard library, for agents and for programs that have no boto3.
+"""A client of S3 on the standard library alone, for agents and for programs that have no boto3.
 
 uris         s3:// URIs as bucket and key
 connections  a pool of HTTP connections to one endpoint

@@ -1,4 +1,4 @@
-"""A pool of HTTP connections to one endpoint, shared by all threads of an agent."""
+"""A pool of HTTP connections to one endpoint, shared by all threads of one client."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class S3Request:
 
 
 class Trouble(Exception):
-    """Why one attempt failed; `Exchange.retrying` makes the lasting ones ObjectStoreErrors."""
+    """The failure of one attempt; `Exchange.retrying` turns a lasting one into an ObjectStoreError."""
 
     def __init__(self, reason: str, *, status: int | None = None, code: str = "", is_retryable: bool = True) -> None:
         super().__init__(reason)
@@ -114,7 +114,11 @@ class S3Response:
         return int(declared) if declared.isdigit() else None
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill `buffer` from the body; 0 at its end. Raises: Trouble for a broken connection or a short body."""
+        """Fill `buffer` from the body and return the number of bytes, 0 at its end.
+
+        A body that is too short may show as an early end alone: callers count.
+        Raises: Trouble for a broken connection.
+        """
         try:
             return self._response.readinto(buffer)
         except _CONNECTION_ERRORS as error:
@@ -170,7 +174,7 @@ class Exchange:
 
     @property
     def attempts(self) -> int:
-        """How often a request is tried in all."""
+        """Number of tries of a request in all."""
         return self._attempts
 
     @property
@@ -333,7 +337,12 @@ def error_facts(body: bytes) -> tuple[str, str]:
 
 
 def store_error(request: S3Request, trouble: Trouble, *, attempts: int) -> ObjectStoreError:
-    """Return the lasting error of a request."""
+    """Return the error of a request that failed for good.
+
+    Args:
+        trouble: the last one; it decides on fault, hint and `retryable`.
+        attempts: that were made; for the text and the details.
+    """
     if isinstance(trouble, BrokenOff):
         hint = "Nothing more is done."
         fault = Fault.INFRASTRUCTURE

@@ -1,4 +1,4 @@
-"""Read listings of a bucket, page by page.
+"""Listings of a bucket, read page by page.
 
 Source: Amazon S3 API reference, "ListObjectsV2".
 """

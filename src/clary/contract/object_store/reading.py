@@ -50,11 +50,14 @@ class ObjectReader(io.RawIOBase):
         exchange.retrying(self._open, self._request())
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill `buffer` with the next bytes and return their number, 0 at the end of the object."""
+        """Fill `buffer` with the next bytes and return their number, 0 at the end of the object.
+
+        Raises: ObjectStoreError.
+        """
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         if not view:
             return 0
@@ -85,7 +88,7 @@ class ObjectReader(io.RawIOBase):
             return count
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Release the connection."""
         self._release()
         super().close()
 
@@ -129,7 +132,7 @@ class _Version:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[int]:
-    """Give a descriptor of a temporary file that becomes `path` at a clean end and vanishes otherwise."""
+    """Yield a descriptor of a temporary file that becomes `path` at a clean end and vanishes otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name of fixed length: `path.name` may already be as long as a name can be.
     temporary = path.with_name(f".{secrets.token_hex(8)}{PART_SUFFIX}")
@@ -172,6 +175,11 @@ def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_b
 def download_ranges(exchange: Exchange, request: S3Request, path: Path, *, size_bytes: int, etag: str) -> None:
     """Fetch an object by ranges in parallel, all of the version that `etag` names.
 
+    Args:
+        request: a GET of the whole object; ranges are put into it.
+        path: of the file, which appears when it is whole.
+        size_bytes: of that version.
+        etag: with its quotes.
     Raises: ObjectStoreError; AgentError for a full disk.
     """
     require_space(path.parent, needed_bytes=size_bytes)
@@ -211,7 +219,14 @@ def _range_download(exchange: Exchange, version: _Version, start: int, *, stop: 
 
 
 def read_range(exchange: Exchange, request: S3Request, start: int, length: int) -> bytes:
-    """Return `length` bytes of an object from `start` on, fewer where it ends before. Raises: ObjectStoreError."""
+    """Return `length` bytes of an object from `start` on, fewer where it ends before.
+
+    Args:
+        request: a GET of the whole object; the range is put into it.
+        start: first byte, from 0.
+        length: 1 or more.
+    Raises: ObjectStoreError.
+    """
     ranged = _ranged(request, start, start + length)
 
     def attempt() -> bytes:

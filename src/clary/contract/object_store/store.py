@@ -1,4 +1,4 @@
-"""Give agents and programs one S3 client, `ObjectStore`.
+"""The S3 client of agents and programs, `ObjectStore`.
 
 Where: channels read through it and artifacts write through it, with the plan's own endpoint and key; trials read
 through it in programs that have no boto3.
@@ -121,7 +121,13 @@ class ObjectStore:
         )
 
     def get_bytes(self, bucket: str, key: str, *, max_bytes: int) -> bytes:
-        """Return an object's content; one with more than `max_bytes` is an error."""
+        """Return an object's content; one with more than `max_bytes` is an error.
+
+        Args:
+            bucket: its name.
+            key: of the object.
+            max_bytes: most that is taken; a larger object raises at once.
+        """
         request = S3Request(method="GET", bucket=bucket, key=key)
 
         def attempt() -> bytes:
@@ -131,7 +137,14 @@ class ObjectStore:
         return self._exchange.retrying(attempt, request)
 
     def get_range(self, bucket: str, key: str, start: int, length: int) -> bytes:
-        """Return `length` bytes of an object from `start` on, fewer where it ends before."""
+        """Return `length` bytes of an object from `start` on, fewer where it ends before.
+
+        Args:
+            bucket: its name.
+            key: of the object.
+            start: first byte, from 0; one behind the end is refused with status 416.
+            length: 1 or more.
+        """
         return reading.read_range(self._exchange, S3Request(method="GET", bucket=bucket, key=key), start, length)
 
     def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None, etag: str = "") -> int:
@@ -182,12 +195,23 @@ class ObjectStore:
         return cast("BinaryIO", io.BufferedReader(reader, _READ_BUFFER_BYTES))
 
     def put_bytes(self, bucket: str, key: str, body: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
-        """Store `body` as an object with one request."""
+        """Store `body` as an object with one request.
+
+        Args:
+            bucket: its name.
+            key: of the object.
+            body: travels again as a whole when a connection breaks.
+            metadata: text by name, without `x-amz-meta-`; None for no metadata.
+        """
         writing.put_object(self._exchange, bucket, key, body=body, headers=_metadata_headers(metadata or {}))
 
     def upload_file(self, bucket: str, key: str, path: Path) -> int:
         """Store a file as an object, by parallel parts above 16 MiB; returns its size.
 
+        Args:
+            bucket: its name.
+            key: of the object.
+            path: of the file, which must not change meanwhile.
         Raises: OSError if the file cannot be read.
         """
         with path.open("rb") as file:
@@ -196,27 +220,52 @@ class ObjectStore:
     def upload_stream(
         self, bucket: str, key: str, reader: _Readable, *, metadata: Mapping[str, str] | None = None
     ) -> int:
-        """Store all that `reader` gives as an object and return the size; errors of `reader` abort and pass."""
+        """Store all that `reader` gives as an object and return the size; errors of `reader` abort and pass.
+
+        Args:
+            bucket: its name.
+            key: of the object.
+            reader: is read to its end, and not closed.
+            metadata: text by name, without `x-amz-meta-`; None for no metadata.
+        """
         with self.open_writer(bucket, key, metadata=metadata) as writer:
             while data := reader.read(_READ_BUFFER_BYTES):
                 writer.write(data)
         return writer.size_bytes
 
     def open_writer(self, bucket: str, key: str, *, metadata: Mapping[str, str] | None = None) -> writing.ObjectWriter:
-        """Open a stream that becomes an object when it is closed; use it as a context, which aborts on an error."""
+        """Open a stream that becomes an object when it is closed; use it as a context, which aborts on an error.
+
+        Args:
+            bucket: its name.
+            key: of the object.
+            metadata: text by name, without `x-amz-meta-`; None for no metadata.
+        """
         headers = _metadata_headers(metadata or {})
         return writing.ObjectWriter(self._exchange, bucket=bucket, key=key, headers=headers)
 
     def copy(self, bucket: str, source_key: str, key: str) -> None:
-        """Have the store copy an object within a bucket, metadata included; on AWS for objects up to 5 GB."""
+        """Have the store copy an object within a bucket, metadata included; on AWS for objects up to 5 GB.
+
+        Args:
+            bucket: of both objects.
+            source_key: of the object that is there.
+            key: of the copy; an object there is replaced.
+        """
         self._copy(bucket, source_key, key, headers={})
 
     def replace_metadata(self, bucket: str, key: str, metadata: Mapping[str, str]) -> None:
-        """Give an object other metadata, by a copy onto itself; on AWS for objects up to 5 GB."""
+        """Give an object other metadata, by a copy onto itself; on AWS for objects up to 5 GB.
+
+        Args:
+            bucket: its name.
+            key: of the object.
+            metadata: takes the place of all that was there.
+        """
         self._copy(bucket, key, key, headers={"x-amz-metadata-directive": "REPLACE", **_metadata_headers(metadata)})
 
     def delete(self, bucket: str, key: str) -> None:
-        """Delete an object; one that is not there is as good as deleted."""
+        """Delete an object; a missing one is no error."""
         try:
             self._exchange.send(S3Request(method="DELETE", bucket=bucket, key=key))
         except ObjectStoreError as error:

@@ -108,7 +108,7 @@ class ObjectWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Drop the upload and its parts; nothing after `close` went well."""
+        """Drop the upload and its parts; does nothing after a `close` that went well."""
         if self._is_over:
             return
         self._is_over = True
@@ -219,7 +219,13 @@ class ObjectWriter:
 def put_object(
     exchange: Exchange, bucket: str, key: str, *, body: bytes | memoryview, headers: Mapping[str, str] | None = None
 ) -> str:
-    """Store an object with one PUT and return its ETag. Raises: ObjectStoreError."""
+    """Store an object with one PUT and return its ETag.
+
+    Args:
+        body: of any size that the store takes in one request.
+        headers: besides the checksum's; None for no others.
+    Raises: ObjectStoreError.
+    """
     all_headers = {**(headers or {}), **checksum_headers(body)}
     request = S3Request(method="PUT", bucket=bucket, key=key, headers=all_headers, body=body)
     answer, _ = exchange.send(request)

@@ -194,7 +194,15 @@ def warnings(
     has_command: bool = False,
     instance_types: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return warnings of settings whose effect a user may not expect; for the first log lines and for describe."""
+    """Return warnings of settings whose effect a user may not expect; for the first log lines and for describe.
+
+    Args:
+        hyperparameters: of the request, as text.
+        num_hosts: of the job.
+        image: its URI; tells TensorFlow from PyTorch.
+        has_command: the container has a command of its own: distribution does not apply.
+        instance_types: of the request; types with EFA are warned about.
+    """
     if has_command:
         return ()
     distribution = read_distribution(hyperparameters)

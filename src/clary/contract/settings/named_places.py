@@ -106,9 +106,12 @@ def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = Fa
 
 
 def real_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
-    """Return the same of a path on this machine, whose links lead to the same places inside of hosts.
+    """Return the problem of a folder's path with links of this machine followed, or None.
 
     So /var/run is /run. What lies below /opt/ml is the host's own, whatever the machine has there.
+    The rules are those of `local_folder_problem`; links lead to the same places inside of hosts.
+
+    Args: as `local_folder_problem`.
     """
     problem = local_folder_problem(member, local_path, is_mirrored=is_mirrored)
     if problem is not None or local_folder(local_path).is_relative_to(OPT_ML):

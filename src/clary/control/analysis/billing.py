@@ -46,7 +46,13 @@ class Bill:
 
 
 def bill(job: TrainingJob, price: JobPrice, *, now: datetime) -> Bill | None:
-    """Return time and money up to `now`, or to the job's end; None while no host has begun to download."""
+    """Return time and money up to `now`, or to the job's end; None while no host has begun to download.
+
+    Args:
+        job: whose transitions say how long it trained.
+        price: of all its hosts.
+        now: end of the time while the job runs.
+    """
     trained = training_time(job, now=now)
     if trained is None:
         return None

@@ -27,6 +27,11 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def forward(asked: Asked, near: Ends, far: Ends, *, idle_timeout_s: float) -> None:
     """Send the request on and its answer back.
 
+    Args:
+        asked: the request, whose head was read.
+        near: reader and writer of the client.
+        far: reader and writer of the target.
+        idle_timeout_s: longest time in which nothing passes in either direction.
     Raises: BadHead for what is not clear HTTP, while nothing has been answered; TimeoutError if nothing passes for too
         long; OSError or IncompleteReadError if an end breaks off.
     """

@@ -57,6 +57,11 @@ class EgressPolicy:
         """Decide before a name is looked up whether any of its addresses could be allowed.
 
         Where there is no internet, names that no entry lists are not even looked up: DNS would be a way out.
+
+        Args:
+            name: a name or an address, as the program wrote it.
+            port: of the target.
+            is_plain_http: whether it is asked by a plain http:// request, for which the internet is not open.
         Returns: a decision whose only address is the name itself.
         """
         address = literal(name)

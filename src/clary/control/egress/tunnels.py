@@ -39,6 +39,10 @@ async def join(
 ) -> None:
     """Copy both ways until both directions have ended.
 
+    Args:
+        near: reader and writer of the client.
+        far: reader and writer of the target.
+        idle_timeout_s: longest time in which nothing passes in either direction.
     Raises: TimeoutError if nothing passes for `idle_timeout_s`; OSError if an end breaks off.
     """
     activity = Activity(idle_timeout_s)
@@ -64,6 +68,11 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, activ
     """Copy until the end and pass the end on; the other direction goes on.
 
     An end that was no end, a broken connection, is not passed on: whoever called breaks the other one off.
+
+    Args:
+        reader: where bytes come from.
+        writer: where they go; its end is written when the reader's comes.
+        activity: told of every piece.
     """
     while piece := await reader.read(PIECE_BYTES):
         activity.note()

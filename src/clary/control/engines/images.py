@@ -45,7 +45,7 @@ class Probe(Protocol):
         """Return the command that installs packages where the first candidate finds them."""
 
     def cpu_build_option(self) -> str:
-        """Return the option with which that command takes torch's build for machines without a GPU."""
+        """Return the option of `install_command` that selects torch's build for machines without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,10 @@ def parse_image(image: str) -> ImageName:
 def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, tuple[str, ...]]:
     """Return the environment that stands for `image`, and notes on how it differs from the image.
 
+    Args:
+        image: as the request names it.
+        settings: whose `images` patterns and environments come first.
+        probe: knows the interpreters of this machine.
     Raises: WireError ValidationException with the lines to add to settings.toml, if nothing stands for it.
     """
     name = parse_image(image)

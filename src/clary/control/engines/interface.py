@@ -18,7 +18,7 @@ from clary.control.scheduling.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """The work of a release; empty if the attempt had left by itself."""
+    """Processes killed and things removed by a release; empty if the attempt had left by itself."""
 
     killed: tuple[str, ...] = ()  # processes, in words
     removed: tuple[str, ...] = ()  # mounts, cgroups and folders
@@ -34,7 +34,7 @@ class CutOff:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldAttempt:
-    """An attempt or a pool that may still exist."""
+    """An attempt or a pool that was not released: processes of it may still exist."""
 
     name: str  # of the job or of the pool
     attempt: int
@@ -75,7 +75,7 @@ class Engine(Protocol):
         """
 
     async def release(self, job_name: str, attempt: int) -> Released:
-        """End all remains of the attempt and remove its mounts, cgroups and host folders.
+        """End the attempt's remaining processes and remove its mounts, cgroups and host folders.
 
         The agents and the network are its pool's and stay.
 
@@ -84,7 +84,7 @@ class Engine(Protocol):
         """
 
     async def release_pool(self, pool: str) -> Released:
-        """End the agents of a pool and all remains on its hosts, and remove the pool's network."""
+        """End the agents of a pool and all processes on its hosts, and remove the pool's network."""
 
     async def forget(self, job_name: str) -> None:
         """Remove the folders of a job's released attempts; called when the job itself is deleted."""
@@ -93,7 +93,10 @@ class Engine(Protocol):
         """Return the attempts and pools of this service that nobody has released, known to it or not."""
 
     async def set_aside(self, job_name: str) -> str:
-        """Move the folder of an unknown released job aside, and return its place; the name can be used again."""
+        """Move the folder of a released job that the database does not know aside; return its new path.
+
+        The job's name can be used again then.
+        """
 
     async def leftovers(self) -> list[str]:
         """Return sentences on leftovers of released or vanished attempts on the machine."""

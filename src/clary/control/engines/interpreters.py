@@ -83,7 +83,7 @@ class InterpreterProbe:
         return shlex.join([sys.executable, "-m", "pip", "install", *packages])
 
     def cpu_build_option(self) -> str:
-        """Return the option with which that command takes torch's build without CUDA."""
+        """Return the option of `install_command` that selects torch's build without CUDA."""
         return f"--index-url {TORCH_CPU_INDEX}" if self._has_pip() else "--torch-backend cpu"
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Regular expressions whose time grows in proportion to the text, for every expression.
+"""Regular expressions whose matching time is linear in the text, for every expression.
 
 Where: `reading` makes one of each expression of a query; `conditions` asks whether it matches somewhere in a message.
 

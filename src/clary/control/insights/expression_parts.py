@@ -113,7 +113,13 @@ class Parts:
         asserts: tuple[str, int] | None = None,
         leads: tuple[int, ...] = (),
     ) -> int:
-        """Add a place and return its number; raises BadExpression for one too many."""
+        """Add a place and return its number; raises BadExpression for one too many.
+
+        Args:
+            takes: characters that the place consumes, and the place behind them; None if it consumes no character.
+            asserts: name of an assertion as `re` spells it, such as AT_END, and the place behind it.
+            leads: places that are reached from here without a character.
+        """
         if len(self.takes) >= MAX_PLACES:
             raise BadExpression(f"it is too large: expected at most {MAX_PLACES} parts, counting repetitions")
         taken = None

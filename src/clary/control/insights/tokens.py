@@ -119,7 +119,14 @@ def _number(text: str, start: int) -> Token:
 
 
 def _quoted(text: str, start: int, kind: Kind, what: str) -> Token:
-    """Return the token between a sign and its next occurrence."""
+    """Return the token between a quote and the next one that no backslash escapes.
+
+    Args:
+        start: index of the opening quote.
+        kind: of the token; decides which escapes are resolved.
+        what: names the token in errors.
+    Raises: MalformedQuery if the closing quote is missing.
+    """
     quote = text[start]
     characters: list[str] = []
     position = start + 1

@@ -41,7 +41,13 @@ def number_of(value: Value) -> float | None:
 
 
 def compare(left: Value, operator: str, right: Value) -> bool:
-    """Whether a comparison holds; nothing compares with a value that is not there."""
+    """Whether a comparison holds; false if either value is missing.
+
+    Args:
+        left: value of a field; None where the line lacks it.
+        operator: a key of `COMPARE`.
+        right: value to compare with; both compare as numbers only if both are numbers or spell them.
+    """
     if left is None or right is None:
         return False
     left_number = number_of(left)

@@ -26,6 +26,11 @@ def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> Trainin
     """Begin to end the attempt whose capacity is taken back.
 
     Return the job unchanged if it has no attempt, or if the attempt or the job ends already.
+
+    Args:
+        job: the record.
+        event: with the reason, and the seconds that programs get to end.
+        now: by the job's clock.
     """
     if job.is_terminal or job.end_cause is not None or job.ending is not None or not job.hosts:
         return job
@@ -69,7 +74,13 @@ def follow(job: TrainingJob) -> TrainingJob:
 
 
 def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> TrainingJob:
-    """Return the job without the attempt that is over, as one that waits for hosts: its own, where they stay."""
+    """Return the job without the attempt that is over, as one that waits for hosts: its own, where they stay.
+
+    Args:
+        job: whose attempt has an `ending` and whose hosts were taken back, or stay.
+        now: by the job's clock.
+        keeps_pool: whether its pool stays for the next attempt, with the GPUs that it holds.
+    """
     assert job.ending is not None
     past = PastAttempt(
         number=job.attempt,
@@ -100,7 +111,13 @@ def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> Train
 
 
 def wait(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
-    """Return a job that waits for its next attempt, with the reason of the wait."""
+    """Return a job that waits for its next attempt, with the reason of the wait.
+
+    Args:
+        job: with at least one past attempt.
+        reason: of the wait, for people.
+        now: by the job's clock.
+    """
     last = job.past_attempts[-1]
     message = f"{last.reason}; {reason}"
     return enter(replace(job, pending_reason=reason), _STATUSES[last.kind], message, now=now)

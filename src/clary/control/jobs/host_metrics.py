@@ -40,7 +40,13 @@ def is_due(facts: CheckpointFacts, last: CheckpointFacts | None, *, since_s: flo
 
 
 def values_of(host: str, facts: CheckpointFacts, *, at: datetime) -> list[FinalMetric]:
-    """Return the values of one report."""
+    """Return the values of one report.
+
+    Args:
+        host: algo-N, which the stored names end with.
+        facts: as the host reports them; numbers are bounded to 0 to `MOST`.
+        at: time of the report.
+    """
     values = {LAG_SECONDS: facts.lag_s, LAG_BYTES: facts.dirty_bytes}
     return [
         FinalMetric(name=stored_name(name, host), value=float(max(0, min(value, MOST))), at=at)

@@ -40,7 +40,13 @@ def next_orders(job: TrainingJob) -> Mapping[str, HostRecord]:
 
 
 def stop(job: TrainingJob, *, reason: str, grace_s: float) -> Mapping[str, HostRecord]:
-    """Return the hosts with the order to stop wherever something may still run and was not told yet."""
+    """Return the hosts with the order to stop wherever something may still run and was not told yet.
+
+    Args:
+        job: whose hosts are to stop.
+        reason: as agents write it into their logs.
+        grace_s: for programs, from SIGTERM to SIGKILL.
+    """
     return {
         name: _with_order(record, OrderKind.STOP, reason=reason, grace_s=grace_s)
         if record.facts.phase.may_run

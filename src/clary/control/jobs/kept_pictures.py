@@ -1,6 +1,6 @@
 """Which histograms and images of a job stay once there are many: the first, the last, and evenly spaced ones. Pure.
 
-Where: `store.training_pictures` asks with every batch that brought some.
+Where: `store.training_pictures` applies these rules after every batch with new histograms or images.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class TagSize:
 
 
 def tags_to_thin(tags: Sequence[TagSize]) -> list[tuple[TagSize, int]]:
-    """Return the tags of a job that keep too much, each with how many pictures it may keep; the fullest AT_ONCE."""
+    """Return the tags of a job with too many pictures, each with the number that it may keep.
+
+    Returns: at most AT_ONCE tags, those with the largest surplus.
+    """
     is_full = sum(tag.kept_bytes for tag in tags) > MAX_JOB_BYTES
     share_bytes = MAX_JOB_BYTES // max(1, len(tags))
     found = []
@@ -47,12 +50,12 @@ def tags_to_thin(tags: Sequence[TagSize]) -> list[tuple[TagSize, int]]:
 def surplus(steps: Sequence[int], most: int) -> list[int]:
     """Return the positions to drop, so that `most` stay: always the first and the last.
 
-    The one whose going leaves the smallest gap goes first. Of a growing row, thinned again and again, no gap becomes
-    wider than about twice that of an even spacing.
+    The next position to go is always the one whose removal leaves the smallest gap. If a series grows and is thinned
+    again and again, no gap becomes wider than about twice that of an even spacing.
 
     Args:
-        steps: in order. If they are all the same, as of programs that give none, their places count.
-        most: that stay; at least LEAST_OF_TAG do.
+        steps: in ascending order. If all are equal (some programs report no step), gaps are counted in positions.
+        most: number of positions to keep; at least LEAST_OF_TAG are kept.
     """
     num = len(steps)
     at = list(steps) if num and steps[0] != steps[-1] else list(range(num))

@@ -19,7 +19,7 @@ _EPOCH = re.compile(r"(?<![a-z])epoch", re.IGNORECASE)
 def step_of(line: str) -> int | None:
     """Return the step that a line names, or None.
 
-    In a line that names an epoch only a global step counts: others mostly begin anew with each epoch.
+    If the line also names an epoch, only a global step counts: most other step counters restart in each epoch.
     """
     begin = line[:MOST_CHARACTERS]
     found = _GLOBAL.search(begin) or (None if _EPOCH.search(begin) else _STEP.search(begin))

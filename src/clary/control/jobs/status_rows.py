@@ -28,7 +28,14 @@ PREPARING_HOSTS_MESSAGE = "Preparing the instances for training"
 
 
 def enter(job: TrainingJob, secondary: SecondaryStatus, message: str, *, now: datetime) -> TrainingJob:
-    """Close the current transition and open the next; a repeated status only renews its message."""
+    """Close the current transition and open the next; a repeated status only renews its message.
+
+    Args:
+        job: the record.
+        secondary: the status to enter.
+        message: StatusMessage of the transition.
+        now: by the job's clock.
+    """
     rows = list(job.transitions)
     if rows and rows[-1].status is secondary:
         rows[-1] = replace(rows[-1], message=message)
@@ -40,7 +47,13 @@ def enter(job: TrainingJob, secondary: SecondaryStatus, message: str, *, now: da
 
 
 def seconds_in(rows: Sequence[StatusTransition], status: SecondaryStatus, *, now: datetime) -> float:
-    """Return how long a job has been in a status, all times together; one that has not ended lasts until `now`."""
+    """Return how long a job has been in a status, all times together; one that has not ended lasts until `now`.
+
+    Args:
+        rows: transitions of a job.
+        status: may come several times.
+        now: end of a transition that has not ended.
+    """
     return sum(((row.ended_at or now) - row.started_at).total_seconds() for row in rows if row.status is status)
 
 

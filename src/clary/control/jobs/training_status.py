@@ -1,4 +1,4 @@
-"""Progress of a training: the report that counts, the clients' view of it, the program's own report. Pure.
+"""Progress of a training: reading a program's own report, choosing among reports, and showing one to clients. Pure.
 
 Source: ProgressInfo of DescribeTrainingJob (sagemaker.train of SDK v3 counts epochs from 1 and steps within one);
 `trainerStatus` of docs/user-guides/trainjob-progress.md (kubeflow/trainer), as transformers' KubeflowCallback sends it.
@@ -37,7 +37,7 @@ def read_status(document: Any, last: TrainingProgress | None, *, at_ms: int) -> 
 
     Args:
         document: the body.
-        last: progress as the program told it before; a status at the end leaves steps out.
+        last: the program's previous progress; it supplies the steps that a status at the end leaves out.
         at_ms: time of the request.
     """
     said = document.get("trainerStatus") if isinstance(document, Mapping) else None
@@ -65,7 +65,12 @@ def read_status(document: Any, last: TrainingProgress | None, *, at_ms: int) -> 
 
 
 def in_epochs(progress: TrainingProgress, epoch: float | None) -> TrainingProgress:
-    """Return progress with the epoch that it stands in, if that can be told from how much of it is done."""
+    """Return progress with its current epoch and the number of epochs, computed from the part that is done.
+
+    Args:
+        epoch: epochs done so far, as a fraction (1.5: in the midst of the second); None: not known.
+    Returns: `progress` itself if the number of epochs cannot be computed.
+    """
     if epoch is None or not math.isfinite(epoch) or epoch < _SURE_EPOCH or not progress.total or not progress.done:
         return progress
     max_epoch = round(epoch * progress.total / progress.done)
@@ -83,7 +88,10 @@ def in_epochs(progress: TrainingProgress, epoch: float | None) -> TrainingProgre
 
 
 def standing(new: TrainingProgress | None, stood: TrainingProgress | None) -> TrainingProgress | None:
-    """Return which of two words of the same host counts: the newer, but a program's own before its log."""
+    """Return the report to use, of two from the same host.
+
+    It is the newer one, unless that was read from the log and the program's own report is less than FRESH_MS older.
+    """
     if new is None or stood is None:
         return new or stood
     is_own = stood.source == KUBEFLOW and new.source != KUBEFLOW
@@ -91,13 +99,19 @@ def standing(new: TrainingProgress | None, stood: TrainingProgress | None) -> Tr
 
 
 def of_hosts(said: Mapping[str, TrainingProgress], hosts: Sequence[str]) -> TrainingProgress | None:
-    """Return the progress of a job: a program's own word, else that of the first host that has any."""
+    """Return the progress of a job: the first report by a program itself, else the first host's that has one."""
     in_order = [said[host] for host in hosts if host in said] or list(said.values())
     return next((one for one in in_order if one.source == KUBEFLOW), in_order[0] if in_order else None)
 
 
 def progress_facts(progress: TrainingProgress | None, *, now: datetime, is_over: bool) -> dict[str, Any] | None:
-    """Return progress for people; None while nothing is known."""
+    """Return progress in the form that clients show to people; None while nothing is known.
+
+    Args:
+        progress: as last reported.
+        now: from which the rest of the time is counted.
+        is_over: whether the job has ended, which has no rest.
+    """
     if progress is None:
         return None
     at = datetime.fromtimestamp(progress.at_ms / _MS_PER_S, UTC)

@@ -1,8 +1,8 @@
 """How a job moves: one event in, the next record and the next orders out. Pure.
 
 Where: the reconciler, the agent gateway and StopTrainingJob apply events through the store, each in one transaction.
-A job goes Starting -> [Pending ->] Downloading -> Training -> Uploading -> Completed | Failed | Stopped, and from each
-of the first ones by way of Interrupted or Restarting to Starting again, with the hosts of another attempt (`attempts`).
+A job goes Starting -> [Pending ->] Downloading -> Training -> Uploading -> Completed | Failed | Stopped. Before its end
+it can go through Interrupted or Restarting back to Starting, with the hosts of another attempt (`attempts`).
 Whatever happens, and in whatever order facts arrive: a terminal status absorbs every later event, a host's phase never
 goes back, the first cause of an end stays the cause unless the job is tried again, and a job is Completed only when its
 results are in the object store.
@@ -45,7 +45,7 @@ def apply(job: TrainingJob, event: events.Event, *, now: datetime) -> TrainingJo
     Args:
         job: the record as it stands.
         event: what happened.
-        now: aware UTC time of the event; never earlier than the last transition in effect (earlier is lifted).
+        now: time of the event, aware, in UTC. If it is earlier than the last transition, that one's time is used.
     """
     if job.transitions:
         now = max(now, job.transitions[-1].started_at)
@@ -127,7 +127,7 @@ def _host_reported(job: TrainingJob, event: events.HostReported, now: datetime) 
 
 
 def _bounded(facts: HostFacts, begin: datetime) -> HostFacts:
-    """Return facts whose clues are not older than their attempt: a program may have written any time."""
+    """Return facts whose clues are not dated before their attempt: a program can write any time into a clue."""
     earliest = begin - timedelta(seconds=CLOCK_SLACK_S)
     return replace(facts, clues=tuple(replace(clue, at=max(clue.at, earliest)) for clue in facts.clues))
 
@@ -307,7 +307,7 @@ def _has_succeeded(facts: HostFacts) -> bool:
 
 
 def _follow_phases(job: TrainingJob, now: datetime) -> TrainingJob:
-    """Live through Downloading and Training as hosts reach them; a stopping job keeps saying so."""
+    """Enter Downloading and Training when the first host reaches them; a stopping job keeps its status."""
     if job.status is not TrainingJobStatus.IN_PROGRESS:
         return job
     phases = [record.facts.phase for record in job.hosts.values()]

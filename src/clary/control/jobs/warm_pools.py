@@ -92,7 +92,13 @@ def park(job: TrainingJob) -> TrainingJob:
 
 
 def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
-    """Return a job whose pool another one holds from now on."""
+    """Return a job whose pool another one holds from now on.
+
+    Args:
+        job: the last holder.
+        by: name of the job that holds it now.
+        now: by the job's clock.
+    """
     if job.warm_pool is None or not is_available(job):
         return job
     pool = replace(job.warm_pool, status=WarmPoolStatus.REUSED, left_at=now, reused_by=by, is_parked=False)
@@ -100,7 +106,13 @@ def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
 
 
 def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob:
-    """Return a job whose waiting hosts nobody can have any more, before they are taken back."""
+    """Return a job whose waiting hosts nobody can have any more, before they are taken back.
+
+    Args:
+        job: the last holder, or one that waits with its own hosts.
+        reason: for people.
+        now: by the job's clock.
+    """
     if not job.is_terminal:  # one that waits with its hosts, which are gone already
         return replace(job, pool="", pool_gpus=()) if not job.hosts else job
     if job.warm_pool is None or not is_available(job):

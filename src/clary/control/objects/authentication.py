@@ -61,7 +61,7 @@ V2_SUBRESOURCES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkSeed:
-    """The values to which the signatures of a body's chunks are chained."""
+    """Start of the chain of a body's chunk signatures: signing key, date, scope and the headers' signature."""
 
     key: bytes
     amz_date: str
@@ -118,6 +118,12 @@ def with_token(find_secret: FindSecret, token: str, temporary: TemporaryKeys | N
     """Return the function that finds the secret of a key sent with `token`; `find_secret` for an empty token.
 
     The function returned raises WireError InvalidToken for a token that is not the key's own, and ExpiredToken.
+
+    Args:
+        find_secret: knows the owner's key and the keys of jobs.
+        token: session token of the request; empty if it has none.
+        temporary: knows the keys that come with a session token; None refuses every token.
+        now: aware time of day.
     """
     if not token:
         return find_secret

@@ -50,7 +50,10 @@ class CheckpointPlace:
 
     @classmethod
     def of(cls, uri: str) -> CheckpointPlace:
-        """Read a URI, several slashes in a row being one, as for agents. Raises: ContractError if it has no bucket."""
+        """Read a URI; several slashes in a row count as one, as agents read it.
+
+        Raises: ContractError if it names no valid bucket.
+        """
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         if not uri.startswith("s3://") or not _BUCKET.fullmatch(bucket):
             raise ContractError(f"CheckpointConfig.S3Uri is {uri[:200]!a}, expected s3://bucket/prefix")
@@ -77,7 +80,7 @@ async def find_manifests(
     """Return host -> its manifests, newest first; hosts in the order of their numbers, at most MAX_HOSTS.
 
     Args:
-        host: look for this one's only.
+        host: list only this host's manifests; None: those of every host.
     Raises: ObjectStoreError.
     """
     own_folder = place.key(f"{OWN_FOLDER}/")
@@ -97,8 +100,13 @@ async def find_manifests(
 
 
 async def load_set(client: StoreClient, place: CheckpointPlace, *, host: str, number: int) -> CheckpointSet:
-    """Return a set that can be believed.
+    """Read the manifest of a set and return it once its content is checked.
 
+    Args:
+        client: open.
+        place: of the job's checkpoints.
+        host: name of the host whose set it is, such as algo-1.
+        number: of the set; host and number make the manifest's key, and the manifest has to say the same.
     Raises: ContractError saying what is wrong with the manifest, or that there is none; ObjectStoreError.
     """
     key = place.key(manifest_key(host, number))

@@ -1,4 +1,4 @@
-"""Which checkpoint sets lie below a prefix, and whether everything that they name is there.
+"""The checkpoint sets below a prefix, and whether every file that they name is there.
 
 Where: `clary checkpoints JOB`, through `server.pages.checkpoints_page`. Names and sizes are compared here; what the
 files hold is read by `checkpoint_verification`.
@@ -80,7 +80,13 @@ class SetListing:
 async def find_in_time(
     client: StoreClient, place: CheckpointPlace, *, timeout_s: float = LOOK_TIMEOUT_S
 ) -> dict[str, tuple[ManifestObject, ...]]:
-    """Return host -> its manifests, newest first. Raises: ObjectStoreError, also if the store takes longer."""
+    """Return host -> its manifests, newest first. Raises: ObjectStoreError, also if the store takes longer.
+
+    Args:
+        client: open.
+        place: of the job's checkpoints.
+        timeout_s: for the whole listing, in seconds.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             return await find_manifests(client, place)

@@ -51,7 +51,7 @@ class SetTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A file that differs from its manifest."""
+    """A file that is missing, can not be read, or differs from its manifest."""
 
     path: str
     key: str  # of the object, below the prefix
@@ -126,6 +126,12 @@ async def verify_sets(
     """Read sets one after the other and write each finding into `report` at once.
 
     Ends with `report.error` if the store can not be asked any more. Cancel it to end it early.
+
+    Args:
+        client: open.
+        place: of the job's checkpoints.
+        targets: sets in the order in which they are read; the first host to name a path owns the plain path.
+        report: filled while the sets are read; others may read it meanwhile.
     """
     try:
         # A path of a host that comes later may be another host's, which alone stands under the plain path.

@@ -1,7 +1,8 @@
 """Copies of objects: the metadata kept from the source, and the encryption of the copy.
 
-Where: `front` asks the store for the source's headers first. A copy that keeps the metadata of its source would keep
-the mark of its encryption too, which S3 takes from the request alone; such a copy is sent with the metadata spelt out.
+Where: `front` asks the store for the source's headers first. A copy that keeps the metadata of its source would also
+keep the mark of the source's encryption. But in S3 the request alone decides on the encryption of a copy. So such a
+copy is sent with all of its metadata in the request.
 Pure. Source: Amazon S3 API reference, CopyObject.
 """
 

@@ -41,7 +41,7 @@ _WRITES = frozenset({"x-id"})
 
 @dataclass(frozen=True)
 class Encryption:
-    """The encryption that a request asks for an object."""
+    """The server-side encryption that a request wants for an object."""
 
     algorithm: str = DEFAULT
     key_id: str = ""

@@ -88,7 +88,13 @@ async def relay(
 
 
 async def filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, permit: Permit) -> web.Response:
-    """Pass a listing on without the keys that the caller may not see. Raises: WireError(InternalError)."""
+    """Pass a listing on without the keys that the caller may not see. Raises: WireError(InternalError).
+
+    Args:
+        request: the client's.
+        answer: the store's, its body unread; more than MAX_LISTING_BYTES are an error.
+        permit: decides on each key.
+    """
     content = b""
     async for piece in answer.content.iter_any():
         content += piece
@@ -98,7 +104,13 @@ async def filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, per
 
 
 def whole(request: web.BaseRequest, status: int, content: bytes = b"") -> web.Response:
-    """Return an answer of the front's own: a document of XML, or nothing."""
+    """Return an answer of the front's own: an XML document, or an empty body.
+
+    Args:
+        request: gives the request id; a body that it has not sent yet ends the connection.
+        status: HTTP status.
+        content: XML document; empty for an answer without a body.
+    """
     own_id = request_id(request)
     response = web.Response(
         status=status,
@@ -141,7 +153,13 @@ def form_answer(
 
 
 def error_response(request: web.BaseRequest, error: WireError, resource: str) -> web.Response:
-    """Return a refusal in S3's shape."""
+    """Return a refusal in S3's shape.
+
+    Args:
+        request: the client's; the answer to a HEAD has no body.
+        error: code, message, HTTP status and the region that the client should use, if any.
+        resource: path of the request, which the document names.
+    """
     content = "" if request.method == "HEAD" else _error_document(error, resource, request_id(request))
     response = whole(request, error.http_status, content.encode("utf-8", "replace"))
     response.content_type = "application/xml"

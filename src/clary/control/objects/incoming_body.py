@@ -43,7 +43,10 @@ class IncomingBody:
             yield piece
 
     async def guarded(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Pass `pieces` on and keep their error: the client library reports it only as a broken connection."""
+        """Pass `pieces` on and keep their error: the client library reports it only as a broken connection.
+
+        Raises: WireError of `pieces` itself, or IncompleteBody where the client breaks off.
+        """
         try:
             async for piece in pieces:
                 yield piece

@@ -28,7 +28,7 @@ class ListedObject:
 
 @dataclass(frozen=True, kw_only=True)
 class ListingPage:
-    """The result of one request."""
+    """One page of a listing: objects, folders, and the token of the next page."""
 
     objects: tuple[ListedObject, ...]
     folders: tuple[str, ...]  # common prefixes, with the slash at their end; only if they were asked for

@@ -41,7 +41,18 @@ class Outgoing:
 async def choose_body(
     request: web.BaseRequest, headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 ) -> Outgoing:
-    """Return headers and body for the store, by the signature's statement about the body."""
+    """Return headers and body for the store, by the signature's statement about the body.
+
+    A body of at most SMALL_BODY_BYTES that is not in signed chunks is read and checked here; any other is checked while
+    it is sent to the store.
+
+    Args:
+        request: the client's, its body unread.
+        headers: that go to the store, lower-case names, without content-length.
+        caller: `payload_hash` and `seed` say how the signature covers the body.
+        body: of the request; remembers its first error.
+    Raises: WireError InvalidArgument, InvalidRequest, MissingContentLength, XAmzContentSHA256Mismatch, IncompleteBody.
+    """
     payload_hash = caller.payload_hash
     is_hash = _SHA256.fullmatch(payload_hash) is not None
     if payload_hash in (sigv4.STREAMING_PAYLOAD, sigv4.STREAMING_PAYLOAD_TRAILER):

@@ -37,7 +37,7 @@ class Source(Protocol):
     """The side of a request's stream that is read from (aiohttp.StreamReader)."""
 
     async def readany(self) -> bytes:
-        """Return the bytes received so far, at least one, or an empty string at the end."""
+        """Return the bytes received so far, at least one, or empty bytes at the end."""
 
 
 async def read_pieces(source: Source, *, idle_timeout_s: float = IDLE_TIMEOUT_S) -> AsyncIterator[bytes]:

@@ -84,6 +84,10 @@ def bucket_of_host(host: str) -> str | None:
 def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
     """Read a path-style S3 request; authentication parameters of the query are left out.
 
+    Args:
+        method: upper case; GET and HEAD of a key that the store can not hold are NoSuchKey, others InvalidArgument.
+        raw_path: percent-encoded, /bucket/key.
+        raw_query: as on the wire, without `?`.
     Raises: WireError InvalidBucketName, InvalidArgument, InvalidURI, KeyTooLongError or NoSuchKey.
     """
     bucket, _, raw_key = raw_path.removeprefix("/").partition("/")

@@ -100,8 +100,14 @@ class StoreClient:
     async def request(
         self, method: str, bucket: str, *, key: str = "", query: Sequence[tuple[str, str]] = (), body: bytes = b""
     ) -> StoreAnswer:
-        """Send one request and return the answer of any status.
+        """Send one request and return the answer; an error status is returned, not raised.
 
+        Args:
+            method: upper case.
+            bucket: name; empty for the service itself.
+            key: not encoded; empty for the bucket.
+            query: names and values, not encoded.
+            body: whole content; empty for a request without one.
         Raises: ObjectStoreError if no answer came, or one of more than MAX_ANSWER_BYTES.
         """
         assert self._session is not None, "use `async with StoreClient(...)`"
@@ -121,7 +127,7 @@ class StoreClient:
 
     @asynccontextmanager
     async def open(self, bucket: str, key: str) -> AsyncIterator[StoreStream]:
-        """Ask for an object and give the answer of any status; its body is read in pieces, or not at all.
+        """Request an object and yield the answer, of any status; its body is read in pieces, or not at all.
 
         Raises: ObjectStoreError if no answer came.
         """
@@ -163,7 +169,14 @@ class StoreClient:
                 raise self._refused(method, bucket, key, answer)
 
     def unanswered(self, method: str, bucket: str, key: str, error: BaseException) -> ObjectStoreError:
-        """Return the error for a request that got no answer, or half of one."""
+        """Return the error for a request that got no answer, or half of one.
+
+        Args:
+            method: of the request.
+            bucket: that it named.
+            key: that it named; empty for the bucket.
+            error: of the client library; named in the text.
+        """
         return ObjectStoreError(
             f"object store {self._endpoint.url}: {method} {encode_path(bucket, key)} got no answer within "
             f"{self._timeout_s:.0f} s: {type(error).__name__} {error}; see `clary doctor`",
@@ -220,7 +233,13 @@ def encode_query(query: Sequence[tuple[str, str]]) -> str:
 
 
 def store_url(endpoint: Endpoint, path: str, query: str) -> URL:
-    """Return the URL of a request; nothing in it is encoded or normalised again."""
+    """Return the URL of a request; nothing in it is encoded or normalised again.
+
+    Args:
+        endpoint: its URL may have a path, which stays in front.
+        path: percent-encoded, with a leading slash.
+        query: encoded, without `?`; may be empty.
+    """
     return URL(f"{endpoint.url.rstrip('/')}{path}{'?' if query else ''}{query}", encoded=True)
 
 
@@ -233,7 +252,17 @@ def sign_for_store(
     payload_hash: str,
     now: datetime,
 ) -> list[tuple[str, str]]:
-    """Return `headers` with the host and the store's signature added; only host, x-amz-* and content-md5 are signed."""
+    """Return `headers` with the host and the store's signature added; only host, x-amz-* and content-md5 are signed.
+
+    Args:
+        endpoint: the store, its region and its key.
+        method: upper case.
+        path: percent-encoded, without the endpoint's own path.
+        query: encoded, without `?`.
+        headers: that are sent, without host.
+        payload_hash: SHA-256 of the body in hexadecimal, or one of S3's words.
+        now: aware time of day that the signature names.
+    """
     parts = urlsplit(endpoint.url)
     all_headers = [("host", parts.netloc), *headers]
     signed_names = [

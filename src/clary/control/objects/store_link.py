@@ -98,7 +98,16 @@ class StoreLink:
         *,
         headers: Sequence[tuple[str, str]] = (),
     ) -> tuple[int, list[tuple[str, str]]]:
-        """Ask the store for the headers of a bucket or object."""
+        """Ask the store for the headers of a bucket or object.
+
+        Args:
+            bucket: name.
+            key: not encoded; empty for the bucket.
+            query: names and values, such as versionId.
+            headers: sent with the request, lower-case names.
+        Returns: HTTP status and headers of the answer; an error status is returned, not raised.
+        Raises: WireError ServiceUnavailable if the store does not answer.
+        """
         asked = S3Request(method="HEAD", bucket=bucket, key=key, query=tuple(query))
         answer = await self.send(asked, Outgoing(headers=list(headers), payload_hash=sigv4.EMPTY_HASH, data=None))
         answer.release()

@@ -76,7 +76,7 @@ class StoreRecord:
 
 
 def find_running(data_folder: Path) -> StoreRecord | None:
-    """Return the record of a store that runs for this folder without a file, or None if no store runs.
+    """Return a record of the store that runs for this folder, built from its command line; None if no store runs.
 
     Its working folder is the data folder, however the state folder was spelled; its command line names the ports.
     """
@@ -152,7 +152,14 @@ def remove_sockets(ports: dict[str, int]) -> None:
 
 
 def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: str) -> list[str]:
-    """Return the command line of the store."""
+    """Return the command line of the store.
+
+    Args:
+        program: path of `weed`.
+        data_folder: of objects and metadata.
+        ports: by PORT_NAMES.
+        bucket: that the store makes at its start.
+    """
     options = {
         "dir": data_folder,
         "ip": HOST,

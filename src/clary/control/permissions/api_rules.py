@@ -129,7 +129,10 @@ def decide(grants: Grants, service: str, operation: str, params: Params) -> Deci
 
 
 def refused(grants: Grants, service: str, operation: str, params: Params) -> Decision:
-    """Return the refusal of a call."""
+    """Return the refusal of a call.
+
+    Args: as `decide`.
+    """
     return Refused(grants, f"{service}:{operation}", _resource(params), _expected(service)).decision()
 
 

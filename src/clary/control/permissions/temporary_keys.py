@@ -69,7 +69,14 @@ class TemporaryKeys:
         )
 
     def judge(self, access_key_id: str, session_token: str, *, now: datetime) -> TokenVerdict:
-        """Return the secret of a key whose token came along, if that is its own and has not expired."""
+        """Return the verdict on a key and its session token, with the secret if the token is its own and unexpired.
+
+        Args:
+            access_key_id: of the request.
+            session_token: as the client sends it; URL-safe base64, from anyone.
+            now: aware time of day.
+        Returns: a verdict without a secret for a token that is malformed, another key's or expired.
+        """
         try:
             content = base64.b64decode(session_token, altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):

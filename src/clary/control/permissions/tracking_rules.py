@@ -56,7 +56,14 @@ OPERATIONS = frozenset(
 
 
 def decide(grants: Grants, operation: str, params: Params) -> Decision:
-    """Decide on one call of an operation of `OPERATIONS`."""
+    """Decide on one call of an operation of `OPERATIONS`.
+
+    Args:
+        grants: of the job's key.
+        operation: without its service, such as `CreateTrial`.
+        params: parsed and valid.
+    Returns: allowed; refused; or allowed if the job itself has made the records of `if_made`, which the caller checks.
+    """
     if operation in _NEEDS:
         return all_of(_named(grants, _MEMBERS[member], params.get(member)) for member in _NEEDS[operation])
     if operation in _OF_ARNS:

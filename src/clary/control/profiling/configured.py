@@ -64,7 +64,13 @@ def default_report() -> ConfiguredRule:
 
 
 def object_prefix(output_path: str, job_name: str, rule_name: str) -> tuple[str, str]:
-    """Return bucket and key prefix, with a slash at its end, of a rule's results."""
+    """Return bucket and key prefix, with a slash at its end, of a rule's results.
+
+    Args:
+        output_path: S3 URI of the rule's S3OutputPath.
+        job_name: of the training job.
+        rule_name: RuleConfigurationName; characters that keys do not hold well become hyphens.
+    """
     bucket, _, prefix = output_path.removeprefix("s3://").partition("/")
     folder = _IN_KEY.sub("-", rule_name).strip(".-") or "rule"
     parts = (prefix.strip("/"), job_name, "rule-output", folder, "profiler-output", "")

@@ -123,7 +123,7 @@ class Measurements:
 
     @cached_property
     def began_ms(self) -> int | None:
-        """The time at which the first host's program began to run, or None."""
+        """The time at which the first host's program began to run, in ms since 1970; None if no program ran."""
         return min((begin_ms for begin_ms, _ in self.runs_ms.values()), default=None)
 
     @cached_property
@@ -157,7 +157,16 @@ def measurements_of(
     is_over: bool,
     breaks_ms: Iterable[int] = (),
 ) -> Measurements:
-    """Return an answer of the store as rules read it; points with values that can not be are left out."""
+    """Convert series of the store into the input of rules; points with impossible values are left out.
+
+    Args:
+        series: points of each host, oldest first.
+        hosts: of the job, in any order.
+        step_ms: from one point to the next.
+        until_ms: now, or the job's end, in ms since 1970.
+        is_over: whether nothing more will come.
+        breaks_ms: when attempts that ended early were over, in ms since 1970, oldest first.
+    """
     usable = ((one.host, one.name, tuple(point for point in one.points if _can_be(point))) for one in series)
     return Measurements(
         hosts=tuple(sorted(hosts, key=lambda host: natural_key([host.name]))),

@@ -57,7 +57,10 @@ class ProfilerRule:
     scan_interval_us: int = field(default=SCAN_INTERVAL_US, metadata=POSITIVE)
 
     def judge(self, measurements: Measurements) -> Verdict:
-        """Return the verdict on the measurements so far."""
+        """Return the verdict on the measurements so far.
+
+        Raises: NotImplementedError unless the rule overrides it.
+        """
         raise NotImplementedError
 
     @classmethod

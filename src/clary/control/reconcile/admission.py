@@ -118,7 +118,13 @@ class Admission:
         return map_hosts(groups, shapes, machine=self._machine, settings=self._settings)
 
     def decide_next(self, job: TrainingJob, mapping: HostMapping, *, leaving: Sequence[TrainingJob] = ()) -> Decision:
-        """Decide on the next waiting job; the hosts of `leaving`, ended jobs whose hosts wait, are its to have."""
+        """Decide on the next waiting job; the hosts of `leaving`, ended jobs whose hosts wait, are its to have.
+
+        Args:
+            job: the next one of the queue.
+            mapping: of its request.
+            leaving: holders of pools that would end for it, or that it takes over.
+        """
         not_counted = {job.name, *(other.name for other in leaving)}
         holdings = [holding for holding in self.holdings() if holding.job_name not in not_counted]
         return decide(Need.of(job.name, mapping), holdings, capacity=self._capacity)
@@ -156,7 +162,7 @@ class Admission:
         return [self.holding(job) for job in (*self._hub.active_jobs(), *returning)]
 
     def holding(self, job: TrainingJob) -> Holding:
-        """Return the holding of a job with hosts, or with a pool of its own while it waits."""
+        """Return the number of hosts, the GPUs and the memory that a job holds; if it waits, those of its own pool."""
         return Holding(
             job_name=job.name,
             num_hosts=len(job.hosts) or JobRequest(job.request).num_hosts,

@@ -43,6 +43,8 @@ class JobStore(Protocol):
         """Read, change and write a job in one transaction; raises JobNotFound.
 
         What is `known` takes the place of a record that cannot be read; else JobUnreadable is raised.
+
+        Args: as `Store.update_job`.
         """
 
     async def unfinished_jobs(self) -> list[TrainingJob]:
@@ -153,6 +155,10 @@ class JobHub:
     async def record_metrics(self, name: str, values: list[FinalMetric], *, most: int = MAX_FINAL_METRICS) -> None:
         """Keep the value with the latest time of each metric, of the first `most` names, in the job's record.
 
+        Args:
+            name: of the job.
+            values: of any metrics, in any order of time.
+            most: names that the record may hold; a new name beyond them is left out.
         Raises: JobNotFound.
         """
 

@@ -47,7 +47,13 @@ class JobMeasurements:
 
 
 async def look_at(series: SeriesReader, job: TrainingJob, *, now: datetime) -> JobMeasurements:
-    """Return the measurements for rules that can fire, coarser than for a report. Raises: StoreError."""
+    """Return the measurements for rules that can fire, coarser than for a report. Raises: StoreError.
+
+    Args:
+        series: of all jobs.
+        job: whose program has begun.
+        now: end of the span while the job runs.
+    """
     return await read_measurements(series, job, now=now, names=JUDGED_NAMES, most_points=POINTS_OF_A_LOOK)
 
 
@@ -56,6 +62,12 @@ async def read_measurements(
 ) -> JobMeasurements:
     """Return all that was measured of a job, so coarse that it is one answer.
 
+    Args:
+        series: of all jobs.
+        job: that runs or has ended.
+        now: end of the span while the job runs.
+        names: patterns of the series to read, with commas between.
+        most_points: of one series; many hosts get fewer.
     Raises: StoreError.
     """
     start_ms = int((job.training_started_at or job.created_at).timestamp() * MS_PER_S)
@@ -87,7 +99,13 @@ async def read_measurements(
 
 
 def report_facts(job: TrainingJob, measured: JobMeasurements, *, now: datetime) -> ReportFacts:
-    """Return a report's facts of a job beside its series."""
+    """Return the facts of a job that its report shows beside the series.
+
+    Args:
+        job: that runs or has ended.
+        measured: of `read_measurements`.
+        now: time of the report, and end of the times that still run.
+    """
     request = JobRequest(job.request)
     spent = ledger(job, now=now)
     seconds_of = {host.name: host.seconds for host in spent.hosts}

@@ -139,7 +139,7 @@ class Launcher:
         return (job.name, job.attempt) in self._launched
 
     def forget(self, job: TrainingJob) -> None:
-        """Drop the memory of an ended attempt."""
+        """Forget that this service has launched the current attempt, which is over or could not be launched."""
         self._launched.discard((job.name, job.attempt))
 
     def _first_waiting(self) -> TrainingJob | None:

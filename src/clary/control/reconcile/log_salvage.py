@@ -37,13 +37,21 @@ class LineStore(Protocol):
         """Return the number that the stream expects next."""
 
     async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:
-        """Store lines exactly once by number; return the next one."""
+        """Store lines exactly once by number; return the next one.
+
+        Args: as `LogStore.append`.
+        """
 
 
 async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) -> None:
     """Store unsent lines of lost hosts, and say in their logs that lines may be missing; never raises.
 
     Twice is as good as once: the spool is removed behind it.
+
+    Args:
+        logs: where the lines go.
+        job: whose attempt is over and whose host folders are still there.
+        clock: for the sentence that is added.
     """
     for stream in job.log_streams:
         host = host_of_stream(stream)
@@ -81,7 +89,7 @@ async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, bas
 
 
 def _read(path: Path) -> list[LogBlock]:
-    """Return the whole blocks of a file. Raises: OSError, ValueError for a link or other file that is no agent's."""
+    """Return the whole blocks of a spool file. Raises: OSError for a link, ValueError for a file that is too large."""
     with Folder.at(path.parent) as folder, open(folder.open_file(path.name), "rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path} is no file of an agent")

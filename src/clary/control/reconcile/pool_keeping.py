@@ -38,13 +38,13 @@ class PoolKeeper:
         self._clock = clock
 
     async def settle(self) -> None:
-        """Finish the act of a killed service: a pool that a job has taken is not its last holder's any more."""
+        """Record handovers that a killed service left open: a pool that a job has taken leaves its last holder."""
         for holder in self._hub.active_jobs():
             if holder.is_terminal and (taker := self.taker_of(holder)) is not None:
                 await self._hub.apply(holder.name, events.PoolReused(by=taker.name))
 
     async def adopt(self, job: TrainingJob) -> TrainingJob:
-        """Return a job with a pool whose attempt an older release began, with agents and network in its own folder.
+        """Give a pool to a job whose attempt an older release began, with agents and network in the attempt's folder.
 
         That folder becomes the pool's. There is nothing below the pool's name, so that taking it back does nothing, and
         taking the attempt back ends everything.

@@ -66,7 +66,14 @@ class ObjectWriter(Protocol):
     """Stores small objects."""
 
     async def request(self, method: str, bucket: str, *, key: str = "", body: bytes = b"") -> Answer:
-        """Send one request; raises ObjectStoreError if no answer comes."""
+        """Send one request; raises ObjectStoreError if no answer comes.
+
+        Args:
+            method: HTTP's.
+            bucket: name of the bucket.
+            key: of the object; empty for the bucket itself.
+            body: of the object; it is held in memory whole.
+        """
 
 
 class JobReader(Protocol):
@@ -81,7 +88,7 @@ class JobReader(Protocol):
 
 @dataclass(kw_only=True)
 class _Watch:
-    """The memory of a job between looks."""
+    """State of a watched job between looks: times of the next ones, rules that have fired, failed looks in a row."""
 
     due_s: dict[str, float] = field(default_factory=dict)  # rule -> monotonic time of its next look
     fired: dict[tuple[str, str], str] = field(default_factory=dict)  # configured rule, rule -> what it found
@@ -167,7 +174,7 @@ class ProfilerRules:
                     log.error("profiler rules of %s are judged no more", name)
 
     async def _look(self, job: TrainingJob, watch: _Watch) -> bool:
-        """Do a job's due looks; return whether the job needs no more."""
+        """Evaluate the rules of a job that are due; return whether all have their last verdict."""
         rules = configured_rules(configurations_of(job, RuleKind.PROFILER))
         if job.is_terminal:
             return await self._judge_for_good(job, rules, watch)
@@ -216,7 +223,7 @@ class ProfilerRules:
         return True
 
     async def _results(self, rule: ConfiguredRule, measured: JobMeasurements, watch: _Watch) -> list[RuleResult]:
-        """Judge on a thread; remember firing rules."""
+        """Judge a configured rule on a thread, and remember in `watch` the rules that fire."""
         verdicts = await asyncio.to_thread(_judged, rule, measured)
         results = []
         for one, verdict in verdicts:

@@ -159,7 +159,7 @@ class Reconciler:
             await self._hub.apply(name, reclaimed)
 
     async def _follow(self, job: TrainingJob) -> None:
-        """Look at a job's hosts, and do the due acts."""
+        """Look at the hosts of one job: record losses, apply due deadlines, launch, fence or release where needed."""
         if not job.pool and job.plan is not None:
             job = await self._pools.adopt(job)
         if warm_pools.is_parked(job):

@@ -71,7 +71,13 @@ class Releaser:
         return list(self._fences.values())
 
     def fence(self, job: TrainingJob, plan: LaunchPlan, host: str) -> None:
-        """End all processes of a lost host; a failure is left to the release, which tries again until it is done."""
+        """End all processes of a lost host; a failure is left to the release, which tries again until it is done.
+
+        Args:
+            job: whose host it is; a host is fenced by one task at a time.
+            plan: of the current attempt.
+            host: its name.
+        """
         key = f"{job.name}/{job.attempt}/{host}"
         if key in self._fences:
             return
@@ -133,7 +139,10 @@ class Releaser:
                 log.warning("job %s: its hosts are not released: %s", job.name, error.message)
 
     async def _fence_lost(self, job: TrainingJob) -> None:
-        """End the processes on lost hosts of a pool that stays: they would go on there beside another attempt."""
+        """End the processes on hosts of a pool that stays if they are lost or have not come back from the attempt.
+
+        They would go on there beside another attempt.
+        """
         plan = from_plain(LaunchPlan, job.plan)
         for host, record in job.hosts.items():
             if record.facts.phase is HostPhase.LOST or not self._pools.has_come_back(job, host):

@@ -1,4 +1,4 @@
-"""Keeps series small in the background: joins blocks, rolls them up, removes ones older than settings say.
+"""Keeps series small in the background: joins blocks, rolls them up, removes blocks older than settings allow.
 
 Where: the server runs one task of this, under the lease of the database.
 """
@@ -23,7 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_series_once(blocks: SeriesBlocks, settings: Settings, clock: Clock) -> tuple[int, int]:
-    """Do all that is due now; return how many blocks were joined and how many removed."""
+    """Do all that is due now; return how many blocks were joined and how many removed.
+
+    Args:
+        blocks: of the database.
+        settings: say for how long rows and roll-ups are kept; 0 is for ever.
+        clock: for ages.
+    Raises: StoreError.
+    """
     now_ms = int(clock.now().timestamp() * MS_PER_S)
     num_joined = await join_open_blocks(blocks, now_ms=now_ms)
     kept_s = {ROWS_MS: settings.series_rows_kept_s, FINE_MS: settings.series_rollups_kept_s}
@@ -35,7 +42,15 @@ async def keep_series_once(blocks: SeriesBlocks, settings: Settings, clock: Cloc
 async def keep_series(
     blocks: SeriesBlocks, samples: SampleGateway, settings: Settings, clock: Clock, *, interval_s: float = INTERVAL_S
 ) -> None:
-    """Do the due work periodically until cancelled; a store that refuses is asked again the next time."""
+    """Do the due work periodically until cancelled; a store that refuses is asked again the next time.
+
+    Args:
+        blocks: of the database.
+        samples: whose stale values are dropped, too.
+        settings: as for `keep_series_once`.
+        clock: for ages.
+        interval_s: between rounds; the first comes after one.
+    """
     while True:
         await asyncio.sleep(interval_s)
         samples.forget_stale()

@@ -38,7 +38,7 @@ class SpotMarket:
         self._by_hand: int | None = None
 
     def set_capacity(self, num_hosts: int | None) -> None:
-        """Set the hosts of spot capacity over the schedule; None goes by the schedule again."""
+        """Set the spot capacity, in hosts, in place of the schedule's; None goes by the schedule again."""
         self._by_hand = num_hosts
 
     def facts(self) -> SpotFacts:

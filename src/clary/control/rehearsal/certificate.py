@@ -3,9 +3,9 @@
 Where: `clary rehearse` makes one at the end, prints it (`cli.certificate_words`) and writes it as JSON.
 
 [Note: order of causes]
-One omission shows in many ways: a sampler that begins anew changes losses too. So what comes first decides: a job that
-did not come back, then steps that begin anew, then samples, and only where those are right are losses held against
-the optimizer's state.
+One omission shows in many ways: a sampler that begins anew changes losses too. So the checks run in a fixed order, and
+the first fault found decides. They look at the job's end, then at its steps, then at its samples, and last at its
+losses. Different losses are blamed on the optimizer's state alone only if steps and samples are right.
 """
 
 from __future__ import annotations
@@ -92,7 +92,13 @@ class Certificate:
 
 
 def certify(twin: Run, rehearsal: Run, strikes: Sequence[Strike]) -> Certificate:
-    """Compare the two and judge."""
+    """Compare the rehearsal with its undisturbed twin, and return the certificate.
+
+    Args:
+        twin: its last attempt is the measure.
+        rehearsal: job under faults, with all its attempts.
+        strikes: outcome of each planned fault.
+    """
     last_of_twin = twin.attempts[-1] if twin.attempts else Attempt(number=1, readings=())
     scale = scale_of(last_of_twin.readings)
     twin_history = make_history([last_of_twin], scale, last_of_twin)
@@ -171,7 +177,7 @@ def _died_of_full_disk(rehearsal: Run, strikes: Sequence[Strike]) -> bool:
 
 
 def _was_full(strike: Strike, rehearsal: Run) -> bool:
-    """Whether the fault had filled the disk of the host that failed, when it did, as far as anybody knows."""
+    """Whether a disk-full fault still held on the failed host when it failed; true if host or time is unknown."""
     if strike.kind != FaultKind.DISK_FULL or strike.at_s is None:
         return False
     if rehearsal.failed_host and strike.hosts and rehearsal.failed_host not in strike.hosts:
@@ -227,7 +233,7 @@ def _of_steps(twin: Run, rehearsal: Run, history: History, interruptions: Sequen
 
 
 def _has_more(resume: Resume, twin: Run) -> bool:
-    """Whether the twin's steps go on behind the last one before the interruption."""
+    """Whether the twin did more steps than the rehearsal had done before the interruption."""
     num_steps = len(scale_of(twin.attempts[-1].readings).steps)
     return resume.last is not None and resume.last < num_steps - 1
 

@@ -106,7 +106,15 @@ def check_samples(twin: SampleHistory, rehearsal: SampleHistory) -> SampleCheck:
 
 
 def check_losses(twin: History, rehearsal: History, scale: Scale) -> LossCheck:
-    """Compare the printed losses of each step; differences before any fault are the noise."""
+    """Compare the printed losses of each step; differences before any fault are the noise.
+
+    One step alone outside the noise counts as noise in a run that has noise, unless it is the last.
+
+    Args:
+        twin: losses to compare with.
+        rehearsal: losses of the attempts that count; its first attempt up to the first fault gives the noise.
+        scale: of the twin; names the step from which losses differ.
+    """
     before = {
         place: reading
         for place, reading in rehearsal.first_losses.items()

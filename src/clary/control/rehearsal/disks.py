@@ -18,7 +18,7 @@ _UNITS = {"MiB": 1024**2, "GiB": 1024**3}
 
 
 def parse_size(text: str) -> int:
-    """Parse the value of `--disk-size`. Raises: ContractError naming the valid forms."""
+    """Return the bytes that a value of `--disk-size` means. Raises: ContractError naming the valid forms."""
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(MiB|GiB)", text.strip())
     size_bytes = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
     if size_bytes < SMALLEST_BYTES:

@@ -152,7 +152,7 @@ def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> No
 
 
 def without_cuts(fault: PlannedFault, others: Sequence[PlannedFault], *, num_hosts: int) -> PlannedFault | None:
-    """Return the part of a fault to end while others go on, without cuts that these need; None if nothing is left.
+    """Return a fault without the cuts that other faults still need, or None if nothing of it is left to end.
 
     Args:
         others: that have struck and are not over.

@@ -31,7 +31,7 @@ Step = tuple[float, float]  # epoch, 0.0 where steps are counted through, and st
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """The record of one attempt."""
+    """One attempt: its printed readings, the records of its ranks, and its end."""
 
     number: int
     readings: tuple[Reading, ...]
@@ -90,7 +90,7 @@ class SampleHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The steps that led to the model."""
+    """Losses and samples of the steps that led to the model, and the resumes between attempts."""
 
     losses: Mapping[int, Reading]  # place -> what was printed, of the attempt that counts
     first_losses: Mapping[int, Reading]  # the same of the first attempt alone, lost steps included
@@ -118,7 +118,13 @@ def scale_of(twin: Sequence[Reading]) -> Scale:
 
 
 def make_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> History:
-    """Put attempts one behind the other."""
+    """Merge the attempts of a job into the history that led to its model.
+
+    Args:
+        attempts: of one job, in order.
+        scale: of the twin's printed steps; every reading is placed on it.
+        twin: last attempt of the uninterrupted job, by whose record batches are lined up.
+    """
     losses: dict[int, Reading] = {}
     first_losses: dict[int, Reading] = {}
     resumes: list[Resume] = []

@@ -44,7 +44,7 @@ class RehearsalOrder:
 def read_order(
     asked: Any, *, request: Mapping[str, Any], refusals: Mapping[str, str], largest_disk_bytes: int, new_seed: int
 ) -> RehearsalOrder:
-    """Read an order.
+    """Check the order of a rehearsal, as parsed JSON, and turn it into arguments of `clary rehearse`.
 
     Args:
         request: of the job that is to be rehearsed.

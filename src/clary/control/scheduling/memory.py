@@ -67,7 +67,16 @@ def limit_of(most: int, *, of_machine: int, without_setting: int) -> Bound:
 
 
 def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_machine: int, num_hosts: int) -> str:
-    """Return the difference of a host's memory from its type's in words, or an empty text."""
+    """Return the difference of a host's memory from its type's in words, or an empty text.
+
+    Args:
+        bound: that keeps the host from its type's memory; `Bound.TYPE` gives no text.
+        instance_type: as the request names it.
+        promised: bytes of the type.
+        given: bytes of the host.
+        of_machine: bytes that the machine has for jobs.
+        num_hosts: of the job.
+    """
     why = {
         Bound.TYPE: "",
         Bound.MACHINE: "all that this machine has for jobs",

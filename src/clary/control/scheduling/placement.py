@@ -237,6 +237,10 @@ def behind(names_ahead: Sequence[str]) -> str:
 def refuse_if_too_large(need: Need, running: Sequence[Holding] = (), *, capacity: Capacity) -> Refuse | None:
     """Return a refusal if `need` is more than the whole machine, else None.
 
+    Args:
+        need: of the job.
+        running: for the words alone: how many hosts are in use.
+        capacity: for all jobs together.
     Source: message of ResourceLimitExceeded as clients know it, contract.md 2.5; the last sentence is ours.
     """
     used = sum(holding.num_hosts for holding in running)

@@ -66,6 +66,10 @@ def pack(table: SeriesTable) -> bytes:
 def unpack(data: bytes, *, wanted: Callable[[str], bool] | None = None, place: str = "a block") -> SeriesTable:
     """Return the table that was packed, or only the series that are wanted.
 
+    Args:
+        data: as `pack` returns it; its checksum is verified.
+        wanted: whether a series of that name is read; None reads all.
+        place: of the block, for the error's text.
     Raises: SeriesDamaged naming `place`.
     """
     try:

@@ -193,6 +193,10 @@ class PointGatherer:
     def add(self, host: str, table: SeriesTable, *, until_ms: int) -> None:
         """Add the query's part of a table; tables of a host come in the order of their rows.
 
+        Args:
+            host: that measured the rows.
+            table: rows or roll-ups, by time.
+            until_ms: rows from here on are left out, in ms since 1970; finer tables hold them.
         Raises: ContractError if the answer would be too long.
         """
         # A step is whole or not there: what lies in the first one before the start belongs to it.

@@ -69,7 +69,13 @@ def rows_from(table: SeriesTable, first: int) -> SeriesTable:
 
 
 def between(table: SeriesTable, start_ms: int, end_ms: int) -> SeriesTable:
-    """Return the rows from `start_ms` (inclusive) to `end_ms` (exclusive)."""
+    """Return the rows from `start_ms` (inclusive) to `end_ms` (exclusive).
+
+    Args:
+        table: by time.
+        start_ms: in ms since 1970.
+        end_ms: in ms since 1970.
+    """
     return _sliced(table, bisect_left(table.at_ms, start_ms), bisect_left(table.at_ms, end_ms))
 
 

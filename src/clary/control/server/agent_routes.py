@@ -1,4 +1,4 @@
-"""Answer agents and programs of hosts: orders, assignments, parts of traces, a status.
+"""Answers agents and programs of hosts: orders, assignments, parts of traces, a status.
 
 Source: contract/agent_protocol.py, which lists the requests of agents; docs/user-guides/trainjob-progress.md of
 kubeflow/trainer for the status that programs say themselves: agents hand out address and token
@@ -27,7 +27,14 @@ _LONG_NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 async def next_order(gateway: AgentGateway, job: TrainingJob, host: str, query: Mapping[str, str]) -> Order:
-    """Return the next order of a host; waits for it as long as the query's `wait_s` says. Raises: WireError 400."""
+    """Return the next order of a host; waits for it as long as the query's `wait_s` says. Raises: WireError 400.
+
+    Args:
+        gateway: has the orders.
+        job: of the agent, which was authorized.
+        host: of the agent.
+        query: `after`, number of the last order that it has, and `wait_s`, at most 30 s are waited; both 0 by default.
+    """
     try:
         after = int(query.get("after", "0"))
     except ValueError as error:
@@ -36,13 +43,27 @@ async def next_order(gateway: AgentGateway, job: TrainingJob, host: str, query: 
 
 
 async def next_assignment(gateway: PoolGateway, pool: str, host: str, query: Mapping[str, str]) -> HttpResponse:
-    """Return the attempt that a pool's host serves next, or null; waits as `next_order`. Raises: WireError 400, 410."""
+    """Return the attempt that a pool's host serves next, or null; waits as `next_order`. Raises: WireError 400, 410.
+
+    Args:
+        gateway: knows who holds the pool.
+        pool: of the agent, which was authorized.
+        host: of the agent.
+        query: `after`, JOB:ATTEMPT of the attempt that it is done with, empty for none, and `wait_s`.
+    """
     found = await gateway.next_assignment(pool, host, after=query.get("after", ""), wait_s=_wait_s(query))
     return json_answer(None if found is None else to_plain(found))
 
 
 async def take_trace(gateway: AgentGateway, job: TrainingJob, host: str, request: HttpRequest) -> None:
-    """Keep a part of a rank's trace. Raises: WireError 400, 404."""
+    """Keep a part of a rank's trace. Raises: WireError 400, 404.
+
+    Args:
+        gateway: takes the trace.
+        job: of the agent, which was authorized.
+        host: of the agent.
+        request: query `number`, `rank`, `offset` and, with the last part, `last=1`; the body is the part.
+    """
     query = query_of(request)
     numbers = [query.get(name, "") for name in ("number", "rank", "offset")]
     if not all(_LONG_NUMBER.fullmatch(text) for text in numbers):
@@ -53,7 +74,14 @@ async def take_trace(gateway: AgentGateway, job: TrainingJob, host: str, request
 
 
 async def take_status(gateway: TrainingGateway, job: TrainingJob, host: str, request: HttpRequest) -> None:
-    """Keep how far a program says that it is. Raises: WireError 400, 429."""
+    """Store the progress and the metrics that a program reports. Raises: WireError 400, 410, 429.
+
+    Args:
+        gateway: takes the status.
+        job: of the program, which was authorized.
+        host: where it runs.
+        request: its body is JSON of at most `MAX_STATUS_BYTES`.
+    """
     if len(request.body) > MAX_STATUS_BYTES:
         raise WireError("ValidationException", f"a status has at most {MAX_STATUS_BYTES} bytes")
     await gateway.take_status(job, host, read_json(request))

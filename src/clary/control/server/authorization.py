@@ -1,4 +1,4 @@
-"""Check the caller of a route: tokens of agents, programs and scrapers, the owner's token, the console's session.
+"""Checks the caller of a route: tokens of agents, programs and scrapers, the owner's token, the console's session.
 
 Where: `clary_handler` asks for each request, by its head and again with its body. The tokens themselves are compared by
 what knows them: an attempt's by its gateway, the owner's by `edge.access`.
@@ -25,7 +25,7 @@ OPEN, OFF = "open", "off"  # values of the setting `metrics_page`; any other wan
 
 
 class Authorizer:
-    """Knows every token.
+    """Checks the token or session that a route demands of its caller.
 
     Args:
         agents: tokens of attempts.
@@ -59,6 +59,10 @@ class Authorizer:
     def authorize(self, who: Who, request: HttpRequest, values: Mapping[str, str]) -> Caller:
         """Return the caller of a request for a route that is open to `who`.
 
+        Args:
+            who: may ask, as the route says.
+            request: its head; the body may not have come yet.
+            values: of the path: job, attempt, host, pool and pool_host where the route has them.
         Raises: WireError 401 or 403 for anybody else; 404 and 410 for an agent whose host or attempt is not there.
         """
         match who:

@@ -121,7 +121,7 @@ class Core:
             await take_over(folder, self._base.store.documents(kind), first=first, keeps_files=kind != "dumps")
 
     def reconciler(self, isolation: Isolation) -> Reconciler:
-        """Return the part that moves jobs on, for hosts that are kept apart this way."""
+        """Return the reconciler, which moves jobs on; its plans have hosts of this isolation."""
         base, settings = self._base, self._base.settings
         urls = base.ports.urls(settings)
         site = Site(

@@ -48,7 +48,14 @@ from clary.control.wire.signatures import SignatureVerifier
 
 
 async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backups: BackupKeeper) -> None:
-    """Start the S3 front, the listener and the proxy. Raises: ClaryError if one cannot listen."""
+    """Start the S3 front, the listener and the proxy. Raises: ClaryError if one cannot listen.
+
+    Args:
+        stack: closes them, the last one first.
+        base: settings, keys, ports and stores.
+        core: whose jobs are loaded.
+        backups: for the page that makes one.
+    """
     settings, ports, services = base.settings, base.ports, core.services
     default_router()  # reads the service models now and not within the first request
     keys = JobKeys(base.secrets, core.hub, settings)

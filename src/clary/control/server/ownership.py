@@ -43,7 +43,14 @@ def sole_owner(folder: StateFolder) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def database_lease(store: Store, folder: StateFolder, leave: asyncio.Event) -> AsyncIterator[None]:
-    """Hold the database's service lease; losing it ends the service, since another one moves the jobs now."""
+    """Hold the database's service lease; losing it ends the service, since another one moves the jobs now.
+
+    Args:
+        store: of the database.
+        folder: names the owner: the next service of this folder takes the lease over at once.
+        leave: set when the lease is lost.
+    Raises: StoreError if another service holds the lease for longer than a killed one's lasts.
+    """
     # The folder lock keeps a second service out, so whoever comes next from this folder may take the lease over.
     owner = f"{socket.gethostname()}:{folder.root}"
     deadline = asyncio.get_running_loop().time() + LEASE_TTL_S + LEASE_RENEWAL_S

@@ -1,4 +1,4 @@
-"""List the service's own routes: method, path, allowed callers, and the function that answers.
+"""Lists the service's own routes: method, path, allowed callers, and the function that answers.
 
 Where: `clary_handler` takes the first row that a request fits, and has `authorization` check who asks before it calls
 the function. Health and the console's files, which are open to everybody, are the listener's; S3 and the other AWS

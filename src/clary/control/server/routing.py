@@ -1,4 +1,4 @@
-"""Match requests with routes: method, path, allowed callers, and the function that answers. Pure.
+"""Matches requests with routes: method, path, allowed callers, and the function that answers. Pure.
 
 Where: `route_table` lists them, `authorization` checks `Who`, `clary_handler` calls the function.
 """
@@ -179,7 +179,14 @@ class Route:
 
 
 def match(routes: Sequence[Route], method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
-    """Return the first route that a request fits, and the values in its path; the last route fits everything."""
+    """Return the first route that a request fits, and the values in its path; the last route fits everything.
+
+    Args:
+        routes: in order; the first one that fits is taken.
+        method: HTTP's, in capitals.
+        raw_path: percent-encoded, without the query.
+    Raises: AssertionError if no route fits.
+    """
     for route in routes:
         values = route.match(method, raw_path)
         if values is not None:

@@ -48,6 +48,11 @@ def mend_files(folder: StateFolder, record: ServiceRecord, secrets: RootSecrets)
     """Write the record and the keys if their files are missing or damaged; raises OSError.
 
     Keys that are whole and others stay: their owner may have put them there for the next start.
+
+    Args:
+        folder: of the service.
+        record: of this service.
+        secrets: as this service has them in memory.
     """
     if any(_read_record(path) != record for path in (folder.service_record_path, folder.service_record_copy_path)):
         log.warning("%s was deleted or changed; it is written anew", folder.service_record_path)

@@ -40,7 +40,10 @@ class Admission(Protocol):
     """Says before a job is stored whether it could ever run here, and how."""
 
     def admit(self, request: Mapping[str, Any]) -> Admitted:
-        """Return the notes for describe; raises WireError(ResourceLimitExceeded | ValidationException)."""
+        """Return the notes on a job that Describe shows: warnings, and how this machine differs from the request.
+
+        Raises: WireError(ResourceLimitExceeded), WireError(ValidationException) for a job that can never run here.
+        """
 
     def pending_reason(self, job: TrainingJob) -> str:
         """Return the reason for which a job waits, or an empty string."""

@@ -108,6 +108,10 @@ ALWAYS_THERE = ("RoleName",)  # members that name a thing which exists whatever 
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:
     """Run the handler of an operation, or answer an empty list for kinds that are not offered.
 
+    Args:
+        service: as the model calls it, such as `sagemaker`.
+        operation: such as `CreateTrainingJob`.
+        call: authenticated, parsed and validated.
     Raises: WireError: UnknownOperationException for an operation that is not answered here, else the handler's own.
     """
     handler = HANDLERS.get((service, operation))

@@ -55,6 +55,14 @@ async def statistics_of(
 
     Least and greatest of several GPUs are the sums of each one's: what all did at one moment is not kept for ever.
 
+    Args:
+        call: gives the store.
+        metric: a key of `SERIES`.
+        job_name: of the job.
+        host: such as algo-1.
+        start: aware time; a period that it lies in counts as a whole.
+        end: aware time, exclusive.
+        period_s: periods begin at its multiples since 1970.
     Raises: WireError(InvalidParameterCombination).
     """
     try:

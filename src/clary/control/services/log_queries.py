@@ -33,7 +33,11 @@ _TOKEN_KEY = secrets.token_bytes(32)  # tokens live no longer than results, whic
 
 
 async def start_query(call: Call) -> Mapping[str, Any]:
-    """Begin a query; its lines are looked at later."""
+    """Start a query and return its id; its lines are searched in the background.
+
+    Raises: WireError(InvalidParameterException), WireError(MalformedQueryException), WireError(LimitExceededException),
+        WireError(ResourceNotFoundException) for another log group.
+    """
     params = call.params
     _check_language(params)
     _check_groups(call)
@@ -64,7 +68,11 @@ async def start_query(call: Call) -> Mapping[str, Any]:
 
 
 async def get_query_results(call: Call) -> Mapping[str, Any]:
-    """Tell how far a query is, and its rows once it has ended."""
+    """Return the status of a query, and a page of its rows once it has ended.
+
+    Raises: WireError(InvalidParameterException) also for a query that has failed, with the reason;
+        WireError(ResourceNotFoundException).
+    """
     query = _find(call)
     if query.status is QueryStatus.FAILED:
         # The answer has no member for a reason, and a status alone would leave everybody guessing.
@@ -87,7 +95,10 @@ async def get_query_results(call: Call) -> Mapping[str, Any]:
 
 
 async def stop_query(call: Call) -> Mapping[str, Any]:
-    """End a query that has not ended yet."""
+    """Stop a query that has not ended yet.
+
+    Raises: WireError(InvalidParameterException) if it has ended, WireError(ResourceNotFoundException).
+    """
     query = _find(call)
     if not call.services.log_queries.stop(query):
         raise _invalid(f"Query {query.query_id} is not running: it has the status {query.status.value}.")
@@ -95,7 +106,11 @@ async def stop_query(call: Call) -> Mapping[str, Any]:
 
 
 async def describe_queries(call: Call) -> Mapping[str, Any]:
-    """List queries, the newest first."""
+    """List queries, the newest first.
+
+    Raises: WireError(InvalidParameterException) for a bad token, WireError(ResourceNotFoundException) for another log
+        group.
+    """
     params = call.params
     if params.get("queryLanguage", LANGUAGE) != LANGUAGE:
         return {"queries": []}
@@ -131,7 +146,7 @@ async def describe_queries(call: Call) -> Mapping[str, Any]:
 
 
 def _client(call: Call) -> str | None:
-    """Return the client whose queries a caller may read, or None for the owner: all."""
+    """Return the client whose queries the caller may read, or None for the owner: queries of all clients."""
     return None if call.grants is None else call.grants.job_id
 
 

@@ -59,7 +59,7 @@ async def put_retention_policy(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Let the setting say again how long events are kept."""
+    """Drop the retention policy: the setting decides again how long events are kept."""
     _check_group(call)
     await call.services.logs.set_retention(None)
     return {}

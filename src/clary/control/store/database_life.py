@@ -83,14 +83,26 @@ class DatabaseLife:
             self._require_new(f"the database {database} has none of Clary's tables", way_out())
 
     def require_own(self, connection: Connection, place: str, way_out: str) -> None:
-        """Refuse a database that is not the folder's own, before it is migrated; raises StoreError."""
+        """Refuse a database that is not the folder's own, before it is migrated; raises StoreError.
+
+        Args:
+            connection: to the database before its tables are made or changed.
+            place: of the database, for the error.
+            way_out: what its owner can do, in words, for the error.
+        """
         if self._begins_anew:
             return
         if read_version(connection) == 0:
             self._require_new(f"the database {place} has none of Clary's tables", way_out)
 
     def take_note(self, connection: Connection, place: str, way_out: str) -> None:
-        """Compare the id of a migrated database with the folder's and write it down; raises StoreError."""
+        """Compare the id of a migrated database with the folder's and write it down; raises StoreError.
+
+        Args:
+            connection: to the migrated database.
+            place: as for `require_own`; the folder remembers it, too.
+            way_out: as for `require_own`.
+        """
         statement = select(properties.c.value).where(properties.c.name == "database_id")
         found = str(connection.execute(statement).scalar_one())
         known = self._known_id()

@@ -98,6 +98,11 @@ class GroupCommitWriter:
 
         The operation is given items in the order in which they came, and returns a value each. If it raises, it is
         run again for each item by itself, and fails alone those for which it raises then. All else is as for `run`.
+
+        Args:
+            operation: gets a connection and items; the same object for all items that may go together.
+            item: of this call.
+            timeout_s: from the call to the commit.
         """
         loop = asyncio.get_running_loop()
         pending = _Operation(

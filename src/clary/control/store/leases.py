@@ -38,6 +38,12 @@ def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> L
     """Take the lease if it is free, over, or the owner's own already; None if somebody else holds it.
 
     An owner that asks again gets a new token: what it began under the old one is fenced off.
+
+    Args:
+        connection: in a transaction that the caller commits.
+        name: of the lease.
+        owner: unique to the process, or to a folder that one process at a time has.
+        ttl_s: from now on, by the database's clock.
     """
     now = _database_now(connection)
     expires_at = now + _microseconds(ttl_s)
@@ -57,6 +63,10 @@ def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> L
 def renew(connection: Connection, lease: Lease, *, ttl_s: float) -> Lease:
     """Move the end of a lease to `ttl_s` from now, even if it is over but nobody took it since.
 
+    Args:
+        connection: in a transaction that the caller commits.
+        lease: as it was last given.
+        ttl_s: from now on, by the database's clock.
     Raises: StaleLease if somebody else took it.
     """
     require_current(connection, lease)

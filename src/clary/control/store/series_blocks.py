@@ -215,7 +215,15 @@ def _named(owner: Owner) -> dict[str, Any]:
 
 
 def row_of(table: SeriesTable, *, step_ms: int, is_rolled: bool, is_open: bool, data: bytes) -> dict[str, Any]:
-    """Return a block's columns without its owner and first row; the table has rows."""
+    """Return a block's columns without its owner and first row; the table has rows.
+
+    Args:
+        table: of the block; it is not empty.
+        step_ms: width of a row's time; `ROWS_MS` for rows as measured.
+        is_rolled: whether its rows are in a coarser block already, or need none.
+        is_open: whether it may be joined with others.
+        data: the table, packed.
+    """
     return {
         "step_ms": step_ms,
         "start_ms": table.at_ms[0],

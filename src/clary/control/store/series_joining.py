@@ -89,7 +89,10 @@ class _Group:
 
 
 async def join_open_blocks(blocks: SeriesBlocks, *, now_ms: int) -> int:
-    """Join the blocks that are due now; return the number of blocks that others replaced."""
+    """Join the blocks that are due now; return the number of blocks that others replaced.
+
+    Raises: StoreError; what was joined before stays.
+    """
     groups = await blocks.read(_open_groups)
     num_joined = 0
     for first in range(0, len(groups), JOINED_TOGETHER):

@@ -345,7 +345,14 @@ class Store:
         await self._writer.run(add)
 
     async def query_metrics(self, job_name: str, metric_name: str, start: datetime, end: datetime) -> list[FinalMetric]:
-        """Return the values of one metric from `start` (inclusive) to `end` (exclusive), oldest first."""
+        """Return the values of one metric from `start` (inclusive) to `end` (exclusive), oldest first.
+
+        Args:
+            job_name: of any job.
+            metric_name: as it was stored, case included.
+            start: first time.
+            end: the time behind the last one.
+        """
         statement = (
             select(metrics.c.at, metrics.c.value, metrics.c.step)
             .where(
@@ -359,7 +366,10 @@ class Store:
         return await self._read(lambda connection: values_of(connection.execute(statement), metric_name))
 
     async def acquire_lease(self, name: str, owner: str, ttl_s: float) -> Lease | None:
-        """Take a lease for `ttl_s`; None while another owner holds it. `owner` must be unique to the process."""
+        """Take a lease for `ttl_s`; None while another owner holds it. `owner` must be unique to the process.
+
+        Args: as `leases.acquire`.
+        """
         return await self._writer.run(lambda connection: leases.acquire(connection, name, owner=owner, ttl_s=ttl_s))
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> Lease:

@@ -20,7 +20,13 @@ _DIGEST_BYTES = 16  # enough that a guess is hopeless, short enough for a URL
 
 
 def make_token(key: bytes, *, query: Any, position: list[Any]) -> str:
-    """Return the token that continues `query` after `position`; both must be JSON-serialisable."""
+    """Return the token that continues `query` after `position`; both must be JSON-serialisable.
+
+    Args:
+        key: of the store; a token that was made with another one is refused.
+        query: identity of the query, limit of the page left out.
+        position: of the last item of the page.
+    """
     payload = json.dumps(position, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(_digest(key, query, payload) + payload).decode("ascii")
 
@@ -28,6 +34,10 @@ def make_token(key: bytes, *, query: Any, position: list[Any]) -> str:
 def read_token(key: bytes, token: str, *, query: Any) -> list[Any]:
     """Return the position that `make_token` put into `token` for the same query.
 
+    Args:
+        key: as for `make_token`.
+        token: as a client sent it.
+        query: as for `make_token`.
     Raises: BadToken if the token is forged, damaged, or belongs to another query.
     """
     try:

@@ -111,7 +111,15 @@ def tags_of(connection: Connection, job_name: str) -> list[TagFacts]:
 
 
 def pictures_of(connection: Connection, job_name: str, kind: str, tag: str, *, most: int) -> list[Picture]:
-    """Return the newest pictures of a tag, oldest first; those of images without their bytes."""
+    """Return the newest pictures of a tag, oldest first; those of images without their bytes.
+
+    Args:
+        connection: to read with.
+        job_name: of any job.
+        kind: a `FindingKind`, image or histogram.
+        tag: of the pictures.
+        most: pictures.
+    """
     columns = training_pictures.c
     wanted: list[Any] = [column for column in columns if column.name != "data" or kind != FindingKind.IMAGE]
     statement = (
@@ -124,7 +132,13 @@ def pictures_of(connection: Connection, job_name: str, kind: str, tag: str, *, m
 
 
 def picture_by_id(connection: Connection, job_name: str, picture_id: int) -> Picture | None:
-    """Return one picture with its bytes, or None if the job has no picture of that number."""
+    """Return one picture with its bytes, or None if the job has no picture of that number.
+
+    Args:
+        connection: to read with.
+        job_name: whose picture it must be.
+        picture_id: of `Picture.id`.
+    """
     columns = training_pictures.c
     statement = select(training_pictures).where(columns.job_name == job_name, columns.id == picture_id)
     row = connection.execute(statement).mappings().one_or_none()

@@ -180,7 +180,13 @@ class TrainingRecords:
         return await self._read(ask)
 
     async def newest_values(self, job_name: str, metric_name: str, *, most: int) -> list[FinalMetric]:
-        """Return the last values of a metric, oldest first."""
+        """Return the last values of a metric, oldest first.
+
+        Args:
+            job_name: of any job.
+            metric_name: as it was stored.
+            most: values, at most `MAX_POINTS` of them.
+        """
         statement = (
             select(metrics.c.at, metrics.c.value, metrics.c.step)
             .where(metrics.c.job_name == job_name, metrics.c.metric_name == metric_name)
@@ -195,7 +201,14 @@ class TrainingRecords:
         return await self._read(lambda connection: tags_of(connection, job_name))
 
     async def pictures(self, job_name: str, kind: str, tag: str, *, most: int) -> list[Picture]:
-        """Return the last pictures of a tag, oldest first; those of images without their bytes."""
+        """Return the last pictures of a tag, oldest first; those of images without their bytes.
+
+        Args:
+            job_name: of any job.
+            kind: a `FindingKind`, image or histogram.
+            tag: of the pictures.
+            most: pictures, at most `MAX_POINTS` of them.
+        """
         most = min(most, MAX_POINTS)
         return await self._read(lambda connection: pictures_of(connection, job_name, kind, tag, most=most))
 

@@ -38,7 +38,13 @@ def without(some: Intervals, others: Intervals) -> Intervals:
 
 
 def within(intervals: Iterable[tuple[float, float]], begin: float, end: float) -> Intervals:
-    """Return the parts of the intervals between two times, as `union` does."""
+    """Return the parts of the intervals between two times, as `union` does.
+
+    Args:
+        intervals: in any order; they may overlap.
+        begin: microseconds.
+        end: microseconds.
+    """
     return union((max(begin, first), min(end, last)) for first, last in intervals if first < end and last > begin)
 
 

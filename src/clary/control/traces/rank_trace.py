@@ -69,7 +69,13 @@ class RankTrace:
 
 
 def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_us: float = 0.0) -> RankTrace:
-    """Sort the events of a trace; their times stay as they are, plus `base_us`."""
+    """Sort the events of a rank's trace by kind; `base_us` is added to their times.
+
+    Args:
+        profile: of the rank; kept with the trace.
+        events: of the framework's trace, from a file of the user: malformed ones are skipped, MAX_EVENTS are read.
+        base_us: added to each time, in microseconds, to make it Unix time.
+    """
     trace = RankTrace(profile=profile)
     launches: dict[int, float] = {}  # by the number that a kernel shares with the call that started it
     kernels: list[tuple[Operation, int]] = []  # of collectives, each with that number

@@ -69,7 +69,12 @@ class ReplayJournal:
     def note(self, second: int, kept: bytes, *, now: datetime) -> None:
         """Keep a signature; once the disk takes no more, the next start trusts nothing that is signed before it.
 
-        Raises: OSError.
+        A failed write is logged and ends the journal; it never raises OSError.
+
+        Args:
+            second: of the signing time, since 1970.
+            kept: first KEPT_BYTES of the signature.
+            now: time of the service; decides when `current` becomes `previous`.
         """
         if self._descriptor is None:
             return

@@ -53,7 +53,15 @@ class ReplayGuard:
             self._add(second // BUCKET_S, kept, now_s=now_s)
 
     def is_new(self, signature: str, *, signed_at: datetime, clock: Clock) -> bool:
-        """Remember a signature; False if it was there before, or if its time has been forgotten."""
+        """Remember a signature; return False if it was seen before, or if its signing time is not trusted any more.
+
+        The journal has it too before this returns.
+
+        Args:
+            signature: hexadecimal, proved.
+            signed_at: aware time that the signature names.
+            clock: monotonic time decides when signatures are forgotten; time of day goes to the journal.
+        """
         kept, bucket = _kept(signature), _bucket_of(signed_at)
         now_s = clock.monotonic()
         with self._lock:

@@ -48,7 +48,13 @@ class UriTemplate:
         )
 
     def match(self, method: str, raw_path: str, query: str) -> dict[str, str] | None:
-        """Return the labels' decoded values, or None if the request does not fit."""
+        """Return the labels' decoded values, or None if the request does not fit.
+
+        Args:
+            method: upper case.
+            raw_path: percent-encoded, without the query; empty counts as `/`.
+            query: as on the wire, without `?`; has to hold the template's constant parameters.
+        """
         if method != self.method:
             return None
         if self.constants:

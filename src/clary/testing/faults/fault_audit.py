@@ -91,6 +91,10 @@ def list_jobs(world: FaultWorld, prefix: str) -> list[tuple[str, str]]:
 def gather(world: FaultWorld, spec: JobSpec, ending: Ending) -> Evidence:
     """Return the evidence that the job has left behind.
 
+    Args:
+        world: of the service; every question is repeated while it is away.
+        spec: of the job.
+        ending: of the job, as described.
     Raises: NoAnswer; ClientError for an answer that no client should get.
     """
     has_artifact, trouble, files = _artifact(world, spec, ending)

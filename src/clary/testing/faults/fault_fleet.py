@@ -127,6 +127,10 @@ class Fleet:
     def find_job(self, moment: Moment, choice: float, *, timeout_s: float) -> tuple[str, Moment | None]:
         """Wait for a job at this moment; after `timeout_s` any job in flight will do.
 
+        Args:
+            moment: at which the job should be.
+            choice: 0 to 1, exclusive: which of the possible jobs.
+            timeout_s: in seconds.
         Returns: its name, empty if there is none, and the moment at which it really is.
         """
         deadline = time.monotonic() + timeout_s

@@ -97,7 +97,13 @@ def judge(spec: JobSpec, evidence: Evidence, struck_by: Collection[FaultKind]) -
 
 
 def compare_endings(name: str, first: Ending, later: Ending) -> list[Violation]:
-    """Return the changes of a terminal job as violations."""
+    """Return the changes of a terminal job as violations.
+
+    Args:
+        name: of the job.
+        first: end that was seen first.
+        later: end that was seen afterwards; any difference is a violation.
+    """
     if first == later:
         return []
     return [Violation(harm=Harm.DOUBLED, job=name, what=f"its end changed from {first} to {later}")]

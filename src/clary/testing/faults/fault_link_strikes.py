@@ -96,7 +96,13 @@ class Link:
 
 
 def link_of_agent(world: FaultWorld, fault: Fault, job_name: str) -> Link:
-    """Return the link between the service and one of the job's agents."""
+    """Return the link between the service and one of the job's agents.
+
+    Args:
+        world: of the service and its jobs.
+        fault: its choice picks the agent.
+        job_name: of a job; without a living agent the link has no connections.
+    """
     agents = world.agents(job_name)
     return Link([agents.get(choose(sorted(agents), fault) or "")], world.service_port(), job_name)
 
@@ -113,7 +119,14 @@ def links_to_store(world: FaultWorld) -> Link:
 
 
 def cut_off_host(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Cut a host off its job's other hosts."""
+    """Cut a host off its job's other hosts.
+
+    Args:
+        world: of the service and its jobs.
+        fault: its choice picks the host.
+        job_name: of the job.
+    Returns: the damage, whose `mend` connects the host again; None if the job has no agent or network now.
+    """
     host = choose(sorted(world.agents(job_name)), fault)
     folder = world.pool_folder(job_name)
     if host is None or folder is None or world.anchor(job_name) is None:

@@ -26,7 +26,14 @@ POLL_S = 0.1
 
 
 def spoil_row(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Cut a job's record short, while the service runs (amount 0) or is down (1)."""
+    """Cut a job's record short, while the service runs (amount 0) or is down (1).
+
+    Args:
+        world: of the service and its database.
+        fault: its amount says when.
+        job_name: of the job; empty strikes nothing.
+    Returns: the damage, whose `mend` restores the record; None if the record was not found or could not be written.
+    """
     if not job_name:
         return None
     before = ""

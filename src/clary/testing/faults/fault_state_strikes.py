@@ -90,7 +90,14 @@ def damage_store_record(world: FaultWorld, fault: Fault) -> Damage | None:
 
 
 def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Damage the engine's record of a job's processes; the job must not notice."""
+    """Damage the engine's record of a job's processes; the job must not notice.
+
+    Args:
+        world: of the service and its state folder.
+        fault: its ruin says how.
+        job_name: of the job.
+    Returns: the damage, which is over at once; None if the job has no such file now.
+    """
     folder = world.pool_folder(job_name)
     path = (folder or world.attempt_folder(job_name)) / "engine.json"
     if folder is None or not ruin(path, fault):
@@ -99,7 +106,11 @@ def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Dama
 
 
 def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Damage a file of the process that holds a job's network; it writes the file again while it lives."""
+    """Damage a file of the process that holds a job's network; it writes the file again while it lives.
+
+    Args: as `damage_engine_record`.
+    Returns: the damage, whose `mend` waits until the file is as it was; None if the job has no such file now.
+    """
     folder = world.pool_folder(job_name)
     anchor = world.anchor(job_name)
     path = choose([folder / READY_FILE, folder / SPEC_FILE], fault) if folder is not None else None
@@ -119,7 +130,14 @@ def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Dam
 
 
 def tear_spool(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Kill an agent within a write to its spool; the whole lines before it reach the log."""
+    """Kill an agent within a write to its spool; the whole lines before it reach the log.
+
+    Args:
+        world: of the service and its state folder.
+        fault: its choice picks the agent.
+        job_name: of the job.
+    Returns: the damage, which is over at once; None if no agent of the job lives.
+    """
     agents = world.agents(job_name)
     host = choose(sorted(agents), fault)
     if host is None:
@@ -133,7 +151,13 @@ def tear_spool(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
 
 
 def tear(path: Path, end: int, record: bytes) -> None:
-    """Write the first half of a record behind the last whole one."""
+    """Write the first half of a record behind the last whole one.
+
+    Args:
+        path: file of records; exists.
+        end: bytes up to the end of the last whole record; the rest is cut off.
+        record: of which the first half is written.
+    """
     with path.open("r+b") as file:
         file.truncate(end)
         file.seek(end)

@@ -146,7 +146,7 @@ class FaultWorld:
         return self.home / "jobs" / job_name / "1"
 
     def pool_folder(self, job_name: str) -> Path | None:
-        """The folder of the pool whose hosts the attempt runs on; None where nothing says so yet, or any more."""
+        """Return the folder of the pool that runs the attempt; None if no record names the pool yet, or any more."""
         try:
             return pool_folder(self.attempt_folder(job_name))
         except EngineError:

@@ -258,14 +258,20 @@ class NativeCore:
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Reduce `count` elements of every rank into `target` of all."""
+        """Reduce `count` elements of every rank into `target` of all.
+
+        Args: as `Core.all_reduce`.
+        """
         ticket: int = self._all_reduce(
             self._handle or self._gone(), source, target, count, dtype, op, asynchronous, timeout_s, _failures.address
         )
         return ticket if ticket >= 0 else self._fail(ticket)
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, asynchronous: bool, timeout_s: float) -> int:
-        """Collect `count` elements of every rank, in rank order."""
+        """Collect `count` elements of every rank, in rank order.
+
+        Args: as `Core.all_gather`.
+        """
         ticket: int = self._all_gather(
             self._handle or self._gone(), source, target, None, count, dtype, asynchronous, timeout_s, _failures.address
         )
@@ -274,7 +280,10 @@ class NativeCore:
     def reduce_scatter(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Reduce `size * count` elements of every rank; rank r keeps chunk r."""
+        """Reduce `size * count` elements of every rank; rank r keeps chunk r.
+
+        Args: as `Core.reduce_scatter`.
+        """
         handle, failure = self._handle or self._gone(), _failures.address
         ticket: int = self._reduce_scatter(
             handle, source, None, target, count, dtype, op, asynchronous, timeout_s, failure

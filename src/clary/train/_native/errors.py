@@ -72,7 +72,13 @@ _CLASS_OF_CODE: dict[Code, type[CollectiveError]] = {
 
 
 def error_of(code: int, culprit: int, text: str) -> Exception:
-    """Return the exception for a core's error code."""
+    """Return the exception for a core's error code; ValueError for INVALID.
+
+    Args:
+        code: a `Code` other than OK.
+        culprit: rank to blame, -1 if unknown.
+        text: of the error.
+    """
     if code == Code.INVALID:
         return ValueError(text)
     return _CLASS_OF_CODE[Code(code)](text, culprit=culprit)

@@ -162,7 +162,7 @@ class Operation:
 
 
 class ShortCalls(ABC):
-    """Make an `Operation` of each short call, for cores that have no shorter way."""
+    """Makes an `Operation` of each short call, for cores that have no shorter way."""
 
     @abstractmethod
     def run(self, operation: Operation) -> int:
@@ -171,17 +171,26 @@ class ShortCalls(ABC):
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Run an all-reduce."""
+        """Run an all-reduce by `run`.
+
+        Args: as `Core.all_reduce`.
+        """
         return self.run(Operation(Kind.ALL_REDUCE, dtype, count, source, target, asynchronous, timeout_s, op))
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, asynchronous: bool, timeout_s: float) -> int:
-        """Run an all-gather."""
+        """Run an all-gather by `run`.
+
+        Args: as `Core.all_gather`.
+        """
         return self.run(Operation(Kind.ALL_GATHER, dtype, count, source, target, asynchronous, timeout_s))
 
     def reduce_scatter(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Run a reduce-scatter."""
+        """Run a reduce-scatter by `run`.
+
+        Args: as `Core.reduce_scatter`.
+        """
         return self.run(Operation(Kind.REDUCE_SCATTER, dtype, count, source, target, asynchronous, timeout_s, op))
 
 
@@ -204,15 +213,44 @@ class Core(Protocol):
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Run an ALL_REDUCE."""
+        """Reduce the buffers of all ranks into `target` of all; returns as `run`.
+
+        Args:
+            source: address of `count` elements.
+            target: address of as many; it may be `source`.
+            count: elements of the buffer.
+            dtype: a `Dtype`.
+            op: a `ReduceOp`.
+            asynchronous: return a ticket instead of waiting.
+            timeout_s: 0 means the group's.
+        """
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, asynchronous: bool, timeout_s: float) -> int:
-        """Run an ALL_GATHER whose chunks lie behind each other."""
+        """Collect the chunk of every rank at `target`, in rank order; returns as `run`.
+
+        Args:
+            source: address of `count` elements.
+            target: address of `size * count` elements.
+            count: elements of one rank's chunk.
+            dtype: a `Dtype`.
+            asynchronous: return a ticket instead of waiting.
+            timeout_s: 0 means the group's.
+        """
 
     def reduce_scatter(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Run a REDUCE_SCATTER whose chunks lie behind each other."""
+        """Reduce the buffers of all ranks; rank r keeps chunk r at `target`; returns as `run`.
+
+        Args:
+            source: address of `size * count` elements.
+            target: address of `count` elements.
+            count: elements of one rank's chunk.
+            dtype: a `Dtype`.
+            op: a `ReduceOp`.
+            asynchronous: return a ticket instead of waiting.
+            timeout_s: 0 means the group's.
+        """
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:
         """Wait until the operation has ended; the peer of a receive, else 0. None when `limit_s` passed first."""

@@ -44,7 +44,7 @@ class _Ticket:
 
 
 class Meaning(NamedTuple):
-    """Say how a collective is done on this rank.
+    """Functions that carry out a collective on this rank.
 
     Args:
         outgoing: the bytes for a rank.
@@ -130,7 +130,10 @@ class PeerExchange:
     # Tickets
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:
-        """Wait until the operation has ended; the peer of a receive, else 0. None when `limit_s` passed first."""
+        """Wait until the operation has ended; the peer of a receive, else 0. None when `limit_s` passed first.
+
+        Raises: the error of the operation, if it failed.
+        """
         with self._changed:
             entry = self._ticket(ticket)
             if not self._changed.wait_for(lambda: entry.has_ended, limit_s):

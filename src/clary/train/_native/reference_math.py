@@ -54,19 +54,28 @@ def expected_all_reduce(inputs: Sequence[bytes], dtype: int, op: int) -> bytes:
 
 
 def expected_reduce_scatter(inputs: Sequence[bytes], dtype: int, op: int) -> list[bytes]:
-    """Return each rank's chunk of the reduction."""
+    """Return each rank's chunk of the reduction, by rank.
+
+    Args: as `expected_all_reduce`; the length is a multiple of the number of ranks too.
+    """
     whole = expected_all_reduce(inputs, dtype, op)
     return [chunk(whole, rank, len(inputs)) for rank in range(len(inputs))]
 
 
 def expected_all_to_all(inputs: Sequence[bytes]) -> list[bytes]:
-    """Return each rank's received bytes where all chunks are equally long."""
+    """Return the bytes that each rank receives, by rank, for chunks of equal length."""
     size = len(inputs)
     return [b"".join(chunk(buffer, rank, size) for buffer in inputs) for rank in range(size)]
 
 
 def chunk(buffer: bytes, rank: int, size: int) -> bytes:
-    """Return a rank's part of a buffer that holds one for each."""
+    """Return a rank's chunk of a buffer with one chunk for each rank.
+
+    Args:
+        buffer: `size` chunks of equal length.
+        rank: from 0.
+        size: number of ranks.
+    """
     length = len(buffer) // size
     return buffer[rank * length : (rank + 1) * length]
 

@@ -40,7 +40,7 @@ class Filling:
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
-        """Return the names of values to be read. Raises: ValueError."""
+        """Return the names of values to be read. Raises: TypeError, ValueError."""
         check_names(self.state)
         names = []
         for key, one in self.state.items():

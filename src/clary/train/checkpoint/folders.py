@@ -55,7 +55,13 @@ def save_name(run: str, number: int) -> str:
 
 
 def writing_folder(root: Path, step: int, save: str) -> Path:
-    """Return where a save's parts are written."""
+    """Return the hidden folder in which a save's parts are written.
+
+    Args:
+        root: the folder of all checkpoints.
+        step: 12 digits in the name.
+        save: name of this save, the same on all ranks.
+    """
     return root / f".step-{step:012d}.{save}"
 
 

@@ -43,6 +43,10 @@ class Company:
 def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
     """Meet the other ranks; the folder is made where it is missing. Every rank calls it.
 
+    Args:
+        folder: of this rank; ranks that see the same one share a leader.
+        wants_peers: keep copies in other hosts' memory; on one host a warning says that there are no copies.
+        limit_s: of every exchange between ranks.
     Raises: CheckpointError on all ranks if one cannot use its folder.
     """
     calls, writers = _ranks(limit_s), _ranks(limit_s)

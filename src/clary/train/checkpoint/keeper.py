@@ -177,7 +177,10 @@ class Keeper:
         self._company = self._join()
 
     def close(self) -> None:
-        """Wait as `wait` does, and give memory and groups back. It can be called twice."""
+        """Wait as `wait` does, and give memory and groups back. It can be called twice.
+
+        Raises: the error of a save that failed and was not told yet.
+        """
         if not self._is_open:
             return
         failure = self._finish()
@@ -235,7 +238,10 @@ class Keeper:
             ) from trouble
 
     def _highest(self, failure: BaseException | None, *values: int) -> list[int]:
-        """Return the highest values of all ranks; if a rank is lost, raise this rank's own failure first."""
+        """Return the highest of each value over all ranks.
+
+        Raises: RuntimeError if a rank is lost; this rank's own `failure` instead, if there is one.
+        """
         try:
             return self._company.calls.highest(*values)
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""The plan of writing: agreed by all ranks once, and again only after a rank's tensors have changed.
+"""Plans of the part that each rank writes: agreed by all ranks once, and again only when tensors have changed.
 
 Where: planning is torch.distributed.checkpoint's - its metadata, its rule for what several ranks hold alike, and on
 restoring its cut of pieces - so that any number of ranks can read what any other wrote.

@@ -86,6 +86,10 @@ class Ranks:
     def map(self, what: str, part: Callable[[], Any], whole: Callable[[list[Any]], list[Any]]) -> Any:
         """Have every rank do its part, the coordinator put them together, and every rank get its piece of that.
 
+        Args:
+            part: is called on every rank; the result travels pickled.
+            whole: is called on the coordinator, with the parts by rank; returns a piece for each rank.
+            what: words for the error's text.
         Raises: `failure` on all ranks if any rank's part, or the whole, raised; it names the ranks.
         """
         told = _attempt(part)

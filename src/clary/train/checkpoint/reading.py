@@ -43,12 +43,14 @@ def fetch(
     deliver: Deliver,
     what: str,
 ) -> None:
-    """Deliver this rank's requests, and send other ranks theirs. Every rank calls it.
+    """Read the pieces that this rank requests, and send other ranks theirs. Every rank calls it.
 
     Args:
         ranks: over a group in which a rank has the number that it has in the world.
+        requests: that this rank has; they may differ by rank.
         here: parts that this rank can read by itself.
         holders: by part, the ranks that can send it; the same on all ranks.
+        deliver: takes the number of a request and its bytes, which are valid during the call.
         what: for the error's text.
 
     Raises: CheckpointError on all ranks if one could not read or deliver; RuntimeError if one does not answer.

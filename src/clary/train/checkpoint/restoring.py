@@ -55,7 +55,7 @@ class Choice:
 
 
 def choose(offers: Sequence[Sequence[Offer]], places: Sequence[Place]) -> Choice | None:
-    """Return the newest save with all its parts on offer, or None. Pure."""
+    """Return the newest save with all its parts and its metadata on offer, or None. Pure."""
     saves: dict[str, list[tuple[int, Offer]]] = {}
     for rank, own in enumerate(offers):
         for offer in own:
@@ -100,6 +100,13 @@ def restore(
     """Fill a state with the newest whole step. Every rank calls it.
 
     State after failure: some of it may be filled.
+
+    Args:
+        ranks: all that restore.
+        state: models, optimizers and values by name; its values are replaced.
+        root: folder of checkpoints as this rank sees it.
+        places: host and leader of each rank, by rank.
+        memories: that this rank holds: its own part and copies of other ranks' parts.
     Returns: an index of the step, and its folder here if it has one; None where there is no whole step.
     Raises: CheckpointError on all ranks if one could not; RuntimeError if one does not answer.
     """

@@ -42,7 +42,7 @@ class Memory:
 
 
 class Snapshot(Memory):
-    """The part that this rank is to write."""
+    """A copy in host memory of the part that this rank is to write; its memory is kept from save to save."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,6 +52,13 @@ class Snapshot(Memory):
     def take(self, plan: Plan, flat: dict[str, Any], *, save: str, step: int, rank: int, num_parts: int) -> None:
         """Copy the tensors and values of the plan; training may change them once this has returned.
 
+        Args:
+            plan: memory is allocated anew if it is not the one before.
+            flat: tensors and values by name, as the plan names them.
+            save: name of this save, the same on all ranks.
+            step: of training.
+            rank: of this part.
+            num_parts: of the whole save: the number of ranks.
         Raises: RuntimeError where there is not enough memory; the snapshot is empty then.
         """
         self.index = None

@@ -59,7 +59,7 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_names(state: Mapping[str, Any]) -> None:
-    """Refuse a state without distinct text keys.
+    """Refuse a state that is no dict, or has keys that are not text, have a slash or begin with `=`.
 
     Raises: TypeError, ValueError.
     """

@@ -14,7 +14,13 @@ from clary.train.collective.buffers import Buffer, buffer_of, buffers_of, check_
 
 
 def in_and_out(source: Any, target: Any, dtype: Dtype | None) -> tuple[Buffer, Buffer]:
-    """Return two buffers of one type and length, the same one for an operation in place."""
+    """Return two buffers of one type and length, the same one for an operation in place.
+
+    Args:
+        source: memory as `buffer_of` takes it.
+        target: the same; None for in place, where `source` must be writable.
+        dtype: of both; None where their formats tell it.
+    """
     read = buffer_of(source, name="source", dtype=dtype, is_output=target is None)
     if target is None:
         return read, read
@@ -26,7 +32,15 @@ def in_and_out(source: Any, target: Any, dtype: Dtype | None) -> tuple[Buffer, B
 
 
 def chunks_like(one: Buffer, memories: Any, size: int, *, name: str, is_output: bool = False) -> list[Buffer]:
-    """Return one buffer that holds `size` chunks like `one`, or `size` buffers like it."""
+    """Return one buffer that holds `size` chunks like `one`, or `size` buffers like it.
+
+    Args:
+        one: gives type and length of a chunk.
+        memories: one object with all chunks, or a list of one for each rank.
+        size: number of ranks.
+        name: of the argument, for errors.
+        is_output: whether they will be written.
+    """
     found = buffers_of(memories, size, name=name, dtype=one.dtype, is_output=is_output)
     if isinstance(found, Buffer):
         check_length(found, size * one.num_elements, name)
@@ -45,7 +59,17 @@ def uneven_chunks(
     dtype: Dtype | None = None,
     is_output: bool = False,
 ) -> tuple[list[Buffer], list[int]]:
-    """Return buffers as `chunks_like`, and the number of elements for each rank."""
+    """Return buffers as `chunks_like`, and the number of elements for each rank.
+
+    Args:
+        memories: one object with all chunks, or a list of one for each rank.
+        counts: elements for each rank; None for equal chunks, and not looked at for a list.
+        size: number of ranks.
+        name: of the argument, for errors.
+        dtype: of the elements; None where the format tells it.
+        is_output: whether they will be written.
+    Raises: ValueError for counts that do not fit the memory; as `buffers_of`.
+    """
     found = buffers_of(memories, size, name=name, dtype=dtype, is_output=is_output)
     if not isinstance(found, Buffer):
         for chunk in found:
@@ -71,7 +95,10 @@ def addresses(buffers: Sequence[Buffer]) -> tuple[int, list[int] | None]:
 
 
 def reduction_of(op: ReduceOp | str, dtype: Dtype) -> ReduceOp:
-    """Read a reduction and check that elements of `dtype` can be reduced so."""
+    """Read a reduction and check that elements of `dtype` can be reduced so.
+
+    Raises: ValueError for an unknown reduction, TypeError for one that `dtype` does not have.
+    """
     if op is ReduceOp.SUM:
         return op
     try:
@@ -97,6 +124,12 @@ def check_same_type(one: Buffer, other: Buffer) -> None:
 
 
 def check_length(buffer: Buffer, num_elements: int, name: str) -> None:
-    """Refuse a buffer of another length."""
+    """Refuse a buffer of another length.
+
+    Args:
+        num_elements: that are expected.
+        name: of the argument, for the error.
+    Raises: ValueError.
+    """
     if buffer.num_elements != num_elements:
         raise ValueError(f"{name} has {buffer.num_elements} elements, expected {num_elements}")

@@ -94,7 +94,16 @@ def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slac
 
 
 def end_of(gradients: Sequence[Gradient], cost: CommunicationCost, first_bytes: int, next_bytes: int) -> float:
-    """Predict when communication ends if buckets close once they hold `first_bytes`, later ones `next_bytes`."""
+    """Predict the end of communication for buckets that close at given sizes, in seconds.
+
+    Buckets are reduced one after another, each once its last gradient is ready.
+
+    Args:
+        gradients: in the order in which they become ready.
+        cost: of reducing a bucket.
+        first_bytes: at which the first bucket closes.
+        next_bytes: at which each later bucket closes.
+    """
     end_s = ready_s = 0.0
     num_bytes, cap = 0, first_bytes
     for gradient in gradients:

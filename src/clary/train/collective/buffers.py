@@ -1,4 +1,4 @@
-"""Memory of callers as cores take it: an address, a number of elements, their type, and the owner that keeps it.
+"""Memory of callers as cores take it: an address, a number of elements, their type, and the owner that keeps it alive.
 
 Where: `communicator` turns every argument into a `Buffer` and holds it until the operation has ended; adapters make
 theirs themselves. Nothing is ever copied or converted here: what does not fit is refused, with what to do about it.
@@ -153,8 +153,14 @@ def _address_of(view: memoryview) -> int:
 def buffers_of(
     memories: Any, size: int, *, name: str, dtype: Dtype | None = None, is_output: bool = False
 ) -> Buffer | list[Buffer]:
-    """Describe memory for all ranks: one object with chunks behind each other, or a list or tuple with one a rank.
+    """Describe memory for all ranks, in one piece or one object for each rank.
 
+    Args:
+        memories: one object with all chunks, or a list or tuple of one for each rank.
+        size: number of ranks.
+        name: of the argument, for errors.
+        dtype: of the elements; None where the format tells it.
+        is_output: whether they will be written.
     Raises: as `buffer_of`; ValueError for a list of another length.
     """
     if not isinstance(memories, list | tuple):

@@ -106,7 +106,16 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Reduce `source` of all ranks into `target` of all; without a target in place."""
+        """Reduce `source` of all ranks into `target` of all; without a target in place.
+
+        Args:
+            source: memory as `buffer_of` takes it, of one length on all ranks.
+            target: of that length; None for in place.
+            op: a ReduceOp or its name, as `sum`.
+            dtype: of the elements; None where the buffers' format tells it.
+            asynchronous: return at once; buffers belong to the operation until the work has ended.
+            timeout_s: limit of the operation in seconds; 0 for the group's.
+        """
         is_plain = target is None and dtype is None and op is ReduceOp.SUM and not asynchronous
         if is_plain and not self._is_closed and self._sum_memory is not None and self._sum_memory(source, timeout_s):
             return self._ended
@@ -124,7 +133,13 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Collect `source` of every rank, in rank order, in `target`."""
+        """Collect `source` of every rank, in rank order, in `target`.
+
+        Args:
+            source: of one length on all ranks.
+            target: room for `size` chunks like it, in one piece or a list of one for each rank.
+            dtype, asynchronous, timeout_s: as for `all_reduce`.
+        """
         source = buffer_of(source, name="source", dtype=dtype)
         targets = chunks_like(source, target, self.size, name="target", is_output=True)
         check_apart((source,), targets, may_be_equal=self.size == 1)
@@ -143,7 +158,13 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Reduce `source`, which holds a chunk for every rank; each gets its own chunk in `target`."""
+        """Reduce `source`, which holds a chunk for every rank; each gets its own chunk in `target`.
+
+        Args:
+            source: `size` chunks like `target`, in one piece or a list of one for each rank.
+            target: of one length on all ranks.
+            op, dtype, asynchronous, timeout_s: as for `all_reduce`.
+        """
         target = buffer_of(target, name="target", dtype=dtype, is_output=True)
         sources = chunks_like(target, source, self.size, name="source")
         check_apart(sources, (target,), may_be_equal=self.size == 1)
@@ -161,7 +182,13 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Copy the root's buffer into that of all others."""
+        """Copy the root's buffer into that of all others.
+
+        Args:
+            buffer: of one length on all ranks; read on the root, written elsewhere.
+            root: rank that sends.
+            dtype, asynchronous, timeout_s: as for `all_reduce`.
+        """
         self._check_rank(root, "root")
         memory = buffer_of(buffer, name="buffer", dtype=dtype, is_output=self.rank != root)
         asked = Operation(Kind.BROADCAST, memory.dtype, memory.num_elements, 0, memory.address)
@@ -179,7 +206,14 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Reduce into the root's `target`, or in place there without one; other ranks' targets are not touched."""
+        """Reduce into the root's `target`, or in place there without one; other ranks' targets are not touched.
+
+        Args:
+            source: of one length on all ranks.
+            target: of that length, on the root; None for in place there.
+            root: rank that gets the result.
+            op, dtype, asynchronous, timeout_s: as for `all_reduce`.
+        """
         self._check_rank(root, "root")
         if self.rank == root:
             source, target = in_and_out(source, target, dtype)
@@ -232,7 +266,14 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Collect `source` of every rank in the root's `target`; other ranks leave it out."""
+        """Collect `source` of every rank in the root's `target`; other ranks leave it out.
+
+        Args:
+            source: of one length on all ranks.
+            target: on the root room for `size` chunks like it, in one piece or a list of one for each rank.
+            root: rank that collects.
+            dtype, asynchronous, timeout_s: as for `all_reduce`.
+        """
         self._check_rank(root, "root")
         source = buffer_of(source, name="source", dtype=dtype)
         targets = self._root_chunks(target, source, root, name="target", is_output=True)
@@ -252,7 +293,14 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Give every rank its chunk of the root's `source`; other ranks pass None for it."""
+        """Give every rank its chunk of the root's `source`; other ranks pass None for it.
+
+        Args:
+            source: on the root `size` chunks like `target`, in one piece or a list of one for each rank.
+            target: of one length on all ranks.
+            root: rank that sends.
+            dtype, asynchronous, timeout_s: as for `all_reduce`.
+        """
         self._check_rank(root, "root")
         target = buffer_of(target, name="target", dtype=dtype, is_output=True)
         sources = self._root_chunks(source, target, root, name="source")
@@ -269,14 +317,28 @@ class Communicator:
     # Point to point
 
     def send(self, buffer: Any, peer: int, *, tag: int = 0, timeout_s: float = _GROUP_TIMEOUT) -> Work:
-        """Begin to send to a rank; the work has ended when the buffer may be changed."""
+        """Begin to send to a rank; the work has ended when the buffer may be changed.
+
+        Args:
+            buffer: any type; it travels as bytes.
+            peer: rank that receives.
+            tag: of the `receive` that takes it.
+            timeout_s: limit of the operation in seconds; 0 for the group's.
+        """
         self._check_peer(peer)
         memory = buffer_of(buffer, name="buffer")
         message = Operation(Kind.SEND, count=memory.num_bytes, source=memory.address, root=peer, tag=tag)
         return self._start(message, (memory,), True, timeout_s)
 
     def receive(self, buffer: Any, peer: int = ANY_RANK, *, tag: int = 0, timeout_s: float = _GROUP_TIMEOUT) -> Work:
-        """Begin to receive as many bytes as `buffer` has, from a rank or any; `Work.source` tells which."""
+        """Begin to receive as many bytes as `buffer` has, from a rank or any; `Work.source` tells which.
+
+        Args:
+            buffer: of as many bytes as were sent.
+            peer: rank that sends, or ANY_RANK.
+            tag: of the `send`.
+            timeout_s: limit of the operation in seconds; 0 for the group's.
+        """
         if peer != ANY_RANK:
             self._check_peer(peer)
         memory = buffer_of(buffer, name="buffer", is_output=True)
@@ -311,7 +373,7 @@ class Communicator:
         return group
 
     def abort(self, reason: str) -> None:
-        """Poison the group on all ranks; `reason` is their error's text."""
+        """Poison the group on all ranks; `reason` is in the text of their errors."""
         if not self._is_closed:
             self.core.abort(reason)
 

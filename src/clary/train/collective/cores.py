@@ -27,7 +27,7 @@ KIND = "smddp"  # of groups, in records of their operations
 
 
 def core_kind(settings: CollectiveSettings) -> str:
-    """Return NATIVE or REFERENCE: the one in the settings, else the one that is there.
+    """Return NATIVE or REFERENCE: the one in the settings; else NATIVE if it is built, or REFERENCE with a warning.
 
     Raises: CoreError if the compiled core was asked for and is not there.
     """

@@ -24,7 +24,7 @@ _LINK_PARTS = ("latency_us", "gbit")
 
 @dataclass(frozen=True)
 class Link:
-    """The cost model's link between hosts. Given, never measured: the same choice in every run."""
+    """Speed of the link between hosts, for the cost model. Given, never measured: the same choice in every run."""
 
     latency_s: float
     bytes_per_s: float

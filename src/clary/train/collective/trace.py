@@ -58,7 +58,14 @@ class TraceWriter:
         self._describe("process_sort_index", 0, sort_index=rank)
 
     def span(self, lane: str, name: str, begin_ns: int, end_ns: int, **details: Any) -> None:
-        """Add a span from `begin_ns` to `end_ns` of `time.perf_counter_ns`; spans of a lane must nest."""
+        """Add a span; spans of a lane must nest.
+
+        Args:
+            lane: row of the trace, as `compute`.
+            name: of the span.
+            begin_ns, end_ns: of `time.perf_counter_ns`.
+            details: shown with it.
+        """
         self._add(lane, {"ph": "X", "name": name, "dur": (end_ns - begin_ns) / _NANOSECONDS}, begin_ns, details)
 
     def loose_span(self, lane: str, name: str, number: int, begin_ns: int, end_ns: int, **details: Any) -> None:
@@ -72,7 +79,14 @@ class TraceWriter:
         self._add(lane, {"ph": "e", **same}, end_ns, {})
 
     def instant(self, lane: str, name: str, at_ns: int, **details: Any) -> None:
-        """Add an event at one time."""
+        """Add an event at one time.
+
+        Args:
+            lane: row of the trace.
+            name: of the event.
+            at_ns: of `time.perf_counter_ns`.
+            details: shown with it.
+        """
         self._add(lane, {"ph": "i", "s": "t", "name": name}, at_ns, details)
 
     def flush(self) -> None:

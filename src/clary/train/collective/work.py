@@ -1,4 +1,4 @@
-"""A called operation, on which its caller waits."""
+"""Operations under way, as their callers wait for them."""
 
 from __future__ import annotations
 

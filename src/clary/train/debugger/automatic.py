@@ -60,7 +60,10 @@ class TorchFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return torch's own spec, with a loader that makes the hook afterwards; None for any other name."""
+        """Return torch's own spec, with a loader that makes the hook afterwards; None for any other name.
+
+        Args: as `MetaPathFinder.find_spec`.
+        """
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)

@@ -144,7 +144,7 @@ class CollectionManager:
         return iter(self.collections.values())
 
     def get(self, name: str) -> Collection:
-        """Return the collection of a name; makes an empty one where it does not exist."""
+        """Return the collection of a name; make an empty one if it does not exist."""
         return self.collections.setdefault(name, Collection(name))
 
     def add(self, collection: Collection) -> None:

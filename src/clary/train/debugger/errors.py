@@ -33,7 +33,7 @@ class ConfigurationError(DebuggerError, ValueError):
 
 
 class UnsupportedError(DebuggerError, NotImplementedError):
-    """A part of smdebug that is not here; the text names a replacement."""
+    """A part of smdebug that is not here; the text names alternatives."""
 
 
 class TensorFileError(DebuggerError):
@@ -129,7 +129,7 @@ class InsufficientInformationForRuleInvocation(DebuggerError):
 
 
 class RuleEvaluationConditionMet(DebuggerError):
-    """A rule has found its condition.
+    """The condition of a rule is met.
 
     Args:
         end_of_rule: nothing more is to be expected of it.

@@ -104,7 +104,7 @@ def _open_trial(order: Mapping[str, Any]) -> tuple[Trial, HostsFiles | None]:
 
 
 def in_words(met: RuleEvaluationConditionMet) -> str:
-    """Say the finding of a rule: its own sentence, with tensor and details."""
+    """Return the finding of a rule as text: its own sentence, then tensor and details that it does not name."""
     found = met.finding
     if not isinstance(found, Finding):
         return str(met)

@@ -45,7 +45,14 @@ class Files(Protocol):
         """Return a file's length in bytes. Raises: OSError, FileNotFoundError for one."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of a file, fewer where it ends. Raises: OSError."""
+        """Return bytes of a file, fewer where it ends.
+
+        Args:
+            name: path below the folder, with `/`.
+            start: first byte, from 0.
+            length: in bytes.
+        Raises: OSError.
+        """
 
     def prepare(self, names: Sequence[str]) -> None:
         """Prepare to read the beginnings of these files next. Errors show when they are read."""
@@ -79,7 +86,10 @@ class LocalFiles:
             os.close(handle)
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of a file."""
+        """Return bytes of a file.
+
+        Args: as `Files.read`.
+        """
         handle = self._open(name)
         try:
             pieces = []

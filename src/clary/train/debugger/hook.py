@@ -155,12 +155,18 @@ class Hook(HookOptions):
     def save_tensor(
         self, tensor_name: str, tensor_value: Any, collections_to_write: Iterable[str] | str = CollectionKeys.DEFAULT
     ) -> None:
-        """Save a tensor, an array or numbers with the current step, where one of the collections is saved then."""
+        """Save a tensor, an array or numbers with the current step, where one of the collections is saved then.
+
+        Args:
+            tensor_name: of the tensor, as trials find it.
+            tensor_value: a tensor of any device, an array, or numbers.
+            collections_to_write: names that it is put into; new ones are made, and saved from now on.
+        """
         names = [collections_to_write] if isinstance(collections_to_write, str) else list(collections_to_write)
         self._capture.save_tensor(tensor_name, tensor_value, names)
 
     def record_tensor_value(self, tensor_name: str, tensor_value: torch.Tensor) -> None:
-        """Save a tensor as NAME_output_0, as if a module had returned it: a loss of the program's own."""
+        """Save a tensor of any shape as NAME_output_0, as if a module had returned it: a loss of the program's own."""
         self._capture.see_module(tensor_name, "", (), tensor_value)
 
     def close(self) -> None:

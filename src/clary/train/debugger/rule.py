@@ -56,7 +56,15 @@ class RequiredTensors:
     def add(
         self, name: str, steps: Iterable[int], trial: Trial | None = None, should_match_regex: bool = False
     ) -> None:
-        """Ask for a tensor, or all whose names match, at some steps. Raises: TensorUnavailable."""
+        """Ask for a tensor, or all whose names match, at some steps.
+
+        Args:
+            name: of the tensor, or an expression.
+            steps: global ones.
+            trial: None for the rule's base trial.
+            should_match_regex: take `name` as an expression.
+        Raises: TensorUnavailable.
+        """
         trial = trial or self._base
         for one in trial.tensor_names(regex=name) if should_match_regex else [trial.tensor(name).name]:
             self._steps[id(trial)].setdefault(one, []).extend(steps)

@@ -168,6 +168,11 @@ def read_index(files: Files, name: str) -> StepIndex:
 def read_values(files: Files, name: str, index: StepIndex, entry: TensorEntry) -> bytes:
     """Read a tensor's values.
 
+    Args:
+        files: that have it.
+        name: of the file.
+        index: of that file, as `read_index` returned it.
+        entry: of that index.
     Raises: TensorFileError if they are not those that were written; OSError. ValueError if none were.
     """
     if entry.start is None:

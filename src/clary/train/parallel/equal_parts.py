@@ -24,6 +24,12 @@ def gather_parts(whole: torch.Tensor, part: torch.Tensor, group: Any, *, async_o
 
 
 def add_up_part(part: torch.Tensor, whole: torch.Tensor, group: Any, *, async_op: bool = False) -> Any:
-    """Write this rank's part of the sum of all ranks' `whole` to `part`; shapes and result as `gather_parts`."""
+    """Write this rank's part of the sum of all ranks' `whole` to `part`; the result is that of `gather_parts`.
+
+    Args:
+        part: [n / number of ranks, ...], overwritten.
+        whole: [n, ...], read.
+        async_op: as `gather_parts` takes it; `whole` must stay as it is until the wait is over.
+    """
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return scatter(part, whole, group=group, async_op=async_op)

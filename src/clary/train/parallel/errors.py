@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ParallelError(RuntimeError):
-    """A common act of ranks failed; the text names the rank and its act or wait."""
+    """A joint operation of ranks failed; the text names the rank and the operation it ran or waited for."""
 
 
 class RemoteFailure(ParallelError):
@@ -16,4 +16,4 @@ class RankLost(ParallelError):
 
 
 class CheckpointError(ParallelError):
-    """A checkpoint that was not made or cannot be used as it is; the text names its fault."""
+    """A checkpoint that was not made or cannot be used as it is; the text says why."""

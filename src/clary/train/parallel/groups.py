@@ -72,6 +72,10 @@ class Groups:
     def send(self, obj: Any, group_rank: int, along: Along) -> None:
         """Send an object to a member of the own group, which calls `receive`.
 
+        Args:
+            obj: anything that can be pickled.
+            group_rank: of the receiver, in this rank's group along `along`.
+
         Raises: ValueError if there is no such member, or it is this rank itself.
         """
         dest = self.global_rank(along, group_rank)

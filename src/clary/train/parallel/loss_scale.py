@@ -39,6 +39,11 @@ class LossScale:
     def make(cls, static: float | None, is_dynamic: bool, arguments: Mapping[str, Any]) -> LossScale:
         """Make a scale from the arguments of an optimizer.
 
+        Args:
+            static: the scale where it is not dynamic; None is 1.
+            is_dynamic: whether it moves.
+            arguments: of a dynamic one: options by name, and `init_scale`, which is 2^32 if left out.
+
         Raises: ValueError for an argument that is not known.
         """
         known = {one.name for one in fields(cls)} - {"value", "is_dynamic", "num_good", "patience"} | {"init_scale"}

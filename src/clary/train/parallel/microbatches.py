@@ -20,7 +20,7 @@ SLICE_METHOD = "smp_slice"  # of objects that cut themselves: smp_slice(num_mb, 
 
 
 class StepOutput:
-    """A returned tensor of the function over all microbatches: one tensor each, in their order."""
+    """A tensor that the step's function returned, over all microbatches: one tensor each, in their order."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
         self.outputs = list(outputs)

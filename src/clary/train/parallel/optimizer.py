@@ -90,7 +90,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """The present factor of losses; 1 without fp16."""
+        """The factor by which losses are multiplied now; 1 without fp16."""
         return self._scale.value if self._runtime.configuration.fp16 else 1.0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

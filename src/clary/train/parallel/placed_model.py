@@ -103,7 +103,11 @@ class PlacedModel(torch.nn.Module):
         return getattr(parameter, "tensor_slice", None) is not None
 
     def is_distributed_buffer(self, buffer: torch.Tensor) -> bool:
-        """Whether a buffer is a slice; always False."""
+        """Whether a buffer is a slice; always False.
+
+        Args:
+            buffer: of any shape.
+        """
         return False
 
     def is_scaled_batch_parameter(self, parameter: torch.nn.Parameter) -> bool:
@@ -111,7 +115,11 @@ class PlacedModel(torch.nn.Module):
         return any(parameter is one for module in self.distributed_modules() for one in module.parameters())
 
     def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
-        """Likewise of a buffer."""
+        """Whether a buffer is one of a distributed module, which sees the batch of its whole tensor group.
+
+        Args:
+            buffer: of any shape.
+        """
         return any(buffer is one for module in self.distributed_modules() for one in module.buffers())
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -1,4 +1,4 @@
-"""A model whose replicas average gradients: which have come, when they are reduced, and by which hook.
+"""A model whose replicas average gradients: it follows their arrival, and reduces them, also by a hook.
 
 Where: what `DistributedModel` is; the optimizer asks it whether gradients are reduced before it steps.
 """
@@ -91,7 +91,7 @@ class ReducingModel(StatefulModel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> contextlib.AbstractContextManager[None]:
-        """Train in here with other numbers of batches on each replica: gradients of an ended replica count as zero.
+        """Train in here with different numbers of batches on replicas: gradients of an ended one count as zero.
 
         At the end all take the parameters of a replica that had the most; states of optimizers stay apart.
 
@@ -183,7 +183,10 @@ class ReducingModel(StatefulModel):
         return self._is_dirty and microbatch() is None
 
     def _follow_gradients(self) -> None:
-        """Have gradients seen as they come, and averaged over replicas, which start alike; once modules have places."""
+        """Hook trained parameters, so that gradients are seen as they come, and averaged over replicas.
+
+        Called once modules have their ranks. Replicas are made equal first; a sharded model averages by itself.
+        """
         if self.sharded is not None:
             trained = [one for one in self.local_parameters() if one.requires_grad]
         else:

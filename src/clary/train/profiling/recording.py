@@ -1,4 +1,4 @@
-"""One window, from its first step to its trace: the time of its end, and the profile told then.
+"""One window, from its first step to its trace: when it has to end, and the profile reported then.
 
 Where: `recorder` begins one, tells it of steps, and asks whether it has to end; all but `write` under its lock.
 """

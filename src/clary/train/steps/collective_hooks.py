@@ -194,7 +194,7 @@ class CollectiveCalls:
         return True
 
     def wait_for_gradients(self) -> None:
-        """Record that all gradients are there, so that the rest of the pass waits for other ranks."""
+        """Record that all gradients are there: the rest of the pass is a wait for other ranks."""
         for row in self._passing:
             self.memory[row + STATE_OFFSET] = WAITED_FOR
 

@@ -113,7 +113,7 @@ class StepClock:
         self._last_ns = now_ns
 
     def _close(self) -> None:
-        """Count the open time to the optimizer or to other work: it was no forward pass."""
+        """Count the open time as time of the optimizer or of other work: it was no forward pass."""
         self._spent[OPTIMIZER if self.is_in_optimizer else OTHER] += self._open
         self._open = 0
 

@@ -84,6 +84,10 @@ class ChannelCache:
     def open_object(self, bucket: str, key: str, *, store: ObjectStore) -> BinaryIO:
         """Open an object as a stream, from the cache where it can be had; close it after use.
 
+        Args:
+            bucket: of the object.
+            key: of the object.
+            store: asked for the object's version, and read where the cache cannot serve.
         Raises: ObjectStoreError.
         """
         facts = store.head(bucket, key) if self.is_on else None
@@ -124,7 +128,7 @@ class ChannelCache:
         return refusal
 
     def free_disk(self, place: Path, needed_bytes: int) -> None:
-        """Remove unused objects until `needed_bytes` are free at a folder outside the cache, or all are removed."""
+        """Remove unused objects until `needed_bytes` are free at a folder outside the cache, as far as possible."""
         if not self.is_on:
             return
         try:

@@ -17,6 +17,10 @@ from clary.base.disk_space import disk_errors_named, require_space
 def copy_snapshot(source: Path, target: Path, *, size_bytes: int) -> None:
     """Copy a tree into a folder, which is made if need be; files of the same names are replaced.
 
+    Args:
+        source: top of the tree.
+        target: the folder.
+        size_bytes: of all files; that much must be free before the first one is copied.
     State after failure: no file of the tree is in the folder.
     Raises: AgentError (fault USER) for a full disk; OSError.
     """

@@ -275,7 +275,10 @@ class _Work:
         return self._bring_begun(item)
 
     def _begin(self, item: _Item, *, is_late: bool = False) -> bool:
-        """Whether the calling worker is to fetch an object now; a late one disregards locks of other holders."""
+        """Claim an object for the calling worker; return whether it is to fetch the object.
+
+        With `is_late` a lock of another holder does not stop it.
+        """
         name = item.identity.name
         with self.guard:
             if name in self.under_way or not (self.locks.take(name) or is_late):
@@ -328,7 +331,7 @@ class _SummedReader:
         self.md5 = hashlib.md5(usedforsecurity=False)
 
     def read(self, size: int = -1) -> bytes:
-        """Return up to `size` bytes, or an empty string at the end."""
+        """Return up to `size` bytes, or `b""` at the end."""
         data = self._stream.read(size)
         self.md5.update(data)
         return data

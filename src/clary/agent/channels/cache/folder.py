@@ -98,7 +98,13 @@ class CacheFolder:
         return None
 
     def link(self, name: str, target: Path, *, size_bytes: int | None) -> os.stat_result | None:
-        """Show an object at `target`, which must not be there; returns its facts, or None if it is not in the cache."""
+        """Show an object at `target`, which must not be there; returns its facts, or None if it is not in the cache.
+
+        Args:
+            name: of the object.
+            target: on the cache's file system; becomes a hard link.
+            size_bytes: as for `find`.
+        """
         for _ in range(_LOOKS):
             path = self.find(name, size_bytes=size_bytes)
             if path is None:
@@ -236,7 +242,7 @@ class CacheFolder:
 
 
 class Filling:
-    """A tree being made; as a context it removes everything at its end but the trees put in place."""
+    """A tree being made; as a context it removes at its end everything that was not put in place."""
 
     def __init__(self, parent: Path) -> None:
         self._folder, self._held = _new_held_folder(parent)

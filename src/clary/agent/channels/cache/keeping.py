@@ -35,7 +35,7 @@ class CacheKeeper:
         self._stop = stop
 
     def make_room(self, needed_bytes: int, *, beside_bytes: int = 0) -> str | None:
-        """Remove the least recently used entries until `needed_bytes` fit; returns the reason if they do not.
+        """Remove the least recently used entries until `needed_bytes` fit; return why they do not, or None if they do.
 
         Args:
             beside_bytes: that the disk must have room for as well, outside the cache.
@@ -65,7 +65,9 @@ class CacheKeeper:
         )
 
     def free_disk(self, place: Path, needed_bytes: int) -> None:
-        """Remove the least recently used entries until `needed_bytes` are free at a folder outside, or all are removed.
+        """Remove the least recently used entries until `needed_bytes` are free at a folder outside, as far as possible.
+
+        Entries in use stay. Nothing is removed for a folder on another file system, where it would free nothing.
 
         Raises: OSError.
         """

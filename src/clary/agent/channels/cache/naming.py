@@ -38,7 +38,16 @@ class Identity:
 
 
 def identity_of(*, endpoint_url: str, bucket: str, key: str, etag: str, size_bytes: int, is_unpacked: bool) -> Identity:
-    """Return the names of one version of an object; `size_bytes` is that of the object, also if it is unpacked."""
+    """Return the names of one version of an object.
+
+    Args:
+        endpoint_url: of the store.
+        bucket: of the object.
+        key: of the object.
+        etag: with or without quotes; one that is no MD5 sum gives no name by content.
+        size_bytes: of the object in the store, also if it is unpacked here.
+        is_unpacked: whether the cache holds its unpacked content.
+    """
     match = _MD5_ETAG.fullmatch(etag)
     md5 = match[1] if match else None
     form = "unpacked" if is_unpacked else "plain"
@@ -60,7 +69,13 @@ def snapshot_name(files: Iterable[tuple[tuple[str, ...], str]], folders: Iterabl
 
 
 def stamped_ns(time_ns: int, *, name: str, size_bytes: int) -> int:
-    """Return a time of last change with the stamp of a stored file, up to two seconds before the time given."""
+    """Return a time of last change with the stamp of a stored file, up to two seconds before the time given.
+
+    Args:
+        time_ns: since 1970; the stamp takes the place of its part below a second.
+        name: of the object.
+        size_bytes: of the file.
+    """
     return (time_ns // SECOND_NS - 1) * SECOND_NS + _stamp(name, size_bytes)
 
 

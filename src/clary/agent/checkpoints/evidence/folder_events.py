@@ -38,7 +38,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The history of the file under a name.
+    """Seen closes, renames and writes of the file under one name.
 
     Attributes:
         facts: of the file when it was closed, renamed or linked; None if it was written to since.

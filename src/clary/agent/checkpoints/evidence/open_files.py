@@ -97,7 +97,7 @@ def is_shared_with_machines(device: int, *, mounts: str | None = None) -> bool:
 
 
 def find_holders(files: Collection[FileId], pids: Iterable[int]) -> dict[FileId, list[Holder]]:
-    """Return the holders of files open for writing among some processes; unreadable processes are left out."""
+    """Return file -> the given processes that have it open or mapped for writing, without unreadable processes."""
     found: dict[FileId, list[Holder]] = {}
     wanted = set(files)
     if not wanted:

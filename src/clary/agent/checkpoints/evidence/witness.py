@@ -156,7 +156,10 @@ class Witness(Worker):
     def decide(
         self, snapshot: Snapshot, paths: Collection[str], *, end: ProgramEnd | None = None
     ) -> Mapping[str, Decision]:
-        """Return path -> decision; see `Judge`."""
+        """Return path -> decision, and remember this look.
+
+        Args: as `Judge.decide`.
+        """
         with self._lock:
             before_s, now_s = self._looked_s, self._clock.monotonic()
             self._look_for_room(now_s)
@@ -217,7 +220,7 @@ class Witness(Worker):
         return self._hold(descriptor, file_id(descriptor)) is Hold.FREE
 
     def _hold(self, descriptor: int, file: FileId) -> Hold:
-        """Return the kernel's answer about an open file; UNKNOWN where other machines may have it open."""
+        """Return the kernel's answer about an open file; FREE becomes UNKNOWN where other machines may have it open."""
         found = probe(descriptor)
         return Hold.UNKNOWN if found is Hold.FREE and self._is_shared(file.device) else found
 
@@ -349,7 +352,7 @@ class Witness(Worker):
             self._full_s = now_s
 
     def _look_for_processes(self) -> bool:
-        """Check the known processes; return whether it is too early to search for new ones."""
+        """Check the known processes and search for new ones; return whether it was too early for that search."""
         self._processes.check()
         now_s = self._clock.monotonic()
         if now_s < self._find_again_s:

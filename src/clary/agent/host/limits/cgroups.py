@@ -1,15 +1,17 @@
 """The cgroup of a host: limits of memory, processors and number of processes, and the kernel's counters.
 
-Where: `program` creates it before the first process of a host, which then enters it by itself, and removes it at the
-end. Both versions are served. The cgroup lies below the agent's own, so that limits set for the agent by an
-administrator or by an engine hold for its hosts too. Version 2 allows no cgroups with limits below one that holds
-processes; there the nearest ancestor is taken, but only past cgroups that limit nothing. Where the agent's own is all
-that there is, as below a user's service manager, in a container or in a cgroup that was prepared for a user, its
-processes move into a leaf of it.
+Where: `first_process` creates the cgroup before the first process of a host starts, and removes it at the end; the
+first process enters it by itself. Versions 1 and 2 of cgroups are supported. The cgroup lies below the agent's own, so
+that limits set for the agent by an administrator or by an engine hold for its hosts too. Version 2 allows no cgroup
+with limits below a cgroup that holds processes. So the host's cgroup is made below the agent's nearest ancestor without
+processes, unless a cgroup on the way up has a limit, which the host would escape. If no ancestor can be used (below a
+user's service manager, in a container, or in a cgroup that was prepared for a user), the processes of the agent's own
+cgroup move into a leaf of it.
 
-All hosts of the machine lie in one cgroup, the family's, which to the scheduler is one party beside each other process
-group of the machine. It weighs what its hosts weigh together, and a host weighs as many ordinary processes as it may
-use processors; with a weight left as it comes all jobs together would get what one process elsewhere gets.
+All hosts of the machine lie in one cgroup, called the family. The scheduler shares processors among the family and the
+other cgroups and processes beside it, by weight. A host's weight is that of one ordinary process for each of its
+processors, and the family's weight is the sum of its hosts' weights. With the kernel's default weight all jobs together
+would get as much as a single process elsewhere.
 Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst, scheduler/sched-design-CFS.rst.
 """
 
@@ -122,7 +124,7 @@ class CgroupTree:
 
 
 class HostCgroup:
-    """The cgroups of one host, one a hierarchy. Make it with `create`; `remove` it in the end."""
+    """The cgroups of one host, one in each hierarchy. Make it with `create`; `remove` it in the end."""
 
     def __init__(self, tree: CgroupTree) -> None:
         self._tree = tree
@@ -141,7 +143,7 @@ class HostCgroup:
     ) -> HostCgroup:
         """Create the cgroup `name` and set the limits of `resources`.
 
-        What cannot be had is told in `not_enforced` and is no error.
+        A limit that cannot be set is no error: `not_enforced` has a sentence about it.
 
         Args:
             name: of the cgroup.
@@ -178,12 +180,12 @@ class HostCgroup:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Its folders, one a hierarchy."""
+        """The folders of the host's cgroups, one in each hierarchy."""
         return tuple(dict.fromkeys(self._folders.values()))
 
     @property
     def home_files(self) -> tuple[str, ...]:
-        """Files into which a process writes 0 to leave for where the agent is."""
+        """Files into which a process writes 0 to move into the agent's own cgroups."""
         return tuple(f"{self._homes[folder]}/cgroup.procs" for folder in self.folders)
 
     @property
@@ -195,11 +197,11 @@ class HostCgroup:
         }
 
     def version_of(self, controller: str) -> int | None:
-        """Return the version of the cgroups in which this one has a controller; None where it has not."""
+        """Return the version of cgroups through which a controller applies to this host; None if it does not apply."""
         return self._versions.get(controller)
 
     def oom_kills(self) -> int:
-        """Return how many processes the kernel killed at the memory limit; 0 where nobody counts."""
+        """Return how many processes the kernel killed at the memory limit; 0 if the kernel does not count them."""
         folder = self._folders.get("memory")
         if folder is None:
             return 0
@@ -212,7 +214,7 @@ class HostCgroup:
         return 0
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the largest amount of memory in use so far; None where nobody counts (version 2 before Linux 5.19)."""
+        """Return the largest amount of memory in use so far, or None if it is unknown (version 2 before Linux 5.19)."""
         folder = self._folders.get("memory")
         if folder is None:
             return None
@@ -222,7 +224,7 @@ class HostCgroup:
         return None
 
     def pids(self) -> tuple[int, ...]:
-        """Return the processes in it, as the machine counts."""
+        """Return the pids of the host's processes, as the agent sees them; sorted."""
         found: set[int] = set()
         for path in self.entry_files:
             with contextlib.suppress(OSError):
@@ -230,7 +232,7 @@ class HostCgroup:
         return tuple(sorted(found))
 
     def kill_all(self) -> None:
-        """Send SIGKILL to every process in it."""
+        """Send SIGKILL to every process of the host."""
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -303,7 +305,7 @@ class HostCgroup:
     def _move_into_leaf(self, own: str) -> bool:
         """Move all processes of the agent's own cgroup into a leaf, so that limits can be handed to its other children.
 
-        Returns: whether it holds none any more. What may not be moved stays, and so does all that was before.
+        Returns: whether the agent's own cgroup is empty now. If a process may not be moved, it stays where it is.
         """
         if os.path.basename(own) == _LEAF_FOLDER:
             return False
@@ -423,6 +425,11 @@ class HostCgroup:
 def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPlace:
     """Return where `controller` is to be had; FileNotFoundError if no mounted hierarchy has it.
 
+    Args:
+        controller: `memory`, `cpu` or another name that the kernel has.
+        mountinfo: text of /proc/self/mountinfo.
+        membership: text of /proc/self/cgroup.
+
     Version 1 wins where both are mounted, because a controller is in one hierarchy only and a hybrid machine keeps
     these in version 1.
     """
@@ -445,7 +452,7 @@ def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPla
 
 
 def can_move_into_leaf(tree: CgroupTree | None = None) -> bool:
-    """Whether a host could have limits if processes of this one's own cgroup moved into a leaf; moves nothing."""
+    """Whether a host could have limits if the processes of this process's cgroup moved into a leaf; moves nothing."""
     tree = tree or CgroupTree()
     try:
         place = find_place("memory", mountinfo=tree.mountinfo(), membership=tree.membership())
@@ -466,7 +473,7 @@ def _below(mount: str, top: str, path: str) -> str:
 
 
 def _wanted(resources: Resources) -> dict[str, str]:
-    """Return controller -> how the sentence begins if it cannot be had; empty if nothing is lost that was asked for."""
+    """Return controller -> start of the sentence to give if it is missing; empty if no limit of it is asked for."""
     memory = cpu = ""
     if resources.memory_bytes is not None:
         memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB by the kernel"
@@ -480,7 +487,7 @@ def _has_quota(resources: Resources) -> bool:
 
 
 def _settings(controller: str, version: int, resources: Resources) -> list[tuple[str, str, bool]]:
-    """Return (file, value, whether doing without it means that the limit does not hold)."""
+    """Return (file, value, is needed); the limit holds even if a file that is not needed cannot be written."""
     if controller == "pids":
         return []  # which depends on the machine
     if controller == "memory":

@@ -119,7 +119,10 @@ def _make(folder: Folder, name: str, *, is_folder: bool) -> None:
 
 @contextlib.contextmanager
 def opened_mount(root: str, path: str, *, is_folder: bool) -> Iterator[str]:
-    """Yield a path to the mount at `path`: the mount point's own path leads to the folder under the mount."""
+    """Yield a path to the mount at `path`; the path from `opened_mount_point` leads to the entry beneath the mount.
+
+    Args: as `opened_mount_point`.
+    """
     flags = _LOOK_FLAGS | os.O_DIRECTORY if is_folder else _LOOK_FLAGS
     with Folder.at(root) as top:
         descriptor = open_beneath(top.fileno(), path.strip("/"), flags)

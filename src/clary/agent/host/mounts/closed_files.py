@@ -61,7 +61,10 @@ def find_closed(
 
 
 def refresh(folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_FOLDER) -> None:
-    """Refresh the cached answer of `find_closed` for a folder."""
+    """Refresh the cached answer of `find_closed` for a folder, unless it was written within the last second.
+
+    Args: as `find_closed`.
+    """
     cache = f"{cache_folder}/{folder.strip('/').replace('/', '-')}"
     known, age_s = _read(f"{cache}.json")
     if isinstance(known, list) and 0 <= age_s < _JUST_NOW_S:
@@ -98,7 +101,7 @@ def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: li
 
 
 class _Search:
-    """A search for closed files in a folder on one file system."""
+    """A search for closed files and folders below a folder, on one file system."""
 
     def __init__(self, folder: str, skipped: Collection[str]) -> None:
         self._folder = folder

@@ -124,7 +124,7 @@ class _HostRoot:
         return any(is_within(str(bind["target"]), folder) for folder in self._hidden)
 
     def _make_links(self) -> None:
-        """Make the links on the way to bound folders, where the machine's own are not shown."""
+        """Make the links on the way to binds and visible folders, where the machine's own are not shown."""
         for place, text in self._links:
             target = self._new_root + place
             if not self._is_covered(place) and not os.path.lexists(target):

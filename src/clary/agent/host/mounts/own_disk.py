@@ -127,7 +127,7 @@ class OwnDisk:
         return replace(resources, memory_bytes=resources.memory_bytes + self._size_bytes)
 
     def close(self) -> None:
-        """Unmount the disk with all files on it; harmless when repeated."""
+        """Unmount the disk, which discards the files on it; harmless when repeated."""
         while self._mounted:
             with contextlib.suppress(OSError):  # it goes with the agent, then
                 kernel.unmount(str(self._mounted.pop()), flags=kernel.MNT_DETACH)

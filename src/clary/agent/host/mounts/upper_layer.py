@@ -1,9 +1,9 @@
 """The layer of an overlay that takes a host's changes, filled before the overlay is mounted.
 
-Where: `machine_view` makes one for every folder of the machine that a host shows, with real root. What stands in it
-hides what the folder holds: folders with owners that programs can be, nothing in place of closed files. A few closed
-files are replaced, because sudo, su and sshd want them: the user database without passwords, and rules of sudo that say
-no more than that root is root.
+Where: `machine_view` makes one for every folder of the machine that a host shows, if the agent runs as real root.
+Entries of the layer hide those of the machine's folder. Its folders have owners that exist among the programs' users.
+Closed files, which programs must not read, are missing. A few closed files are replaced, because sudo, su and sshd need
+them: the user database comes without passwords, and sudo's rules give rights to root alone.
 Source: kernel Documentation/filesystems/overlayfs.rst, "whiteouts and opaque directories".
 """
 
@@ -28,7 +28,7 @@ class UpperLayer:
     Args:
         lower: folder of the machine.
         upper: existing, empty folder.
-        users: of the programs, if they are others than this process's.
+        users: the programs' users; None if programs have the same users as this process.
     """
 
     def __init__(self, lower: str, upper: str, *, users: ProgramUsers | None) -> None:
@@ -37,7 +37,7 @@ class UpperLayer:
         self._users = users
 
     def copy_folder(self, relative: str) -> str:
-        """Have a folder of the layer, with those on the way to it, as it is on the machine; returns it."""
+        """Make a folder in the layer, and its parents, with the machine's mode and owner; returns its path."""
         place = self._upper + relative
         if relative:
             if os.path.isdir(place):
@@ -50,13 +50,13 @@ class UpperLayer:
         return place
 
     def leave_out(self, closed: Iterable[str]) -> None:
-        """Have nothing in place of these paths below the lower folder: folders are empty, files are not there."""
+        """Hide closed paths of the lower folder: folders appear empty, files are missing or replaced."""
         for path in closed:
             with contextlib.suppress(FileNotFoundError):  # it went away meanwhile
                 self._leave_out(path)
 
     def open_folders(self, folder: str) -> None:
-        """Let programs add and replace files in `folder` and in those directly inside, as far as all may see them."""
+        """Let programs add and replace files in `folder` and its direct subfolders, unless others may not read them."""
         with os.scandir(folder) as entries:
             names = ["", *(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))]
         for name in names:

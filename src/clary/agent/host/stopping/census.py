@@ -26,7 +26,7 @@ class Census(Protocol):
     """Reaches all processes of a program, and nothing else."""
 
     def live(self) -> dict[int, ProcessEntry]:
-        """Return the live processes that the caller can signal; an empty dict where it cannot tell them apart."""
+        """Return the live processes by the pids that the caller can signal; empty where /proc has other numbers."""
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
         """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""

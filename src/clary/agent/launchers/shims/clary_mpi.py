@@ -155,7 +155,14 @@ class Server:
 
 
 def lead(command: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes) -> int:
-    """Run mpirun when every server answers; returns its exit code."""
+    """Run mpirun when every server answers; returns its exit code, or 128 plus the number of the signal that ended it.
+
+    Args:
+        command: mpirun with its arguments.
+        peers: name -> address and port of each host's server.
+        secret: of the attempt.
+    Raises: as `connect`.
+    """
     connections = []
     for name, place in peers.items():
         connection, stream = connect(name, place, secret)
@@ -182,7 +189,14 @@ def _leave_signals_to_ranks() -> None:
 
 
 def rsh(arguments: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes) -> int:
-    """Run a command on a host, as ssh would: output here, its exit code returned."""
+    """Run a command on a host, as ssh would: output here, its exit code returned.
+
+    Args:
+        arguments: ssh's: options, which are ignored, the host, the words of the command.
+        peers: name -> address and port of each host's server.
+        secret: of the attempt.
+    Raises: as `connect`.
+    """
     _leave_signals_to_ranks()  # mpirun has unblocked them, and the command must outlive them
     while arguments and arguments[0].startswith("-"):
         arguments = arguments[1:]
@@ -197,8 +211,12 @@ def rsh(arguments: list[str], *, peers: dict[str, tuple[str, int]], secret: byte
 
 
 def connect(name: str, place: tuple[str, int], secret: bytes) -> tuple[socket.socket, BinaryIO]:
-    """Connect to a host's server, which may still be on its way.
+    """Connect to a host's server, which may still be on its way; return the connection and the stream to read from it.
 
+    Args:
+        name: of the host, for messages.
+        place: address and port.
+        secret: of the attempt.
     Raises: SystemExit with what went wrong after `CONNECT_WAIT_S`, or at once where the secret is refused.
     """
     deadline_s = time.monotonic() + CONNECT_WAIT_S
@@ -217,6 +235,10 @@ def connect(name: str, place: tuple[str, int], secret: bytes) -> tuple[socket.so
 def greet(connection: socket.socket, secret: bytes, *, role: str) -> BinaryIO:
     """Prove to the other side that we know the secret, and have it prove the same; returns the stream to read.
 
+    Args:
+        connection: just made; has no timeout after success.
+        secret: of the attempt.
+        role: of this side, `client` or `server`.
     Raises: HandshakeError, OSError.
     """
     connection.settimeout(HANDSHAKE_S)

@@ -41,7 +41,13 @@ def process_environment(environ: Mapping[str, str], mark: str) -> dict[str, str]
 
 
 def agent_environment(environ: Mapping[str, str], mark: str, plan: LaunchPlan) -> dict[str, str]:
-    """Return the environment of an agent, with the tokens of its pool and of the attempt that it begins with."""
+    """Return the environment of an agent, with the tokens of its pool and of the attempt that it begins with.
+
+    Args:
+        environ: that the agent inherits, less the service's own variables.
+        mark: of the pool, by which its processes are found.
+        plan: has the tokens.
+    """
     tokens = {POOL_TOKEN_VARIABLE: plan.pool_token, TOKEN_VARIABLE: plan.agent_token}
     return process_environment(environ, mark) | tokens
 
@@ -63,6 +69,10 @@ class LastingProcess(subprocess.Popen[bytes]):
 def start(command: Sequence[str], *, log_path: Path, environment: Mapping[str, str]) -> LastingProcess:
     """Start a process in a session of its own; its output is appended to `log_path`.
 
+    Args:
+        command: program and arguments.
+        log_path: made if it is missing; its folder is the working directory.
+        environment: all of it.
     Raises: EngineError naming command and file.
     """
     try:
@@ -91,7 +101,7 @@ def tail(path: Path) -> str:
 
 
 def last_words(path: Path) -> str:
-    """Return the end of a log for an error message, or the reason for which it is missing."""
+    """Return the end of a log for an error message; for an empty log say so, and whether its disk is full."""
     said = tail(path)
     if said:
         return said

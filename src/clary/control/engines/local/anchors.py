@@ -107,7 +107,13 @@ def address_of(index: int, num_hosts: int) -> tuple[str, int]:
 
 
 def network_spec(plan: LaunchPlan, folder: Path, relays: Sequence[RelaySpec]) -> NetworkSpec:
-    """Return the network that the plan asks for."""
+    """Return the network that the plan asks for.
+
+    Args:
+        plan: its hosts and their links.
+        folder: of the pool; the connections of its relays to the service come from an address made of it.
+        relays: ports of every host that lead out of it.
+    """
 
     def host_spec(host: HostPlan) -> HostSpec:
         link = host.resources.link
@@ -156,7 +162,7 @@ def _is_own(address: str) -> bool:
 
 
 def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
-    """Return the answer of the attempt's living anchor, after starting one if needed; blocks.
+    """Return the ready file of a network's living anchor, after starting one if needed; blocks.
 
     Raises: EngineError with the anchor's words.
     """
@@ -192,6 +198,10 @@ def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
 def with_network(plan: LaunchPlan, ready: NetworkReady, folder: Path) -> LaunchPlan:
     """Return the plan with the network that the anchor of this folder holds.
 
+    Args:
+        plan: without addresses.
+        ready: from that anchor, which must be alive while hosts use its namespaces.
+        folder: of the pool, with the network's spec.
     Raises: EngineError if what the anchor was told can not be read now.
     """
     num_hosts = len(plan.hosts)

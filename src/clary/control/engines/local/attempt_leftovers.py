@@ -26,7 +26,7 @@ _SLACK_S = 2.0  # between a segment's time stamp and those of the attempt's file
 
 
 def leftovers(jobs: Path) -> list[str]:
-    """Return sentences on leftovers of the attempts below `jobs`."""
+    """Return sentences on leftovers of released attempts below `jobs`, and on anchors of vanished ones."""
     sentences = []
     for folder in attempt_record.attempt_folders(jobs):
         if attempt_record.is_released(folder):
@@ -73,7 +73,13 @@ def folders_in(attempt_folder: Path) -> list[str]:
 
 
 def cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord | None) -> list[str]:
-    """Return the cgroups of these hosts that exist, wherever a service of this attempt may have made them."""
+    """Return the cgroups of these hosts that exist, wherever a service of this attempt may have made them.
+
+    Args:
+        attempt_folder: of an attempt or a pool; cgroups are named after it.
+        hosts: names.
+        record: has the places of cgroups when agents were started; None looks below this process's own alone.
+    """
     places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
     job_name, attempt = attempt_folder.parent.name, int(attempt_folder.name)
     work_folder = str(attempt_folder)

@@ -93,7 +93,7 @@ def end_processes(folder: Path, record: AttemptRecord) -> list[str]:
 
 
 def _found(folder: Path, record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
-    """Return the attempt's processes by their marks, networks and cgroups, with any parents."""
+    """Return the attempt's processes by mark, network and cgroup, regardless of their parents."""
     # Orphans of plain processes, whose agent and keeper died, are known by the host's cgroup alone.
     cgroups = attempt_leftovers.cgroups_of(folder, attempt_leftovers.folders_in(folder), record)
     marked = [] if record.pool else _marked(record, ready)  # an attempt's processes carry its pool's mark

@@ -26,7 +26,7 @@ POOL_ATTEMPT = "1"  # folder below that of a pool, which has one life
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
-    """A pool's processes on this machine, or which pool's hosts an attempt runs on."""
+    """A pool's processes on this machine, or the pool on whose hosts an attempt runs."""
 
     boot_id: str
     mark: str  # value of MARK_VARIABLE in the environment of everything that the engine starts for the pool
@@ -39,7 +39,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkReady:
-    """The file of a network's anchor, written when it was ready or had failed."""
+    """Contents of the file that a network's anchor writes when it is ready or has failed."""
 
     pid: int
     started: str
@@ -63,7 +63,7 @@ def boot_id() -> str:
 
 
 def read_record(folder: Path) -> AttemptRecord | None:
-    """Return the attempt's record, or None without one.
+    """Return the record in the folder of an attempt or a pool, or None if there is no record.
 
     Raises: EngineError if it can not be read: nothing is guessed about processes.
     """
@@ -81,6 +81,11 @@ def create_record(
 ) -> AttemptRecord:
     """Return the record of this boot; make one with these facts if it is missing. Two callers get the same one.
 
+    Args:
+        folder: of an attempt or a pool.
+        pool: on whose hosts an attempt runs; empty for a pool.
+        master_port: of an attempt whose hosts share the machine's network.
+        cgroup_places: folders below which agents may make cgroups.
     Raises: EngineError naming the file.
     """
     record = read_record(folder)
@@ -129,7 +134,7 @@ def attempt_folders(jobs: Path) -> list[Path]:
 
 
 def pool_folder(folder: Path) -> Path | None:
-    """Return the folder of the pool whose hosts an attempt runs on, or None if `folder` is a pool's or says nothing.
+    """Return the folder of the pool whose hosts an attempt runs on, or None if `folder` is a pool's or has no record.
 
     Raises: EngineError if the attempt's record can not be read.
     """
@@ -138,7 +143,7 @@ def pool_folder(folder: Path) -> Path | None:
 
 
 def living_agents(pool: Path) -> dict[str, ProcessId]:
-    """Return host name -> agent, of the agents of a pool that live.
+    """Return host name -> process of each living agent of a pool.
 
     Raises: EngineError if the pool's record can not be read.
     """
@@ -148,13 +153,13 @@ def living_agents(pool: Path) -> dict[str, ProcessId]:
 
 
 def living_anchor(pool: Path) -> ProcessId | None:
-    """Return the process that holds a pool's network, or None if it has ended or has said nothing."""
+    """Return the process that holds a pool's network, or None if it has ended or is not ready yet."""
     ready = read_ready(pool)
     return ready.anchor if ready is not None and ready.anchor.is_alive() else None
 
 
 def read_ready(folder: Path) -> NetworkReady | None:
-    """Return the last ready file of the attempt's anchor, or None before it is written."""
+    """Return the contents of the anchor's ready file in a folder, or None if it is missing or unreadable."""
     try:
         return from_plain(NetworkReady, json.loads((folder / READY_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, ContractError):

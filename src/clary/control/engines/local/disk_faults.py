@@ -64,7 +64,12 @@ async def _change(plan: LaunchPlan, host: str, size_bytes: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the process that `fill` or `free` starts."""
+    """Resize a host's disk from inside its mount namespace, for `fill` or `free`; errors are printed.
+
+    Args:
+        arguments: pid of the host's agent, folder of the disk, its size in bytes from now on; 0 leaves no room.
+    Returns: 0, or 1 after an OSError or EngineError.
+    """
     pid, folder, size = arguments
     try:
         descriptor = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)

@@ -197,7 +197,10 @@ class LocalEngine:
         return await asyncio.to_thread(find)
 
     async def set_aside(self, job_name: str) -> str:
-        """Move the folder of a released job that nobody knows out of the way of another of its name."""
+        """Move the folder of a released job that nobody knows out of the way of another of its name.
+
+        Raises: EngineError if it can not be moved; it stays where it is then.
+        """
         folder = self._settings.home_folder / JOBS_FOLDER / job_name
         place = self._settings.home_folder / SET_ASIDE_FOLDER / JOBS_FOLDER
         target = place / f"{job_name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}"

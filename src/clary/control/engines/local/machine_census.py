@@ -81,7 +81,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def user_name(number: int) -> str:
-    """Return a user's name, or the number without one."""
+    """Return a user's name, or the number if it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

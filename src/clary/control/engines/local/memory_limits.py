@@ -32,7 +32,7 @@ _ADVICE = (
 
 
 def memory_limits(environ: Mapping[str, str], *, looks_only: bool = False) -> str:
-    """Return the keeper of memory limits, the reason against a better one, and the remedy.
+    """Return a sentence on the keeper of memory limits; if that is not the kernel, with the reason and the remedy.
 
     Args:
         environ: of agents.

@@ -36,6 +36,10 @@ NOWHERE = b"\x02\xff\xff\xff\xff\xfe"  # locally administered, as hosts' are, wh
 async def partition(pool_folder: str, host: str, *, up: bool) -> None:
     """Cut `host` off its pool's network (`up=False`) or connect it again; already so is fine.
 
+    Args:
+        pool_folder: with the ready file of the network's anchor.
+        host: its name.
+        up: whether to connect it.
     Raises: EngineError if the pool has no network of its own, no such host, or its anchor is gone.
     """
     await _change(pool_folder, host, "up" if up else "down")
@@ -46,6 +50,10 @@ async def part(plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
 
     In a job of two hosts there are no others: that is a cut as `partition` makes it, of the second.
 
+    Args:
+        plan: of a running attempt.
+        hosts: names of the two.
+        up: whether to open the way.
     Raises: EngineError as `partition`.
     """
     if len(plan.hosts) == 2:
@@ -59,6 +67,10 @@ async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> No
 
     Frames that a switch of ours brings to a slow host come as fast as before: there only what it sends is limited.
 
+    Args:
+        plan: of a running attempt.
+        host: its name.
+        rate_mbit_s: above 0; None takes the plan's rate, or 100 Gbit/s where the plan has no limit.
     Raises: EngineError as `partition`.
     """
     if rate_mbit_s is None:
@@ -71,7 +83,7 @@ async def _change(pool_folder: str, host: str, what: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the process that `partition`, `part` or `limit` starts."""
+    """Change a link from inside its namespaces, for `partition`, `part` or `limit`; print an error and return 1."""
     folder, host, what = arguments
     try:
         host, _, other = host.partition(":")

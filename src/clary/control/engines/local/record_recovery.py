@@ -61,7 +61,7 @@ def restore(folder: Path) -> bool:
 
 
 def find(folder: Path) -> AttemptRecord | None:
-    """Return the record of the agents that run for an attempt, or None."""
+    """Return a new record of the agents whose logs lie in a folder, or None if no such agent runs."""
     agents: dict[str, ProcessId] = {}
     mark = ""
     deadline = exec_deadline()

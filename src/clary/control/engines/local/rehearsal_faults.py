@@ -72,20 +72,32 @@ class LocalFaults:
         await asyncio.to_thread(_kill_rank, Path(plan.pool_folder), rank)
 
     async def connect(self, plan: LaunchPlan, hosts: Sequence[str], *, up: bool) -> None:
-        """Cut hosts off their job's network, or connect them again; raises EngineError."""
+        """Cut hosts off their job's network, or connect them again; raises EngineError.
+
+        Args: as `Faults.connect`.
+        """
         for host in hosts:
             await network_faults.partition(plan.pool_folder, host, up=up)
 
     async def connect_two(self, plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
-        """Cut two hosts off each other, or connect them again; raises EngineError."""
+        """Cut two hosts off each other, or connect them again; raises EngineError.
+
+        Args: as `Faults.connect_two`.
+        """
         await network_faults.part(plan, hosts, up=up)
 
     async def fill_disk(self, plan: LaunchPlan, host: str, *, is_full: bool) -> None:
-        """Leave no room on the disk that a host has to itself, or give it its room again; raises EngineError."""
+        """Leave no room on the disk that a host has to itself, or give it its room again; raises EngineError.
+
+        Args: as `Faults.fill_disk`.
+        """
         await (disk_faults.fill if is_full else disk_faults.free)(plan, host)
 
     async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
-        """Limit the sending rate of a host; None: the plan's rate, or no limit."""
+        """Limit the link of a host, as `network_faults.limit`; None restores the plan's rate; raises EngineError.
+
+        Args: as `Faults.set_rate`.
+        """
         await network_faults.limit(plan, host, rate_mbit_s=rate_mbit_s)
 
     async def records(self, job_name: str, attempt: int) -> list[dict[str, Any]]:

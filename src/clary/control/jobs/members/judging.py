@@ -39,7 +39,13 @@ class Judgement:
 
 
 def judge(operation: str, request: Mapping[str, Any], site: Site) -> Judgement:
-    """Return the judgement of a request by the operation's table."""
+    """Return the judgement of a request by the operation's table.
+
+    Args:
+        operation: one of `TABLES`.
+        request: as the client sent it, checked by its shape.
+        site: facts of this service.
+    """
     request = with_modes(request)
     found: dict[Outcome, dict[str, None]] = {outcome: {} for outcome in Outcome}
     for member, steps in _with_rules(operation):

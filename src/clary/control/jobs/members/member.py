@@ -1,7 +1,7 @@
-"""The words of the tables: a member, and the rules under which it is not honoured.
+"""Elements of the tables of request members: a member, and the rules under which it is not honoured.
 
-Where: `create_table` and `other_tables` say them of each member of SageMaker's requests, `judging` applies them to a
-request, `docs/api.md` is written from them by `tools/make_api_page.py`.
+Where: `create_table` and `other_tables` declare each member of SageMaker's requests with them, `judging` applies the
+tables to a request, and `tools/make_api_page.py` writes `docs/api.md` from the tables.
 """
 
 from __future__ import annotations
@@ -93,7 +93,14 @@ def honoured(path: str, says: str, *rules: Rule) -> Member:
 
 
 def without_effect(path: str, sentence: str, *, when: str = "", holds: Condition = is_set) -> Member:
-    """Declare a member that does nothing here, with the sentence that says so."""
+    """Declare a member that does nothing here, with the sentence that says so.
+
+    Args:
+        path: dotted, [] for items of a list.
+        sentence: may name {path}, {value} and {item}.
+        when: the condition in words; empty: wherever the member is set.
+        holds: the condition.
+    """
     return Member(path=path, rules=(warned(sentence, when=when, holds=holds),))
 
 
@@ -103,12 +110,24 @@ def not_here(path: str, sentence: str) -> Member:
 
 
 def warned(sentence: str, *, when: str = "", holds: Condition = is_set) -> Rule:
-    """Declare values that are accepted with a warning."""
+    """Declare values that are accepted with a warning.
+
+    Args:
+        sentence: may name {path}, {value} and {item}.
+        when: the condition in words; empty: wherever the member is set.
+        holds: the condition.
+    """
     return Rule(outcome=Outcome.WARNED, sentence=sentence, when=when, holds=holds)
 
 
 def refused(sentence: str, *, when: str = "", holds: Condition = is_set) -> Rule:
-    """Declare values that are refused."""
+    """Declare values that are refused.
+
+    Args:
+        sentence: may name {path}, {value} and {item}.
+        when: the condition in words; empty: wherever the member is set.
+        holds: the condition.
+    """
     return Rule(outcome=Outcome.REFUSED, sentence=sentence, when=when, holds=holds)
 
 

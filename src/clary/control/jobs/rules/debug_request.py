@@ -1,7 +1,8 @@
 """Members of a request about saved tensors: hook, rules over them, TensorBoard. Pure.
 
-Where: `validation` has it checked when a job is created, `reconcile.planning` puts rules and mirrors into the launch
-plan. A rule that does not exist is no reason to refuse a job: it ends in Error, as on the original.
+Where: `validation` checks the members with this module when a job is created, and `reconcile.planning` puts rules and
+mirrors into the launch plan. A rule that does not exist is no reason to refuse a job: its evaluation ends in Error, as
+in SageMaker.
 Source: API_DebugHookConfig, API_DebugRuleConfiguration, API_TensorBoardOutputConfig; sagemaker 2.257
 `debugger.Rule`, which says in RuleParameters what is to run: rule_to_invoke, source_s3_uri, other_trial_0...
 """
@@ -68,7 +69,13 @@ def _check_hook(config: Mapping[str, Any]) -> None:
 
 
 def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> list[str]:
-    """Return warnings about rules and actions that will have another effect than their words say."""
+    """Return warnings about rules and actions whose effect will differ from the words of the request.
+
+    Args:
+        request: a CreateTrainingJob request that was not refused.
+        job_name: whose name actions are compared with.
+        num_hosts: in all instance groups.
+    """
     found = []
     configs = request.get("DebugRuleConfigurations") or ()
     for item in configs:

@@ -45,7 +45,13 @@ def configurations_of(job: TrainingJob, kind: RuleKind) -> tuple[Mapping[str, An
 
 
 def evaluation_of(job: TrainingJob, kind: RuleKind, name: str) -> RuleEvaluation | None:
-    """Return the last known evaluation of a rule, or None before its first report."""
+    """Return the last known evaluation of a rule, or None before its first report.
+
+    Args:
+        job: the record.
+        kind: rules of profiler and debugger may have one name.
+        name: RuleConfigurationName.
+    """
     return next((item for item in job.rule_evaluations if item.kind is kind and item.name == name), None)
 
 
@@ -69,6 +75,11 @@ def with_facts(job: TrainingJob, facts: HostFacts, now: datetime) -> tuple[RuleE
     """Return the job's evaluations with a host's reports on the rules over tensors.
 
     Reports on rules that the request does not name are dropped.
+
+    Args:
+        job: the record.
+        facts: of one host; details are cut at `MAX_DETAILS_CHARACTERS`.
+        now: by the job's clock.
     """
     asked = {config["RuleConfigurationName"] for config in configurations_of(job, RuleKind.DEBUG)}
     for told in facts.rules:

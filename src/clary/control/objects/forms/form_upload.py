@@ -63,7 +63,13 @@ class FormUpload:
 
 
 def is_form(method: str, headers: Mapping[str, str], raw_query: str) -> bool:
-    """Whether a request is the upload of a form: one with signed headers or a signed URL is not."""
+    """Whether a request is the upload of a form: one with signed headers or a signed URL is not.
+
+    Args:
+        method: upper case.
+        headers: of the request, found by names in any case.
+        raw_query: as on the wire; any query makes the request another one.
+    """
     content_type = headers.get("Content-Type", "").lower()
     return method == "POST" and content_type.startswith(FORM_TYPE) and "Authorization" not in headers and not raw_query
 
@@ -165,7 +171,14 @@ def redirect_address(upload: FormUpload, etag: str) -> str:
 
 
 def object_address(asked: S3Request, *, scheme: str, host: str, is_bucket_in_host: bool) -> str:
-    """Return the address of an object that a request makes, as its client reaches this service."""
+    """Return the address of an object that a request makes, as its client reaches this service.
+
+    Args:
+        asked: names bucket and key.
+        scheme: http or https.
+        host: Host header of the request, with its port.
+        is_bucket_in_host: whether `host` names the bucket, which the path then leaves out.
+    """
     path = encode_path(asked.bucket, asked.key)
     if is_bucket_in_host:
         path = path.removeprefix(f"/{asked.bucket}")
@@ -173,7 +186,13 @@ def object_address(asked: S3Request, *, scheme: str, host: str, is_bucket_in_hos
 
 
 def created_document(upload: FormUpload, etag: str, address: str) -> bytes:
-    """Return the document that success_action_status 201 asks for."""
+    """Return the document that success_action_status 201 asks for.
+
+    Args:
+        upload: the upload that was stored.
+        etag: of the object, with its quotes.
+        address: of the object, from `object_address`.
+    """
     fields = {"Location": address, "Bucket": upload.asked.bucket, "Key": upload.asked.key, "ETag": etag}
     lines = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items())
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<PostResponse>{lines}</PostResponse>'.encode()
@@ -195,7 +214,7 @@ def _headers(fields: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _is_address(text: str) -> bool:
-    """Whether a browser can be redirected there; an unreadable address counts as absent, as on AWS."""
+    """Whether a browser can be redirected to `text`; an unreadable address counts as absent, as on AWS."""
     if not text or len(text) > MAX_REDIRECT_CHARACTERS or not text.isprintable() or " " in text:
         return False
     try:

@@ -143,7 +143,15 @@ def stacked_bar(parts: Mapping[str, float], total: float, names: Sequence[str]) 
 
 
 def strips(title: str, unit: str, lines: Sequence[Line], span: Span) -> str:
-    """Return a figure with a strip a rank: the darker, the greater."""
+    """Return a figure with one strip for each rank; a darker column is a greater value.
+
+    Args:
+        title: heading of the figure; escaped here.
+        unit: of the values, for the caption.
+        lines: one for each rank; a line without points in the span is left out.
+        span: time from the left to the right border.
+    Returns: HTML, empty if no line has points.
+    """
     rows = [(line.label, thinned(line.points, span, STRIP_COLUMNS)) for line in lines]
     rows = [(label, points) for label, points in rows if points]
     if not rows:
@@ -172,7 +180,7 @@ def strips(title: str, unit: str, lines: Sequence[Line], span: Span) -> str:
 
 
 def key_of(names: Sequence[str]) -> str:
-    """Return the legend of colours."""
+    """Return the legend: the colour of each of `names`."""
     return _key(names)
 
 

@@ -37,7 +37,7 @@ class RuleResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """The facts of a job beside its series; texts come from its owner and are escaped."""
+    """The facts of a job beside its series; texts come from its owner, and the report escapes them."""
 
     job_name: str
     status: str

@@ -24,7 +24,13 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render(facts: ReportFacts, measurements: Measurements, results: Sequence[RuleResult]) -> str:
-    """Return the page. It holds all that it shows, and no script; texts of the job are escaped."""
+    """Return the page. It holds all that it shows, and no script; texts of the job are escaped.
+
+    Args:
+        facts: of the job.
+        measurements: series of the job; charts are drawn from them.
+        results: one for each rule of the report.
+    """
     span = sections.span_of(facts, measurements)
     body = "".join(
         (
@@ -53,7 +59,10 @@ def documents(results: Sequence[RuleResult]) -> dict[str, str]:
 
 
 def files(facts: ReportFacts, measurements: Measurements, results: Sequence[RuleResult]) -> dict[str, bytes]:
-    """Return all files of a report, by their names below its folder."""
+    """Return all files of a report, by their names below its folder.
+
+    Args: as `render`.
+    """
     pages = {PAGE_NAME: render(facts, measurements, results), **documents(results)}
     return {name: content.encode("utf-8", "replace") for name, content in pages.items()}
 

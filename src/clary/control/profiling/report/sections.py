@@ -102,7 +102,10 @@ def time(facts: ReportFacts) -> str:
 
 
 def steps(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
-    """Return the section of steps: their durations and parts, by rank, or a sentence without steps."""
+    """Return the section of steps: their durations and parts, by rank; a sentence instead if no step was measured.
+
+    Args: as `hosts`.
+    """
     ranks = [rank for rank in measurements.scopes("rank", "step_s") if measurements.of(rank, "step_s")]
     if not ranks:
         return (
@@ -157,7 +160,13 @@ def usage(measurements: Measurements) -> str:
 
 
 def hosts(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
-    """Return charts over time for each host, and strips for its ranks."""
+    """Return charts over time for each host, and strips for its ranks.
+
+    Args:
+        facts: of the job.
+        measurements: series of the job; at most MOST_HOSTS hosts are shown.
+        span: time that the charts show.
+    """
     shape_of = {host.name: host for host in facts.hosts}
     cards = [
         _host_card(shape_of.get(host.name), host.name, measurements, span) for host in measurements.hosts[:MOST_HOSTS]
@@ -170,7 +179,7 @@ def hosts(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
 
 
 def footer(facts: ReportFacts, measurements: Measurements) -> str:
-    """Return the footer: the measurements on which the report rests."""
+    """Return the footer: time of writing, width of a point, dropped rows and damaged blocks."""
     notes = [f"A point stands for {span_words(measurements.step_ms / MS_PER_S)}"]
     if facts.num_dropped:
         notes.append(f"{facts.num_dropped} rows were given up by hosts that could not send them")

@@ -47,7 +47,7 @@ class OverallSystemUsage(ProfilerRule):
 
 
 def usages_of(measurements: Measurements, host: str) -> list[tuple[str, str, Sequence[Point]]]:
-    """Return name, unit and points of a host's total uses; unmeasured ones have no points."""
+    """Return name, unit and points of each resource that a host uses; an unmeasured one has no points."""
     rows: list[tuple[str, str, Sequence[Point]]] = [
         ("processors", "%", measurements.cpu_share(host)),
         ("memory", "%", measurements.points(host, "host/memory_percent")),

@@ -75,7 +75,7 @@ class DumpDesk:
             return request
 
     def wanted(self, job: TrainingJob, host: str) -> DumpRequest | None:
-        """Return the request that a host has not answered."""
+        """Return the open request that a host has yet to answer, or None; one is open for `WANTED_S`."""
         request = self._present(job)
         return None if request is None or host in self._answered[job.name, job.attempt] else request
 
@@ -100,7 +100,7 @@ class DumpDesk:
         return await self._documents.numbers(job_name)
 
     async def missing(self, job_name: str, number: int) -> list[str] | None:
-        """Return the hosts that have not answered a request, or None without a request of this number."""
+        """Return the hosts that have not answered a request, or None if there is no request of this number."""
         request = await self._request(job_name, number)
         if request is None:
             return None
@@ -108,7 +108,7 @@ class DumpDesk:
         return [host for host in request.hosts if host not in answered]
 
     async def read(self, job_name: str, number: int) -> tuple[DumpRequest, dict[str, HostDump]] | None:
-        """Return a dump with the answers of hosts, by host, or None without one of this number."""
+        """Return the request of a dump and the answers by host, or None if there is no dump of this number."""
         return await asyncio.to_thread(_built, await self._documents.read(job_name, number))
 
     def waited_s(self, job: TrainingJob, request: DumpRequest) -> float:

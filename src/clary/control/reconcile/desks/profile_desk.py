@@ -133,7 +133,7 @@ class ProfileDesk:
         return request
 
     async def cancel(self, job: TrainingJob) -> KeptRequest | None:
-        """End the newest profile of a job where it stands; return it, or None without an open one."""
+        """End a job's newest open profile early, keeping its records; return its request, or None without one."""
         present = self._wanted.get((job.name, job.attempt))
         own = self._own_request(job)
         if present is None and own is not None and await self.summary(job.name, own.number) is None:
@@ -146,14 +146,20 @@ class ProfileDesk:
         return ended
 
     def wanted(self, job: TrainingJob, host: str) -> ProfileRequest | None:
-        """Return the request that a host has not answered finally, or None."""
+        """Return the attempt's newest request while it is open, or None; a host that has answered gets it, too."""
         request = self._wanted.get((job.name, job.attempt))
         if request is None or (job.name, request.number) not in self.open:
             return None
         return request.asked
 
     async def take(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
-        """Store the profiles of a host's ranks. Raises: WireError 404 if unwanted, 400 if impossible."""
+        """Store a host's report on its ranks. Raises: WireError 404 for an unwanted one, 400 for too many ranks.
+
+        Args:
+            job: whose current attempt was profiled.
+            host: that reports.
+            profile: all that it knows so far; takes the place of its earlier report.
+        """
         request = await self._request_for(job, host, profile.number)
         if len(profile.ranks) > MAX_RANKS:
             raise WireError("ValidationException", f"{host} cannot have {len(profile.ranks)} ranks")
@@ -162,7 +168,17 @@ class ProfileDesk:
     async def take_piece(
         self, job: TrainingJob, host: str, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool
     ) -> None:
-        """Keep a part of a trace; the same part may come again. Raises: WireError."""
+        """Keep a part of a trace; the same part may come again. Raises: WireError.
+
+        Args:
+            job: whose current attempt was profiled.
+            host: that sends.
+            piece: bytes of the compressed trace.
+            number: of the profile.
+            rank: whose trace it is.
+            offset: of the piece in the trace, in bytes; bytes behind it are dropped.
+            is_last: whether the trace is whole with it.
+        """
         request = await self._request_for(job, host, number)
         if offset + len(piece) > MAX_TRACE_BYTES:
             raise WireError("ValidationException", f"a trace has at most {MAX_TRACE_BYTES} bytes")
@@ -174,11 +190,11 @@ class ProfileDesk:
         return await self._documents.numbers(job_name)
 
     async def read(self, job_name: str, number: int) -> tuple[KeptRequest, dict[str, HostProfile]] | None:
-        """Return a profile with the answers of hosts, by host, or None without one of this number."""
+        """Return the request of a profile and the answers by host, or None if there is no profile of this number."""
         return await asyncio.to_thread(_built, await self._documents.read(job_name, number))
 
     async def list(self, job_name: str) -> list[tuple[KeptRequest, bool]]:
-        """Return all profiles of a job, the newest first, each with whether it has a summary; reads no answers."""
+        """Return all profile requests of a job, newest first, each with whether it has a summary; reads no answers."""
         found = [(number, await self._documents.names(job_name, number)) for number in await self.numbers(job_name)]
         requests = [(await self.request(job_name, number), SUMMARY in names) for number, names in found]
         return [(request, is_over) for request, is_over in requests if request is not None]
@@ -193,7 +209,14 @@ class ProfileDesk:
         return found if isinstance(found, dict) else None
 
     async def keep_summary(self, job_name: str, number: int, summary: dict[str, Any]) -> None:
-        """Keep the summary of a profile's traces."""
+        """Keep the summary of a profile's traces.
+
+        Args:
+            job_name: of a stored job.
+            number: of the profile.
+            summary: as `control.traces` wrote it; the page shows it.
+        Raises: JobNotFound for a job that was deleted.
+        """
         await self._documents.put(job_name, number, {SUMMARY: summary})
 
     async def lay_out(self, job_name: str, number: int) -> Path | None:
@@ -261,7 +284,7 @@ class ProfileDesk:
         return request
 
     def _own_request(self, job: TrainingJob) -> KeptRequest | None:
-        """Return the request of the job's ProfilerConfig at the begin of its attempt, or None."""
+        """Return the request of ProfilerConfig from the attempt's beginning, or None if it asks for no window."""
         config = ((job.plan or {}).get("config_documents") or {}).get("profilerconfig")
         window = window_of(config)
         if window is None:
@@ -302,7 +325,7 @@ def _built(documents: Mapping[str, Any]) -> tuple[KeptRequest, dict[str, HostPro
 
 
 def _add(piece: bytes, draft: Path, *, offset: int, name: str) -> None:
-    """Write a part of a trace; with its last part it gets its name. Raises: WireError."""
+    """Write a part of a trace into its draft; a `name` is given with the last part. Raises: WireError for a gap."""
     draft.parent.mkdir(parents=True, exist_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
         size = os.fstat(file.fileno()).st_size

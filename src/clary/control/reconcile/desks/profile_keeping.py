@@ -43,13 +43,20 @@ class ObjectWriter(Protocol):
     """Stores small objects."""
 
     async def request(self, method: str, bucket: str, *, key: str = "", body: bytes = b"") -> Answer:
-        """Send one request. Raises: ObjectStoreError."""
+        """Send one request. Raises: ObjectStoreError.
+
+        Args:
+            method: HTTP's.
+            bucket: name of the bucket.
+            key: of the object; empty for the bucket itself.
+            body: of the object; it is held in memory whole.
+        """
 
 
 async def keep_profiles(
     desk: ProfileDesk, hub: JobHub, stored_job: FindJob, objects: ObjectWriter, *, interval_s: float = LOOK_S
 ) -> None:
-    """Look for whole profiles until cancelled; sleep while no profile can become whole.
+    """Summarise and store profiles as they become ready, until cancelled; sleep while no job and no profile is open.
 
     Profiles are asked for while their job has hosts, so without jobs and open profiles there is nothing to look at.
 

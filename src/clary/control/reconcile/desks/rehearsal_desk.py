@@ -213,7 +213,10 @@ class RehearsalDesk:
                 await self._drop(kept)
 
     async def _begin(self, kept: KeptRehearsal) -> None:
-        """Store a rehearsal's record and make its folder; an existing folder has no readable record."""
+        """Store a rehearsal's record, make its folder, and drop the job's oldest rehearsals beyond `NUM_KEPT`.
+
+        A folder of this number that exists already has no readable record, and is removed first.
+        """
         await self.shelf.remove(kept.job, kept.number)
         await self._keep(kept)
         await asyncio.to_thread(self.shelf.place(kept.job, kept.number).mkdir, parents=True)
@@ -262,7 +265,7 @@ class RehearsalDesk:
         return _Ending(RehearsalState.FAILED, why)
 
     def _settled(self, kept: KeptRehearsal, ending: _Ending) -> KeptRehearsal:
-        """Return a rehearsal with its end; a written certificate counts over any later event."""
+        """Return a rehearsal as ended: certified if its command has written a certificate, else as `ending` says."""
         ended = replace(kept, ended_at=self.clock.now(), process=None)
         certificate = self.shelf.written(kept.job, kept.number)
         if certificate is None:
@@ -282,7 +285,7 @@ class RehearsalDesk:
                 task.add_done_callback(self._late.discard)
 
     async def _stop_jobs(self, kept: KeptRehearsal) -> None:
-        """Stop the jobs of a rehearsal without a certificate; other jobs may have taken the names since."""
+        """Stop the jobs of a rehearsal without a certificate, but no later jobs that have taken their names."""
         if kept.state is RehearsalState.CERTIFIED or kept.ended_at is None:
             return
         for name in (kept.twin, kept.rehearsal):

@@ -91,7 +91,7 @@ class RehearsalShelf:
         return self._folder / job_name / str(number)
 
     async def write(self, kept: KeptRehearsal) -> None:
-        """Keep a rehearsal as it stands, and with one that is over its certificate.
+        """Store a rehearsal's record, and its certificate if it is over and has one.
 
         Raises: JobNotFound for a job that was deleted.
         """
@@ -122,7 +122,13 @@ class RehearsalShelf:
         return found if _is_certificate(found) else None
 
     def lines(self, job_name: str, number: int, name: str = OUTPUT) -> list[str]:
-        """Return the last lines of the command's output."""
+        """Return the last `MAX_LINES` lines of the command's output, or of the file `name`; empty without the file.
+
+        Args:
+            job_name: the job that is rehearsed.
+            number: of the rehearsal.
+            name: `OUTPUT` or `ERRORS`.
+        """
         try:
             with (self.place(job_name, number) / name).open("rb") as file:
                 size = file.seek(0, 2)

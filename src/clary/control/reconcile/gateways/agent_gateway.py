@@ -54,7 +54,10 @@ class LogSink(Protocol):
         """Return the sequence that the stream expects next."""
 
     async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:
-        """Store lines exactly once by sequence; return the next sequence."""
+        """Store lines exactly once by sequence; return the next sequence.
+
+        Args: as `LogStore.append`.
+        """
 
 
 class MetricSink(Protocol):
@@ -94,7 +97,7 @@ class AgentGateway:
         self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # job, host -> when stored, and what
 
     def silent_s(self, job: TrainingJob) -> dict[str, float]:
-        """Return host -> seconds since it was last heard, or expected, from this service's start on."""
+        """Return host -> seconds since it was last heard, or expected; only this service's own time counts."""
         self._excuse_silence()
         now_s = self._clock.monotonic()
         heard_s = self._heard_s.get((job.name, job.attempt), {})
@@ -159,7 +162,7 @@ class AgentGateway:
                 heard_s[name] = min(now_s, at_s + lag_s)
 
     def forget(self, job: TrainingJob) -> None:
-        """Drop the memory of an ended job."""
+        """Forget an attempt whose hosts were taken back: its signs of life, log positions and checkpoint lags."""
         self._heard_s.pop((job.name, job.attempt), None)
         self._signs_s.pop((job.name, job.attempt), None)
         # A report that came in between this and the release of an attempt has put its keys back.
@@ -178,6 +181,11 @@ class AgentGateway:
     def authorize(self, name: str, attempt: int, host: str, token: str) -> TrainingJob:
         """Return the live job that the agent belongs to.
 
+        Args:
+            name: of the job.
+            attempt: that the agent serves.
+            host: algo-N.
+            token: the bearer token that it sent.
         Raises: WireError 410 when the attempt is over, 403 when the token is wrong, 404 for an unknown host.
         """
         job = self._hub.live_job(name)
@@ -197,6 +205,10 @@ class AgentGateway:
     async def report(self, job: TrainingJob, host: str, report: Report) -> ReportReceipt:
         """Take up facts; unchanged facts are a heartbeat and cost no write.
 
+        Args:
+            job: of `authorize`.
+            host: that reports.
+            report: all facts of the host; a number that is not above the last one's is only a heartbeat.
         Raises: WireError 400 for facts that no agent can have, 410 when the job was deleted meanwhile.
         """
         failure = report.facts.failure
@@ -238,17 +250,29 @@ class AgentGateway:
         )
 
     async def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
-        """Store a host's dump. Raises: WireError 404 for a dump that is not wanted any more."""
+        """Store a host's dump. Raises: WireError 404 for a dump that is not wanted any more.
+
+        Args:
+            job: of `authorize`.
+            host: that sends.
+            dump: number 0 for one that nobody has asked for.
+        """
         await self._dumps.take(job, host, dump)
 
     async def take_profile(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
-        """Store the profiles of a host's ranks. Raises: WireError 404 for one that is not wanted any more."""
+        """Store a host's report on its ranks' profiles. Raises: WireError 404 for one that is not wanted any more.
+
+        Args: as `ProfileDesk.take`.
+        """
         await self._profiles.take(job, host, profile)
 
     async def take_trace(
         self, job: TrainingJob, host: str, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool
     ) -> None:
-        """Keep a part of a rank's trace. Raises: WireError as `take_profile`, 400 for a part that does not fit."""
+        """Keep a part of a rank's trace. Raises: WireError as `take_profile`, 400 for a part that does not fit.
+
+        Args: as `ProfileDesk.take_piece`.
+        """
         await self._profiles.take_piece(job, host, piece, number=number, rank=rank, offset=offset, is_last=is_last)
 
     async def _store_lag(self, job: TrainingJob, host: str, facts: CheckpointFacts | None) -> None:
@@ -270,7 +294,14 @@ class AgentGateway:
         self._expects_hosts.set()
 
     async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
-        """Wait until an order newer than `after` stands for the host; answer the standing one after `wait_s`."""
+        """Wait until an order newer than `after` stands for the host; answer the standing one after `wait_s`.
+
+        Args:
+            job: of `authorize`.
+            host: that asks, which counts as a sign of life.
+            after: number of the last order that it has; 0 for none.
+            wait_s: longest wait; the answer is an order to leave if the attempt is over.
+        """
         deadline_s = self._clock.monotonic() + max(0.0, wait_s)  # in this order, NaN becomes 0
         while True:
             current = self._hub.live_job(job.name)
@@ -288,6 +319,10 @@ class AgentGateway:
     async def append_logs(self, job: TrainingJob, host: str, batch: LogBatch) -> LogReceipt:
         """Store lines exactly once, and once the metrics that agents found in them.
 
+        Args:
+            job: of `authorize`.
+            host: whose stream it is.
+            batch: lines numbered from 0 in every attempt; it may be sent again as often as its answer gets lost.
         Raises: WireError 400 for numbers that no line can have and for too many lines; 410 when the job was deleted.
         """
         if batch.first_sequence < 0:

@@ -84,7 +84,7 @@ class PoolGateway:
         return self._clock.monotonic() - self._heard_s.get((pool, host), self._started_s)
 
     def forget(self, pool: str) -> None:
-        """Drop the memory of an ended pool."""
+        """Forget an ended pool, and wake its agents that wait: they hear that it has ended."""
         for host in self._served.pop(pool, {}):
             self._heard_s.pop((pool, host), None)
         self.wake(pool)

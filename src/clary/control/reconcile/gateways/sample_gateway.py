@@ -28,7 +28,10 @@ class SeriesSink(Protocol):
     async def append(
         self, job_name: str, attempt: int, host: str, table: SeriesTable, *, first_row: int, num_dropped: int = 0
     ) -> int:
-        """Store rows exactly once by number; return the next row; raises JobNotFound."""
+        """Store rows exactly once by number; return the next row; raises JobNotFound.
+
+        Args: as `SeriesBlocks.append`.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,10 @@ class TrainingSink(Protocol):
         progress: TrainingProgress | None = None,
         num_dropped: int = 0,
     ) -> tuple[int, int]:
-        """Store findings exactly once by number; raises JobNotFound."""
+        """Store findings exactly once by number; raises JobNotFound.
+
+        Args: as `TrainingRecords.append`.
+        """
 
 
 class MetricSink(Protocol):
@@ -114,7 +117,14 @@ class TrainingGateway:
         return TrainingReceipt(next=end)
 
     def authorize_status(self, name: str, attempt: int, host: str, token: str) -> TrainingJob:
-        """Return the live job whose program speaks. Raises: WireError 404, 403, 410."""
+        """Return the live job whose program speaks. Raises: WireError 403, 410.
+
+        Args:
+            name: of the job.
+            attempt: that the program belongs to.
+            host: algo-N, where it runs.
+            token: the bearer token that it sent.
+        """
         job = self._hub.live_job(name)
         if job is None or job.plan is None or job.attempt != attempt or host not in job.hosts:
             raise WireError("AttemptOver", f"attempt {attempt} of {name} does not run on {host}", http_status=410)
@@ -124,7 +134,13 @@ class TrainingGateway:
         return job
 
     async def take_status(self, job: TrainingJob, host: str, document: Any) -> None:
-        """Store a program's own status. Raises: WireError 400, 429 for one that speaks too often, 410."""
+        """Store a program's own status. Raises: WireError 400, 429 for one that speaks too often, 410.
+
+        Args:
+            job: of `authorize_status`.
+            host: where the program runs; each host has its own budget of requests.
+            document: the body: {"trainerStatus": {...}}.
+        """
         speaker = self._speaker(job, host)
         now = self._clock.now()
         status = read_status(document, speaker.progress, at_ms=int(now.timestamp() * 1000))
@@ -216,7 +232,7 @@ def _is_same(known: float | None, value: float) -> bool:
 
 
 def _newest(values: Sequence[FinalMetric]) -> list[FinalMetric]:
-    """Return the last number of each name."""
+    """Return the latest value of each name; NaN does not count."""
     newest: dict[str, FinalMetric] = {}
     for value in values:
         if math.isnan(value.value):
@@ -228,7 +244,7 @@ def _newest(values: Sequence[FinalMetric]) -> list[FinalMetric]:
 
 
 def _room(job: TrainingJob) -> int:
-    """Return the room for final metrics: metrics that the request defines keep their places."""
+    """Return how many final metrics a job may hold for now: each one that its request defines keeps a place."""
     names = {metric.name for metric in job.final_metrics}
     missing = [item for item in JobRequest(job.request).metric_definitions if item.name not in names]
     return max(0, MAX_FINAL_METRICS - len(missing))

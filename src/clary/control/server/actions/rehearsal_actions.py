@@ -45,23 +45,47 @@ class Faults(Protocol):
         """Kill the processes of one rank."""
 
     async def connect(self, plan: LaunchPlan, hosts: Sequence[str], *, up: bool) -> None:
-        """Cut hosts off their job's network, or connect them again."""
+        """Cut hosts off their job's network, or connect them again.
+
+        Args:
+            plan: of the running attempt.
+            hosts: names of the hosts.
+            up: whether to connect them; already so is fine.
+        """
 
     async def connect_two(self, plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
-        """Cut two hosts off each other and from nobody else, or connect them again."""
+        """Cut two hosts off each other and from nobody else, or connect them again.
+
+        Args:
+            plan: of the running attempt.
+            hosts: names of the two.
+            up: whether to connect them; already so is fine.
+        """
 
     async def fill_disk(self, plan: LaunchPlan, host: str, *, is_full: bool) -> None:
-        """Leave no room on the disk that a host has to itself, or give it its room again."""
+        """Leave no room on the disk that a host has to itself, or give it its room again.
+
+        Args:
+            plan: of the running attempt.
+            host: its name.
+            is_full: whether to leave no room; already so is fine.
+        """
 
     async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
-        """Limit a host's link to this rate; None restores the plan's rate."""
+        """Limit a host's link to this rate; None restores the plan's rate.
+
+        Args:
+            plan: of the running attempt.
+            host: its name.
+            rate_mbit_s: above 0; None restores the plan's rate.
+        """
 
     async def records(self, job_name: str, attempt: int) -> list[dict[str, Any]]:
         """Return the records that the programs of an ended attempt wrote."""
 
 
 class RehearsalActions:
-    """Strikes jobs that were made for it."""
+    """Strikes the hosts of rehearsals with faults, and reads the records of their programs."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults

@@ -25,7 +25,13 @@ SERVICE, OPERATION = "sagemaker", "CreateTrainingJob"
 
 
 async def rerun(services: Services, job: TrainingJob, body: Any) -> dict[str, Any]:
-    """Create the new job and return its name. Raises: WireError with the status to send."""
+    """Create the new job and return its name. Raises: WireError with the status to send.
+
+    Args:
+        services: create the job as the API does, by all its rules.
+        job: to repeat; it may still run. Its tags are taken along.
+        body: changes, as the head of this file says; an empty object changes the name alone.
+    """
     wanted = _checked(body)
     name = wanted.get("name") or next_name(job.name, services.clock.now())
     changes = Changes(

@@ -23,7 +23,7 @@ _SAFE_METHODS = ("GET", "HEAD")
 
 
 class Access:
-    """Reads cookies and the admin token.
+    """Checks cookies of sessions, their CSRF values, and the admin token.
 
     Args:
         sessions: knows which are valid.

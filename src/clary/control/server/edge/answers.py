@@ -35,7 +35,10 @@ def make_request(
     writer: AbstractStreamWriter,
     task: asyncio.Task[None],
 ) -> ListenerRequest:
-    """Make a request object for the listener; the HTTP library's factory."""
+    """Make a request object for the listener; the HTTP library's factory.
+
+    Args: as `aiohttp.web.BaseRequest`, in the order in which the library hands them over.
+    """
     return ListenerRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
@@ -63,7 +66,14 @@ def refusal(request: ListenerRequest, error: WireError) -> web.Response:
 
 
 def error_answer(request: ListenerRequest, status: int, code: str, message: str) -> web.Response:
-    """Return an error that has this status, code and message."""
+    """Return an error that has this status, code and message.
+
+    Args:
+        request: whose id the answer bears; the connection closes if its body has not come whole.
+        status: HTTP status.
+        code: name of the error, as AWS's services have it.
+        message: for people.
+    """
     response = web.Response(
         status=status,
         body=json.dumps({"__type": code, "message": message}).encode(),

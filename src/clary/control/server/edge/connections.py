@@ -113,6 +113,8 @@ class GuardedConnection(web.RequestHandler):
         """Send an answer; one that is whole has a deadline, and while it lies unread the connection may give way.
 
         An answer that comes before its request's body has come is the connection's last.
+
+        Args: as `aiohttp.web.RequestHandler.finish_response`.
         """
         try:
             if not isinstance(resp, web.Response):

@@ -84,7 +84,7 @@ class SignIn:
         return _facts(session)
 
     def new_code(self) -> dict[str, Any]:
-        """Return a code that opens one session. It is not for sessions: a stolen one must end with its time."""
+        """Return a code that opens one session. Sessions may not get one: a stolen session must end with its time."""
         return {"code": self._sessions.new_code(), "valid_s": CODE_S}
 
     def _set_cookie(self, value: str, *, is_secure: bool, max_age_s: int) -> tuple[str, str]:

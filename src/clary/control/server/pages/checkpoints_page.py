@@ -25,7 +25,7 @@ _SET_NUMBER = re.compile(r"[0-9]{1,8}")  # as many digits as a manifest's key ha
 
 
 class CheckpointPages:
-    """Makes the page of any job."""
+    """Makes the page `checkpoints` of any job, and verifies files in the background."""
 
     def __init__(self, client: StoreClient) -> None:
         self._client = client
@@ -86,6 +86,11 @@ def choose(
 ) -> tuple[SetTarget, ...]:
     """Return which sets to read: the newest of each host, or those of one number, of one host if it is named. Pure.
 
+    Args:
+        found: host -> its sets, the newest first.
+        job: for sentences.
+        host: the only one; None for all.
+        number: of the sets, as the query has it; None for the newest of each host.
     Raises: WireError NotFound naming what there is.
     """
     if number is not None and not _SET_NUMBER.fullmatch(number):

@@ -41,6 +41,10 @@ async def dump_page(services: Services, job: TrainingJob, query: Mapping[str, st
 
     With `brief` in the query only who is missing: cheap enough to be asked again and again.
 
+    Args:
+        services: keep the dumps.
+        job: whose dumps they are; it may be over.
+        query: `number` and `brief`; both may be missing.
     Raises: WireError 404 if there is none.
     """
     numbers = await services.dumps.numbers(job.name)

@@ -39,7 +39,13 @@ MEASURED = {
 
 
 def hosts_page(services: Services, samples: SampleGateway, machine: MachinePage | None = None) -> dict[str, Any]:
-    """Return the page."""
+    """Return the hosts and pools that exist now, and the facts of the machine.
+
+    Args:
+        services: know jobs and pools.
+        samples: has the last values of hosts; those of jobs without hosts are forgotten.
+        machine: measures this machine; None leaves it out.
+    """
     jobs = services.hub.active_jobs()
     last = {(values.job_name, values.host): values.values for values in samples.last_values(jobs)}
     return {

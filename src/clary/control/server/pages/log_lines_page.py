@@ -41,7 +41,13 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page. Raises: WireError with the status to send."""
+    """Return a page of log lines, and the cursors of its neighbours. Raises: WireError with the status to send.
+
+    Args:
+        services: keep the logs.
+        job: whose log it is; it may be over.
+        query: as the head of this file says.
+    """
     hosts = [host_of_stream(stream) for stream in job.log_streams]
     wanted = _query_of(query, hosts)
     wanted_host = query.get("host") or None

@@ -26,6 +26,12 @@ async def logs_page(services: Services, job: TrainingJob, query: Mapping[str, st
     """Return the next lines of every wanted stream. Raises: WireError with the status to send.
 
     `sure_until_ms` is None if that is all there is now; else no line up to this time is missing, later ones are.
+
+    Args:
+        services: keep the logs.
+        job: whose log it is; it may be over.
+        query: `host`, `rank`, `attempt`, `since_ms`, `until_ms` and `after.STREAM`, a token of the page before; all may
+            be missing.
     """
     wanted_host, wanted_rank = query.get("host"), query.get("rank")
     start_ms, end_ms = _moment(query, "since_ms"), _moment(query, "until_ms")

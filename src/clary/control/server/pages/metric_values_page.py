@@ -26,7 +26,13 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 async def metric_values_page(services: Services, job: TrainingJob, query: str) -> dict[str, Any]:
-    """Return the page for a query as on the wire. Raises: WireError with the status to send."""
+    """Return metrics of a job as curves; the query is as on the wire. Raises: WireError with the status to send.
+
+    Args:
+        services: keep the metrics.
+        job: whose metrics they are; it may be over.
+        query: as the head of this file says.
+    """
     pairs = parse_qsl(query.replace("%00", ""), keep_blank_values=True)  # which not every database takes
     points = next((value for name, value in pairs if name == "points"), str(DEFAULT_POINTS))
     if not _NUMBER.fullmatch(points) or not 2 <= int(points) <= MAX_POINTS:

@@ -53,6 +53,10 @@ async def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> di
 async def profile_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any] | HttpResponse:
     """Return a profile: the newest, or the one that the query's `number` names; with `file`, that file of it.
 
+    Args:
+        services: keep the profiles.
+        job: whose profiles they are; it may be over.
+        query: `number` and `file`; both may be missing.
     Raises: WireError 404 if there is none.
     """
     desk = services.profiles

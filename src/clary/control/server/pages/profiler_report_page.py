@@ -30,7 +30,13 @@ HTML_HEADERS = [
 
 
 async def profiler_report_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> HttpResponse:
-    """Return the report of a job that runs or has ended. Raises: StoreError."""
+    """Return the report of a job that runs or has ended. Raises: StoreError.
+
+    Args:
+        services: keep the measurements.
+        job: that runs or has ended.
+        query: as the head of this file says.
+    """
     now = services.clock.now()
     measured = await read_measurements(services.store.series, job, now=now)
     facts = report_facts(job, measured, now=now)

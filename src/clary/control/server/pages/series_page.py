@@ -30,7 +30,13 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 async def series_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page. Raises: WireError with the status to send."""
+    """Return points of a job's series within a span of time. Raises: WireError with the status to send.
+
+    Args:
+        services: keep the series.
+        job: whose series they are; it may be over.
+        query: as the head of this file says.
+    """
     now_ms = int(services.clock.now().timestamp() * MS_PER_S)
     end_ms = _number(query, "until_ms")
     if end_ms is None:

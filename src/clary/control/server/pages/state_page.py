@@ -6,7 +6,7 @@ Where: `clary up`, `jobs`, `doctor`, `quarantine` and `backup` ask.
     GET  /clary/v1/quarantine                             -> {"entries": [...]}
     GET  /clary/v1/quarantine?id=3                        -> {"contents": {column: {"type", "base64"}}}
     POST /clary/v1/quarantine {"action": "release", "id": 3}   or "drop"
-    POST /clary/v1/backup                                 -> {"path", "made_at", "size_bytes"}, or nulls for PostgreSQL
+    POST /clary/v1/backup                                 -> {"path", "size_bytes"}; nulls for PostgreSQL
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def change_quarantine(services: Services, body: Any) -> dict[str, Any]:
 
 
 async def make_backup(backups: BackupKeeper) -> dict[str, Any]:
-    """Copy the database now. Raises: WireError 409."""
+    """Back up the database now; return path and size, nulls for PostgreSQL. Raises: WireError 409."""
     with _refusals():
         made = await backups.make()
     path_text = None if made is None else str(made.path)

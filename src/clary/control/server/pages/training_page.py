@@ -42,7 +42,13 @@ _IMAGE_HEADERS = [
 
 
 async def training_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page. Raises: WireError 400."""
+    """Return all metrics of a job with its progress, or the points of one metric. Raises: WireError 400.
+
+    Args:
+        services: keep the values.
+        job: whose training it is; it may be over.
+        query: as the head of this file says.
+    """
     name = query.get("name")
     if name is not None:
         limit = _limit(query, DEFAULT_POINTS)
@@ -79,7 +85,13 @@ async def training_page(services: Services, job: TrainingJob, query: Mapping[str
 
 
 async def tensorboard_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> HttpResponse:
-    """Return the page, or an image. Raises: WireError 400, 404."""
+    """Return tags of a job's pictures, the pictures of one tag, or the bytes of an image. Raises: WireError 400, 404.
+
+    Args:
+        services: keep the pictures.
+        job: whose training it is; it may be over.
+        query: as the head of this file says.
+    """
     records = services.store.training
     if (wanted := query.get("image")) is not None:
         if not _NUMBER.fullmatch(wanted):

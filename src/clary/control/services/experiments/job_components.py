@@ -71,7 +71,15 @@ async def place(call: Call, request: Mapping[str, Any]) -> Placing | None:
 
 
 async def create(call: Call, job: TrainingJob, placing: Placing, tags: Mapping[str, str]) -> None:
-    """Make the component of a job that was just stored; one of an earlier job of the name makes room."""
+    """Make the component of a job that was just stored; one of an earlier job of the name makes room.
+
+    Args:
+        call: CreateTrainingJob.
+        job: as stored.
+        placing: from `place`; a trial is made if it names an experiment alone.
+        tags: of the job, which the component gets too.
+    Raises: WireError as `api_errors`.
+    """
     store = call.services.store.experiments
     trial = placing.trial
     with naming.api_errors():

@@ -98,7 +98,10 @@ async def list_artifacts(call: Call) -> Mapping[str, Any]:
 
 
 async def add_association(call: Call) -> Mapping[str, Any]:
-    """Say that one thing came of another, or went into it. Raises: WireError(ValidationException)."""
+    """Store an edge of lineage from a source to its destination, such as Produced or DerivedFrom.
+
+    Raises: WireError(ValidationException) if both are the same or the association exists, WireError(ResourceNotFound).
+    """
     params = call.params
     source, destination = await _end(call, params["SourceArn"]), await _end(call, params["DestinationArn"])
     if source.arn == destination.arn:
@@ -121,7 +124,7 @@ async def add_association(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_association(call: Call) -> Mapping[str, Any]:
-    """Take an association back. Raises: WireError(ResourceNotFound)."""
+    """Delete an association. Raises: WireError(ResourceNotFound)."""
     source, destination = call.params["SourceArn"], call.params["DestinationArn"]
     if not await call.services.store.experiments.lineage.remove(source, destination):
         raise WireError("ResourceNotFound", f"Association between {source} and {destination} does not exist.")

@@ -30,7 +30,10 @@ WORDS = {
 
 @contextmanager
 def api_errors() -> Iterator[None]:
-    """Turn the errors of the store into the API's."""
+    """Turn the errors of the store into the API's.
+
+    Raises: WireError(ResourceNotFound), WireError(ValidationException).
+    """
     try:
         yield
     except TrackedNotFound as error:
@@ -49,7 +52,15 @@ def not_found(kind: Kind, name: str) -> WireError:
 
 
 def new_record(call: Call, kind: Kind, name: str, document: Mapping[str, Any], **owners: str) -> Tracked:
-    """Return a record that is made now; `owners` are its parent and its source."""
+    """Return a record that is made now; `owners` are its parent and its source.
+
+    Args:
+        call: gives the time, the region and the account.
+        kind: of the record.
+        name: as the client spells it; the ARN has it in small letters.
+        document: members that Describe tells.
+        owners: `parent` is the name of the experiment of a trial, `source` the ARN or URI that the record stands for.
+    """
     now = call.services.clock.now()
     arn = call.arn(f"{kind.value}/{name.lower()}")
     return Tracked(kind=kind, name=name, arn=arn, created_at=now, modified_at=now, document=document, **owners)
@@ -66,7 +77,13 @@ def new_tags(call: Call) -> dict[str, str]:
 
 
 async def find(call: Call, kind: Kind, name: str) -> Tracked:
-    """Return a record; raises WireError(ResourceNotFound)."""
+    """Return a record; raises WireError(ResourceNotFound).
+
+    Args:
+        call: gives the store.
+        kind: of the record.
+        name: in any case.
+    """
     found = await call.services.store.experiments.get(kind, name)
     if found is None:
         raise not_found(kind, name)
@@ -102,7 +119,10 @@ def times(thing: Tracked) -> dict[str, Any]:
 
 
 def document_of(thing: Tracked, shape_name: str) -> dict[str, Any]:
-    """Return the members of a stored document that the answer's shape has."""
+    """Return the members of a stored document that the answer's shape has.
+
+    Another release or a bad disk may have left more in the document.
+    """
     return fit(shape_name, thing.document).document
 
 

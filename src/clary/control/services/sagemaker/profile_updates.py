@@ -13,7 +13,10 @@ BY_UPDATE = "asked for by UpdateTrainingJob"
 
 
 async def follow(services: Services, job: TrainingJob, config: Mapping[str, Any] | None) -> None:
-    """Begin a window where the update asks for one; end it where the update leaves it out.
+    """Begin the window that an update asks for; end the running one if the update asks for no window.
+
+    An update asks for no window if it disables the profiler, or has ProfilingParameters without one. An update
+    that has neither member changes nothing.
 
     A step that is over already means the next one.
 

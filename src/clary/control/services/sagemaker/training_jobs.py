@@ -141,7 +141,10 @@ async def describe_training_job(call: Call) -> Mapping[str, Any]:
 
 
 async def stop_training_job(call: Call) -> Mapping[str, Any]:
-    """Ask a job to end; its programs are signalled and its results are kept."""
+    """Ask a job to end; its programs are signalled and its results are kept.
+
+    Raises: WireError(ValidationException) for a job that does not exist or is over.
+    """
     job = await find_job(call)
     if await stop_job(call.services, job) is None:
         raise _is_over(job)

@@ -80,7 +80,13 @@ class NumberedDocuments:
         return {name: value for _, _, name, value in await self._documents(*self._at(job_name, number))}
 
     async def read_one(self, job_name: str, number: int, name: str) -> Any | None:
-        """Return one document, or None if it is not there."""
+        """Return one document, or None if it is not there.
+
+        Args:
+            job_name: of any job.
+            number: any; one that no BIGINT holds has no documents.
+            name: of the document.
+        """
         found = await self._documents(*self._at(job_name, number), _COLUMNS.name == name)
         return found[0][3] if found else None
 

@@ -40,7 +40,14 @@ class LogIndex:
     block_times_ms: array[int] = field(default_factory=_numbers)
 
     def add(self, *, offset: int, end: int, at_ms: int, ingestion_ms: int) -> None:
-        """Take in the next record, which lies from `offset` to `end`."""
+        """Take in the next record, which lies from `offset` to `end`.
+
+        Args:
+            offset: of its first byte in the file.
+            end: offset behind its last byte.
+            at_ms: its time, in ms since 1970; not before the last one's.
+            ingestion_ms: time of its arrival, likewise.
+        """
         if not self.block_offsets or (
             self.next_sequence - self.block_sequences[-1] >= BLOCK_RECORDS
             or offset - self.block_offsets[-1] >= BLOCK_BYTES
@@ -57,7 +64,13 @@ class LogIndex:
         self.next_sequence += 1
 
     def add_run(self, sizes: Sequence[int], *, at_ms: int, ingestion_ms: int) -> None:
-        """Take in records of these sizes behind the last one, all of one time."""
+        """Take in records of these sizes behind the last one, all of one time.
+
+        Args:
+            sizes: in bytes, headers of records included.
+            at_ms: time of all of them, in ms since 1970.
+            ingestion_ms: time of their arrival, likewise.
+        """
         first = 0
         while first < len(sizes):
             # The first record may begin a block; those behind it fill that block up, or a part of it.

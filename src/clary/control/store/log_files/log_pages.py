@@ -78,6 +78,12 @@ SearchKey = tuple[int, int, str, int]  # time, ingestion time, stream, sequence:
 def read_page(view: StreamView, *, within: TimeRange, from_head: bool, token: str | None, limit: int) -> EventPage:
     """Return the page of one stream that `token` asks for, or the first or last one of the range without a token.
 
+    Args:
+        view: of the stream.
+        within: the range of time.
+        from_head: whether the page without a token is the first one.
+        token: of an earlier page of this stream, which says the direction, too.
+        limit: of events, 1 to `MAX_EVENTS`; a page ends at 1 MiB in any case.
     Raises: BadToken for a token of another stream or none of ours; BadLogQuery for a bad limit.
     """
     _check_limit(limit)
@@ -216,6 +222,13 @@ def _check_number(view: StreamView) -> int:
 def query_identity(
     *, streams: Iterable[str] | None, prefix: str | None, within: TimeRange, pattern: str | None
 ) -> dict[str, Any]:
-    """Return the identity of a FilterLogEvents query; its page tokens are bound to it."""
+    """Return the identity of a FilterLogEvents query; its page tokens are bound to it.
+
+    Args:
+        streams: names, in any order; None for all of `prefix`.
+        prefix: of streams' names.
+        within: the range of time.
+        pattern: of lines.
+    """
     names = None if streams is None else sorted(streams)
     return {"filter": "events", "streams": names, "prefix": prefix, "pattern": pattern, **within.__dict__}

@@ -119,6 +119,11 @@ def pack_lines(text: str, *, at_ms: int, ingestion_ms: int, rank: int | None) ->
 def unpack_block(data: bytes, *, first_sequence: int, first_offset: int, path: str) -> list[LogRecord]:
     """Return the records of whole-record `data`, which begins at `first_offset` of the file at `path`.
 
+    Args:
+        data: whole records, one behind the other.
+        first_sequence: number of the first record.
+        first_offset: of its first byte in the file.
+        path: for the error.
     Raises: StreamDamaged naming the first damaged record.
     """
     records: list[LogRecord] = []

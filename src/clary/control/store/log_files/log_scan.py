@@ -57,6 +57,10 @@ def steps_of(names: Iterable[str], views: Callable[[str], Iterator[StreamView]],
 def advance(steps: Iterator[Step], take: Take, *, budget_s: float) -> bool:
     """Hand lines to `take` until the time is over; return whether there are no more.
 
+    Args:
+        steps: of `steps_of`; what is left of them can be advanced again.
+        take: is given each line and its stream.
+        budget_s: looked at after each step, so at least one is taken.
     Raises: what `take` raises.
     """
     deadline = time.monotonic() + budget_s

@@ -141,7 +141,10 @@ class LogStore:
         await self._run(seal)
 
     async def delete_streams(self, prefix: str) -> int:
-        """Delete every stream whose name begins with `prefix`, which must not be empty; return how many there were."""
+        """Delete every stream whose name begins with `prefix`, which must not be empty; return how many there were.
+
+        Raises: StoreError for an empty prefix.
+        """
         if not prefix:
             raise StoreError("deleting every log stream at once is refused: give a prefix", fault=Fault.USER)
         return await self._run(lambda: sum(self._registry.delete(name) for name in self._registry.names_with(prefix)))
@@ -197,6 +200,12 @@ class LogStore:
 
         A damaged stream is left out; asking for its events says what is wrong with it.
 
+        Args:
+            prefix: of names; empty for all.
+            order_by: name, or time of the last event.
+            descending: whether the last one comes first.
+            limit: of streams, 1 to `MAX_LISTED`.
+            token: of the page before, for the same query.
         Raises: BadToken; BadLogQuery for a bad limit.
         """
         if not 1 <= limit <= MAX_LISTED:
@@ -311,7 +320,13 @@ class LogStore:
         return await self._run(find, threads=self._searchers)
 
     def scan(self, prefix: str, *, start_ms: int, end_ms: int) -> LogScan:
-        """Return a scan of the lines of all streams with a prefix, from one time to another; `advance` moves it."""
+        """Return a scan of the lines of all streams with a prefix, from one time to another; `advance` moves it.
+
+        Args:
+            prefix: of streams' names.
+            start_ms: first time, in ms since 1970.
+            end_ms: the time behind the last one.
+        """
         return LogScan(prefix, TimeRange(start_ms=start_ms, end_ms=end_ms))
 
     async def advance(self, scan: LogScan, take: log_scan.Take, *, budget_s: float) -> bool:

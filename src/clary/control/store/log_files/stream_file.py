@@ -28,7 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 def create_stream_file(path: Path, header: StreamHeader) -> None:
-    """Create the file of an empty stream, whole or not at all."""
+    """Create the file of an empty stream, whole or not at all.
+
+    Raises: StoreError.
+    """
     temporary = path.with_suffix(".new")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE), "wb") as file:
@@ -80,6 +83,10 @@ class StreamFile:
 
         Times never go back within a stream: a line that claims to be older than the one before gets that one's time.
 
+        Args:
+            first_sequence: number of the first line, from 0; lines that are stored already are dropped.
+            blocks: their lines are numbered without gaps.
+            now_ms: time of arrival, in ms since 1970.
         Raises: SequenceGap if lines are missing before the first; StoreError if the disk refuses. Nothing of the batch
             is stored then.
         """
@@ -101,7 +108,10 @@ class StreamFile:
         return index.next_sequence
 
     def flush(self) -> None:
-        """Force everything stored so far to disk, and leave the index beside it."""
+        """Force everything stored so far to disk, and leave the index beside it.
+
+        Raises: StoreError; the index is not a reason, it only spares reading the file.
+        """
         try:
             os.fsync(self._file)
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -219,7 +229,10 @@ class StreamView:
         return self.index.block_of(sequence, num_blocks=self.num_blocks)
 
     def block_bytes(self, number: int) -> bytes:
-        """Return a block as it lies in the file: much faster to look for bytes in than its records one by one."""
+        """Return a block as it lies in the file: much faster to look for bytes in than its records one by one.
+
+        Raises: StreamNotFound if the stream was deleted; StoreError.
+        """
         offset = self.index.block_offsets[number]
         stop = self.index.block_offsets[number + 1] if number + 1 < self.num_blocks else self.end
         try:

@@ -114,7 +114,10 @@ class StreamRegistry:
             self._folder_lock = None
 
     def create(self, stream: str, created_at_ms: int) -> None:
-        """Create an empty stream; one that exists stays as it is."""
+        """Create an empty stream; one that exists stays as it is.
+
+        Raises: BadLogQuery for a bad name; StoreError.
+        """
         if not 1 <= len(stream) <= MAX_NAME_LENGTH:
             raise BadLogQuery(
                 f"a log stream's name has 1 to {MAX_NAME_LENGTH} characters, got {len(stream)}: {stream[:40]!r}"

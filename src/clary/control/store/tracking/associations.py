@@ -85,7 +85,13 @@ class Associations:
     async def page(
         self, query: EdgeQuery, *, max_results: int, next_token: str | None
     ) -> tuple[list[Association], str | None]:
-        """Return one page of edges and the token of the next; None on the last. Raises BadToken."""
+        """Return one page of edges and the token of the next; None on the last. Raises BadToken.
+
+        Args:
+            query: filters and order.
+            max_results: above 0.
+            next_token: of the page before, for the same query; None for the first page.
+        """
         columns = associations.c
         identity = query.identity()
         order: list[ColumnElement[Any]] = [columns[query.order.value], columns.source_arn, columns.destination_arn]

@@ -142,6 +142,10 @@ class ExperimentStore:
     async def change(self, kind: Kind, name: str, change: Callable[[Tracked], Tracked]) -> Tracked:
         """Read a record, change it and write it back in one transaction; return the stored record.
 
+        Args:
+            kind: of the record.
+            name: of the record; case does not count.
+            change: a pure function, which may run again on a newer state.
         Raises: TrackedNotFound; what `change` raised, with nothing written.
         """
 
@@ -178,6 +182,10 @@ class ExperimentStore:
     ) -> tuple[list[Tracked], str | None]:
         """Return one page of records and the token of the next; None on the last.
 
+        Args:
+            query: filters and order.
+            max_results: above 0.
+            next_token: of the page before, for the same query; None for the first page.
         Raises: BadToken; TrackedNotFound for a trial, experiment or component that the query names.
         """
         identity = query.identity()
@@ -223,6 +231,10 @@ class ExperimentStore:
     async def join(self, trial: str, component: str, *, at: datetime) -> tuple[Tracked, Tracked]:
         """Make a component belong to a trial, which it may do already; return both.
 
+        Args:
+            trial: its name.
+            component: its name.
+            at: time of the edge, if it is new.
         Raises: TrackedNotFound.
         """
 

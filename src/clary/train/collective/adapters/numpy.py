@@ -117,7 +117,13 @@ class World:
     def all_reduce(
         self, array: np.ndarray, op: ReduceOp | str = ReduceOp.SUM, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Reduce the arrays of all ranks, element by element; `out` may be `array` itself."""
+        """Reduce the arrays of all ranks, element by element.
+
+        Args:
+            array: of any shape, the same on all ranks.
+            op: a ReduceOp or its name, as `sum`.
+            out: written and returned; `array` itself for in place, None for a new array.
+        """
         source = _buffer(array, "array")
         if out is array:
             self.communicator.all_reduce(source if source.dtype is Dtype.BFLOAT16 else array, op=op)
@@ -136,7 +142,13 @@ class World:
     def reduce_scatter(
         self, array: np.ndarray, op: ReduceOp | str = ReduceOp.SUM, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Reduce the arrays and keep this rank's part of axis 0, whose length must be a multiple of `size`."""
+        """Reduce the arrays and keep this rank's part of axis 0, whose length must be a multiple of `size`.
+
+        Args:
+            array: [size * rows, ...], the same shape on all ranks.
+            op: a ReduceOp or its name, as `sum`.
+            out: [rows, ...], written and returned; None for a new array.
+        """
         source = _buffer(array, "array")
         result = self._room((self._part_of_axis(array), *array.shape[1:]), array.dtype, out)
         self.communicator.reduce_scatter(source, _buffer(result, "out"), op=op)
@@ -162,7 +174,15 @@ class World:
         receive_counts: Sequence[int],
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """As `alltoall`, with as many rows of axis 0 to and from each rank as the counts say."""
+        """Exchange rows of axis 0 with every rank, as many as the counts say for each.
+
+        Args:
+            array: [sum(send_counts), ...].
+            send_counts: rows for each rank, by rank.
+            receive_counts: rows from each rank, by rank; equal to the `send_counts` there.
+            out: [sum(receive_counts), ...], written and returned; None for a new array.
+        Raises: ValueError if `array` has another number of rows.
+        """
         source = _buffer(array, "array")
         if array.ndim < 1 or array.shape[0] != sum(send_counts):
             raise ValueError(f"array of shape {array.shape} has not the {sum(send_counts)} rows of send_counts")
@@ -177,7 +197,13 @@ class World:
         return result
 
     def gather(self, array: np.ndarray, root: int = 0, out: np.ndarray | None = None) -> np.ndarray | None:
-        """Collect the arrays of all on the root, shape [size, *array.shape]; None on the others."""
+        """Collect the arrays of all on the root, shape [size, *array.shape]; None on the others.
+
+        Args:
+            array: of any shape, the same on all ranks.
+            root: rank that collects.
+            out: on the root written and returned; None for a new array.
+        """
         source = _buffer(array, "array")
         if self.rank != root:
             self.communicator.gather(source, root=root)
@@ -187,7 +213,10 @@ class World:
         return result
 
     def scatter(self, array: np.ndarray | None, out: np.ndarray, root: int = 0) -> np.ndarray:
-        """Give each rank its row of the root's `array`, shape [size, *out.shape]; others pass None for it."""
+        """Give each rank its row of the root's `array`, shape [size, *out.shape]; others pass None for it.
+
+        Raises: ValueError if `array` has another shape.
+        """
         target = _buffer(out, "out")
         source = None if array is None else _buffer(array, "array")
         if self.rank == root and array is not None and array.shape != (self.size, *out.shape):
@@ -196,21 +225,39 @@ class World:
         return out
 
     def send(self, array: np.ndarray, peer: int, tag: int = 0) -> None:
-        """Send to a rank; ends when `array` may be changed."""
+        """Send to a rank; ends when `array` may be changed.
+
+        Args:
+            array: of any shape; it travels as bytes.
+            peer: rank that receives.
+            tag: of the `recv` that takes it.
+        """
         self.isend(array, peer, tag).wait()
 
     def recv(self, array: np.ndarray, peer: int = ANY_RANK, tag: int = 0) -> int:
-        """Overwrite `array` with a message of a rank, or of any; returns the sender's rank."""
+        """Overwrite `array` with a message of a rank, or of any; returns the sender's rank.
+
+        Args:
+            array: of as many bytes as were sent.
+            peer: rank that sends, or ANY_RANK.
+            tag: of the `send`.
+        """
         work = self.irecv(array, peer, tag)
         work.wait()
         return work.source
 
     def isend(self, array: np.ndarray, peer: int, tag: int = 0) -> Work:
-        """Begin to send; `array` must not be changed before the work has ended."""
+        """Begin to send; `array` must not be changed before the work has ended.
+
+        Args: as `send`.
+        """
         return self.communicator.send(_buffer(array, "array"), peer, tag=tag)
 
     def irecv(self, array: np.ndarray, peer: int = ANY_RANK, tag: int = 0) -> Work:
-        """Begin to receive; `array` is undefined before the work has ended."""
+        """Begin to receive; `array` is undefined before the work has ended.
+
+        Args: as `recv`.
+        """
         return self.communicator.receive(_buffer(array, "array"), peer, tag=tag)
 
     def barrier(self) -> None:

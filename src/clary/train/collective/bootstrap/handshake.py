@@ -39,7 +39,7 @@ Talk = Generator[int | bytes, bytes, Result]
 
 
 class Role(IntEnum):
-    """The role of a socket."""
+    """The purpose of a socket between two ranks."""
 
     LANE = 0  # collectives between hosts
     SIDE = 1  # send, receive and bad news
@@ -47,7 +47,7 @@ class Role(IntEnum):
 
 
 class Refused(Exception):
-    """The other side is not the expected rank; the text says why."""
+    """The other side is no rank of the group, or not the expected one; the text says why."""
 
 
 class SecretsDiffer(Refused):
@@ -71,7 +71,14 @@ class Credentials:
     generation: str
 
     def proof(self, side: bytes, guest: Guest, host_rank: int, nonces: bytes) -> bytes:
-        """Return the proof of this conversation that only a member can make."""
+        """Return the proof of this conversation that only a member can make.
+
+        Args:
+            side: `connecting` or `accepting`, so that no proof can be sent back.
+            guest: the connecting side.
+            host_rank: rank of the accepting side.
+            nonces: of the connecting side, then of the accepting one.
+        """
         words = (side, self.group.encode(), self.generation.encode(), nonces)
         coordinates = struct.pack("<BII", guest.role, guest.rank, host_rank)
         text = b"".join(struct.pack("<I", len(word)) + word for word in words) + coordinates
@@ -81,6 +88,9 @@ class Credentials:
 def introduce(credentials: Credentials, own: Guest, meant: int) -> Talk[None]:
     """Talk as the connecting side to rank `meant`.
 
+    Args:
+        own: this rank, and the purpose of the socket.
+        meant: rank that should answer.
     Raises: SecretsDiffer if it refused our proof; Refused if it could not prove itself.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
@@ -97,6 +107,9 @@ def introduce(credentials: Credentials, own: Guest, meant: int) -> Talk[None]:
 def receive(credentials: Credentials, own_rank: int, is_expected: Callable[[Guest], bool]) -> Talk[Guest]:
     """Talk as the accepting side; return the guest.
 
+    Args:
+        own_rank: this rank, which the guest must mean.
+        is_expected: whether a guest of this rank and role is still to come.
     Raises: Refused, after telling the guest where it went as far as a proof.
     """
     if (yield len(MAGIC)) != MAGIC:

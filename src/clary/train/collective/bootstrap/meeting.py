@@ -304,7 +304,7 @@ class Meeting:
             self._selector.register(caller.sock, selectors.EVENT_READ, need)
 
     def _look_at_peer(self, need: Need) -> None:
-        """A side stream has something to say before all have come: that its rank is ready, gives up, or has ended."""
+        """Read the early word of a side stream: its rank is ready, gives up, or has ended. Raises: BootstrapError."""
         sock = self.sockets[need]
         try:
             first = sock.recv(1, socket.MSG_PEEK)

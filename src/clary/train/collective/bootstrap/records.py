@@ -31,7 +31,7 @@ _TERM_VARIABLES = {
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms that must be equal on all ranks."""
+    """Settings and the version, which must be equal on all ranks."""
 
     size: int
     core: str
@@ -86,7 +86,7 @@ class Layout:
     host_names: tuple[str, ...]
 
     def ranks_of(self, host: int) -> tuple[int, ...]:
-        """Ranks on a host, ascending; the first is its leader."""
+        """Return the ranks on a host, ascending; the first is its leader."""
         return tuple(rank for rank, of in enumerate(self.host_of_rank) if of == host)
 
     def describe(self, rank: int) -> str:
@@ -149,6 +149,10 @@ def encode(document: RankRecord | Root) -> bytes:
 def decode(kind: type[Document], value: bytes, *, key: str) -> Document:
     """Read a stored `RankRecord` or `Root`.
 
+    Args:
+        kind: `RankRecord` or `Root`.
+        value: JSON, MAX_RECORD_BYTES at most.
+        key: for the error's text.
     Raises: BootstrapError naming the key and what is wrong.
     """
     if len(value) > MAX_RECORD_BYTES:

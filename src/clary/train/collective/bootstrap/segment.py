@@ -43,8 +43,12 @@ def create_segment(num_bytes: int) -> int:
 
 
 def check_segment(descriptor: int, num_bytes: int, *, leader: int) -> None:
-    """Refuse a descriptor that `create_segment` has not made.
+    """Refuse a descriptor without the size and the seals of memory from `create_segment`.
 
+    Args:
+        descriptor: as it came from the leader; whoever sends it is not trusted.
+        num_bytes: that the memory must have.
+        leader: rank that sent it.
     Raises: BootstrapError naming the rank it came from; the descriptor stays open.
     """
     assert sys.platform == "linux", "only there do ranks share a host (hosts.HAS_SHARED_MEMORY)"

@@ -18,6 +18,7 @@ def connect_streams(
 ) -> dict[int, socket.socket]:
     """Connect this rank with all others; one proved, blocking stream a peer, by its rank. The caller closes them.
 
+    Args: as `connect_group`.
     Raises: as `connect_group`.
     """
     connections = connect_group(store, rank=rank, size=size, group_name=group_name, settings=settings)

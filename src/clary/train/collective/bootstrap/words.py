@@ -36,7 +36,13 @@ class GaveUp(Exception):
 
 
 def say_ready(sides: Mapping[int, socket.socket], *, segment_fd: int, host_mates: frozenset[int]) -> None:
-    """Tell all; `host_mates` get a descriptor along if there is one (>= 0). A peer that has ended is noticed later."""
+    """Send READY to all, and to `host_mates` the shared memory. A peer that has ended is noticed later.
+
+    Args:
+        sides: side streams, by rank.
+        segment_fd: shared memory of this host; -1 for no memory to send.
+        host_mates: ranks that get it.
+    """
     for peer, sock in sides.items():
         with contextlib.suppress(OSError):
             if segment_fd >= 0 and peer in host_mates:
@@ -56,6 +62,10 @@ def say_farewell(sides: Mapping[int, socket.socket], words: str) -> None:
 def await_ready(sides: Mapping[int, socket.socket], *, leader: int | None, deadline: Deadline) -> int:
     """Wait until all are ready; return the descriptor that `leader` sent, or -1 without a leader.
 
+    Args:
+        sides: side streams, by rank.
+        leader: rank that sends shared memory; None if this rank leads its host, or is alone there.
+        deadline: of all ranks together.
     Raises: GaveUp; TimeoutError with the ranks that were not heard of, as `args[0]`. No descriptor is left open then.
     """
     waiting = dict(sides)

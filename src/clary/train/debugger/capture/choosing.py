@@ -64,7 +64,13 @@ class Chooser:
         ]
 
     def wants(self, collections: list[Collection], name: str, alias: str = "") -> Wanted | None:
-        """Return the values of a tensor to save while these collections are saved, or None."""
+        """Return the values of a tensor to save while these collections are saved, or None.
+
+        Args:
+            collections: as `at` returned them for the step.
+            name: of the tensor.
+            alias: another name that expressions match; empty without one.
+        """
         key = (frozenset(one.name for one in collections), name)
         if key not in self._answers:
             self._answers[key] = self._answer(collections, name, alias)

@@ -54,6 +54,11 @@ class StepCopy:
     def add(self, name: str, given: torch.Tensor, wanted: Wanted, alias: str = "") -> None:
         """Copy or reduce a tensor; training may change it once this has returned. A name's last tensor counts.
 
+        Args:
+            name: of the tensor, as files have it.
+            given: of any shape, on any device; of the device `meta` it is left out.
+            wanted: values, reductions or both.
+            alias: another name that expressions match; empty without one.
         Raises: RuntimeError where there is not enough memory.
         """
         tensor = _plain(given.detach())
@@ -131,7 +136,7 @@ class StepCopy:
 
 
 def reduced(tensor: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
-    """Return reductions of a tensor as doubles, on its device; of no values at all, NaN."""
+    """Return reductions of a tensor of any shape as doubles, shape [len(names)], on its device; NaN without values."""
     if not tensor.numel():
         return torch.full((len(names),), float("nan"), dtype=torch.float64, device=tensor.device)
     values = tensor.abs() if tensor.is_complex() else tensor

@@ -49,7 +49,7 @@ class HookOptions:
         self.has_changed = True  # what is chosen, or may be, since `make_chooser` was called
 
     def get_collection(self, name: str) -> Collection:
-        """Return the collection of a name; makes one where it does not exist, which is saved from then on."""
+        """Return the collection of a name; if it does not exist, make one that is saved from now on."""
         if name not in self.collection_manager.collections:
             self.include_collections.add(name)
         self.has_changed = True
@@ -87,7 +87,7 @@ class HookOptions:
         return bool(new)
 
     def make_chooser(self, module_names: Mapping[int, str]) -> Chooser:
-        """Return a chooser by the present options.
+        """Return a chooser for the options as they are now.
 
         Args:
             module_names: of the model's modules, by `id`; some may have been put into collections.

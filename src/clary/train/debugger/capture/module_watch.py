@@ -70,7 +70,7 @@ class ModuleWatch:
         self._searching = torch_module.register_module_forward_pre_hook(self._search)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Return the model's parameters with their saved names; leaves out parameters without a shape."""
+        """Yield the model's parameters and the names to save them under, without lazy ones that have no shape yet."""
         model = self.model
         if model is not None:
             root = _unwrapped(model).__class__.__name__
@@ -173,7 +173,7 @@ class StepWatch:
         self._has_gradient: set[str] = set()
 
     def begin(self) -> None:
-        """Save weights, and hook gradients and the optimizer."""
+        """Save weights, and hook gradients, optimizers and modules; modules of compiled models are left alone."""
         for name, parameter in self._modules.parameters():
             if self._is_wanted(name):
                 self._see_tensor(name, parameter)

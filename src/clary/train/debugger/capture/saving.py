@@ -55,11 +55,17 @@ class Saver:
 
     @property
     def copy(self) -> StepCopy | None:
-        """The copies of the step so far, or None if nothing is to be saved."""
+        """The copies of the current step, or None as long as nothing of it was saved."""
         return self._copy
 
     def open_copy(self, step: int, mode: ModeKeys, mode_step: int) -> StepCopy | None:
-        """Return the step's copies to add tensors to; waits for memory. None if the step is dropped."""
+        """Return the step's copies to add tensors to; waits for memory. None if the step is dropped.
+
+        Args:
+            step: of all phases together, from 0.
+            mode: phase of the step.
+            mode_step: of that phase, from 0.
+        """
         if self._copy is not None or step == self._dropped_step:
             return self._copy
         # Once a step was dropped none waits until writing has caught up: a disk that hangs costs one wait, not many.

@@ -77,7 +77,13 @@ class StepCapture:
 
     @_guarded
     def save_scalar(self, name: str, value: float, sm_metric: bool) -> None:
-        """Save a number with the current step, as `scalar/NAME`."""
+        """Save a number with the current step, as `scalar/NAME`.
+
+        Args:
+            name: without `scalar/`.
+            value: saved as a double.
+            sm_metric: put it into the collection `sm_metrics` too.
+        """
         self._up_to_date()
         if self._output.saves and (copy := self._open_copy()) is not None:
             if sm_metric:
@@ -87,7 +93,13 @@ class StepCapture:
 
     @_guarded
     def save_tensor(self, name: str, value: Any, collections: list[str]) -> None:
-        """Save values with the current step, where one of the collections is saved then."""
+        """Save values with the current step, where one of the collections is saved then.
+
+        Args:
+            name: of the tensor.
+            value: a tensor, or numbers that torch makes one of.
+            collections: that it is put into; new ones are made, and saved from now on.
+        """
         self._options.add_tensor_name(name, collections)
         if self._options.has_changed:
             chooser = self._up_to_date()
@@ -98,7 +110,14 @@ class StepCapture:
 
     @_guarded
     def see_module(self, name: str, kind: str, given: Any, result: Any) -> None:
-        """Save inputs and outputs of a module by its name; `kind` is its class where the name lacks it."""
+        """Save inputs and outputs of a module by its name.
+
+        Args:
+            name: of the module; `_input_0`, `_output_0` and so on are put behind it.
+            kind: class of the module, for the alias; empty for a loss, which may be seen several times in a step.
+            given: arguments: tensors, or lists and dicts of them.
+            result: the same, of what it returned.
+        """
         if not self._now:
             return
         for side, values in (("input", given), ("output", result)):

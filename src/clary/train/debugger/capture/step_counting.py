@@ -73,7 +73,12 @@ class CountsFile:
         self._identity = (0, 0)
 
     def add(self, worker: str, total: int, train: int, evaluate: int, predict: int) -> None:
-        """Leave that a step begins; never raises. One write, no thread, no lock."""
+        """Record that a step begins; never raises. One write, no thread, no lock.
+
+        Args:
+            worker: `worker_N`; it matters for the first step alone.
+            total, train, evaluate, predict: steps begun so far, of all phases and of each.
+        """
         if not self._folder:
             return
         now_ns = time.time_ns()

@@ -33,7 +33,7 @@ def is_compiled(modules: Iterable[torch.nn.Module]) -> bool:
 
 
 def has_plain_tensors() -> bool:
-    """Whether tensors are plain and may be copied: no dispatch mode and no functional transform is active.
+    """Whether tensors are plain and may be copied: no mode, functional transform or graph capture is active.
 
     Modes make fake tensors, or keep what operations return for when a part of the model is computed again; `vmap` and
     `grad` of torch.func wrap; while a GPU's work is captured nothing may be allocated or waited for.

@@ -53,7 +53,11 @@ class WorkerOutput:
         return has_ended_well(Path(self._options.out_dir), self.place.name)
 
     def open_copy(self, step: int, mode: ModeKeys, mode_step: int) -> StepCopy | None:
-        """Return where a step's tensors go; None if it has to do without. Raises: FolderTaken, OSError."""
+        """Return the step's copies to add tensors to, or None if the step is dropped.
+
+        Args: as `Saver.open_copy`.
+        Raises: FolderTaken, OSError.
+        """
         if self._saver is None:
             place, saves_all = self.place, self._options.include_workers == "all"
             self._saver = Saver(

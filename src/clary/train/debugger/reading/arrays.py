@@ -11,7 +11,13 @@ _BFLOAT16_SHIFT = 16  # a bfloat16 is the upper half of a float32
 
 
 def to_array(values: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Return values as an array that may be changed."""
+    """Return values as an array that may be changed.
+
+    Args:
+        values: little-endian.
+        dtype: of the file, a key of ITEM_BYTES; bfloat16 becomes float32.
+        shape: of the array.
+    """
     if dtype == "bfloat16":
         halves = np.frombuffer(values, dtype="<u2").astype("<u4")
         return (halves << _BFLOAT16_SHIFT).view("<f4").reshape(shape)

@@ -1,4 +1,4 @@
-"""The end of a training: told by each worker, by each host's agent, or by the runner of it.
+"""The end of a training: told by each worker, by each host's agent, or by the job's end mark.
 
 A worker's program may be followed by another in the same place: a worker that was started again, a job that was tried
 again. What counts is what the last one says.
@@ -40,7 +40,7 @@ class Ends:
         return self._began.get(worker, 0.0)
 
     def begin(self, worker: str, began_at: float, num_wanted: int) -> bool:
-        """Record the start of a worker's program; return whether another program was there before.
+        """Record the start of a worker's program; return whether it replaces an earlier one.
 
         Args:
             num_wanted: workers that are to end before all is over, as far as this one knows.

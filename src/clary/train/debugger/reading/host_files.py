@@ -83,7 +83,13 @@ class HostsFiles:
         return self._patiently(lambda: far.size(name))
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of a file. Raises: OSError."""
+        """Return bytes of a file.
+
+        Files of this host come from its disk, other ones from the store, which is waited for while it is away.
+
+        Args: as `Files.read`.
+        Raises: OSError.
+        """
         try:
             return self._near.read(name, start, length)
         except FileNotFoundError:
@@ -119,7 +125,7 @@ class HostsFiles:
             self._has_failed = False
 
     def _list_far(self, folder: str, after: str) -> dict[str, str]:
-        """List the prefix; a store that does not answer counts as without news, and local files are read on."""
+        """List the prefix; a store that does not answer has nothing new, and local files are still read."""
         is_wanted = self._is_looking_far or folder not in self._far_listings
         if self._far is not None and is_wanted and not self._has_failed:
             try:

@@ -30,10 +30,22 @@ class Bucket(Protocol):
     name: str
 
     def list(self, prefix: str, after: str = "") -> Listing:
-        """Return the objects and folders at a prefix with keys behind `after`. Raises: StoreError."""
+        """Return the objects directly at a prefix, and the folders there.
+
+        Keys up to `after` are left out; it is a whole key, and empty for all.
+
+        Raises: StoreError.
+        """
 
     def read(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes of an object, 1 or more that it has. Raises: FileNotFoundError, StoreError."""
+        """Return bytes of an object.
+
+        Args:
+            key: of the object.
+            start: first byte, from 0; the object must have it.
+            length: 1 or more; fewer come where the object ends.
+        Raises: FileNotFoundError, StoreError.
+        """
 
 
 def open_bucket(name: str) -> Bucket:
@@ -64,7 +76,7 @@ class BotoBucket:
         self.name, self._client = name, client
 
     def list(self, prefix: str, after: str = "") -> Listing:
-        """Return the objects and folders at a prefix."""
+        """Return the objects and folders at a prefix. Raises: StoreError."""
         request = {"Bucket": self.name, "Prefix": prefix, "Delimiter": "/"} | ({"StartAfter": after} if after else {})
         found = Listing()
         while True:
@@ -82,7 +94,11 @@ class BotoBucket:
             request["ContinuationToken"] = page["NextContinuationToken"]
 
     def read(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes of an object."""
+        """Return bytes of an object.
+
+        Args: as `Bucket.read`.
+        Raises: FileNotFoundError, StoreError.
+        """
         try:
             answer = self._client.get_object(Bucket=self.name, Key=key, Range=f"bytes={start}-{start + length - 1}")
             data: bytes = answer["Body"].read()
@@ -124,18 +140,22 @@ class SignedBucket:
             raise ConfigurationError(f"the endpoint of S3 is {said!r}; expected http://host:port") from None
 
     def close(self) -> None:
-        """Close all connections."""
+        """Break off reads under way and close all connections."""
         self._store.close()
 
     def list(self, prefix: str, after: str = "") -> Listing:
-        """Return the objects and folders at a prefix."""
+        """Return the objects and folders at a prefix. Raises: StoreError."""
         try:
             return self._store.list_folder(self.name, prefix, after=after)
         except ObjectStoreError as error:
             raise _failure(self.name, "list", prefix, str(error)) from error
 
     def read(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes of an object."""
+        """Return bytes of an object.
+
+        Args: as `Bucket.read`.
+        Raises: FileNotFoundError, StoreError.
+        """
         try:
             return self._store.get_range(self.name, key, start, length)
         except ObjectStoreError as error:

@@ -72,7 +72,11 @@ class S3Files:
         return self._facts_of(name)[0]
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of an object. Raises: TensorFileError if it has become shorter; as `size`."""
+        """Return bytes of an object.
+
+        Args: as `Files.read`.
+        Raises: TensorFileError if it has become shorter; as `size`.
+        """
         size, etag = self._facts_of(name)
         end = min(start + length, size)
         if end <= start:
@@ -136,8 +140,12 @@ class S3Files:
 
 
 def open_s3_files(uri: str, *, cache_bytes: int = CACHE_BYTES, cache_place: Path | None = None) -> S3Files:
-    """Return the files of a prefix, `s3://bucket/prefix`.
+    """Return the files below a prefix of S3.
 
+    Args:
+        uri: s3://bucket/prefix; the prefix may be missing.
+        cache_bytes: of blocks on this machine's disk.
+        cache_place: folder in which theirs is made; None for the temporary directory.
     Raises: ConfigurationError for what is no such URI, and where nothing here can read S3.
     """
     from clary.train.debugger.reading.s3_access import open_bucket  # saves 31 ms of programs that read no S3

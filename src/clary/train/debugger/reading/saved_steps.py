@@ -101,7 +101,13 @@ class SavedSteps:
         return self._mode_steps.get(mode, {}).get(mode_step)
 
     def among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return those of some global steps that are of a phase, as it counts them, sorted."""
+        """Return the steps of a phase among global steps, as that phase counts them, sorted.
+
+        Args:
+            steps: global ones that some worker has saved.
+            mode: phase that counts them; GLOBAL keeps all.
+            with_incomplete: keep steps that not all workers have passed.
+        """
         passed = self._passed()
         found = [step for step in steps if with_incomplete or step <= passed]
         if mode is ModeKeys.GLOBAL:
@@ -139,7 +145,10 @@ class SavedSteps:
         raise StepUnavailable(step, mode)
 
     def _passed(self) -> int:
-        """Return the last step that all workers have passed or saved, or -1."""
+        """Return the last step that all workers have passed or saved, or -1.
+
+        Once training has ended, the last step of any worker.
+        """
         if self.has_ended:
             return max(self._last_of.values(), default=-1)
         if len(self._last_of) < self.num_workers or self._ends.workers - self._last_of.keys():

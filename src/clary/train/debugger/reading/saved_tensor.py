@@ -26,7 +26,10 @@ class StepReader(Protocol):
         """Read the files saved since the last time."""
 
     def steps_among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return the members of `steps` that were saved in `mode`, as that mode counts them."""
+        """Return the members of `steps` that were saved in `mode`, as that mode counts them.
+
+        Args: as `SavedSteps.among`.
+        """
 
     def known_global_step(self, mode: ModeKeys, mode_step: int) -> int | None:
         """Return the global step of a step, None if no file has told it yet."""
@@ -38,7 +41,13 @@ class StepReader(Protocol):
         """Raise StepNotYetAvailable, StepUnavailable or NoMoreData for a step that has no values."""
 
     def values_of(self, step: int, worker: str, entry: TensorEntry) -> bytes:
-        """Return the bytes of a worker's tensor at a step."""
+        """Return the bytes of a worker's tensor at a step.
+
+        Args:
+            step: a global one.
+            worker: that has saved the tensor.
+            entry: of its file.
+        """
 
 
 class Tensor:
@@ -55,7 +64,13 @@ class Tensor:
         return f"Tensor({self.name!r}, steps={sorted(self._entries)})"
 
     def add(self, step: int, worker: str, entry: TensorEntry) -> None:
-        """Add a file's entry of it. Called by the trial."""
+        """Add a file's entry of it. Called by the trial.
+
+        Args:
+            step: a global one.
+            worker: that has saved the tensor; an earlier entry of it is replaced.
+            entry: of its file.
+        """
         self._entries.setdefault(step, {})[worker] = entry
 
     def remove(self, step: int, worker: str) -> None:
@@ -80,6 +95,10 @@ class Tensor:
     def value(self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None) -> Any:
         """Return its values at a step, a numpy array of its shape; of bfloat16 as float32.
 
+        Args:
+            step_num: as `mode` counts steps.
+            mode: phase that counts; GLOBAL for all phases together.
+            worker: None for the first that has saved it.
         Raises: TensorUnavailableForStep, InvalidWorker, StepNotYetAvailable, StepUnavailable, NoMoreData;
             TensorFileError for a file that was damaged; OSError.
         """
@@ -110,6 +129,10 @@ class Tensor:
     ) -> Any:
         """Return a reduction at a step, as it was saved, or else computed from the values; a numpy number.
 
+        Args:
+            reduction_name: as `mean`, `l2` or `variance`.
+            abs: of absolute values.
+            step_num, mode, worker: as for `value`.
         Raises: as `value`; ConfigurationError for a reduction that there is not.
         """
         import numpy as np
@@ -130,7 +153,10 @@ class Tensor:
     def reduction_values(
         self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None
     ) -> dict[tuple[str, bool], Any]:
-        """Return the reductions that were saved at a step, by name and whether they are of absolute values."""
+        """Return the reductions that were saved at a step, by name and whether they are of absolute values.
+
+        Args: as `value`.
+        """
         import numpy as np
 
         _, entry = self._entry(step_num, mode, worker)
@@ -140,7 +166,11 @@ class Tensor:
         }
 
     def shape(self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None) -> tuple[int, ...]:
-        """Return its shape at a step. Raises: ShapeUnavailableForStep and as `value`."""
+        """Return its shape at a step.
+
+        Args: as `value`.
+        Raises: ShapeUnavailableForStep and as `value`.
+        """
         try:
             _, entry = self._entry(step_num, mode, worker)
         except TensorUnavailableForStep as error:
@@ -154,7 +184,13 @@ class Tensor:
         return {step: self.shape(step, mode, worker) for step in self.steps(mode)}
 
     def prev_steps(self, step: int, n: int, mode: ModeKeys = ModeKeys.GLOBAL) -> list[int]:
-        """Return the last `n` steps up to and including `step` that have it, newest first."""
+        """Return the last `n` steps up to and including `step` that have it, newest first.
+
+        Args:
+            step: as `mode` counts steps.
+            n: how many at most.
+            mode: phase that counts; GLOBAL for all phases together.
+        """
         return [one for one in reversed(self.steps(mode)) if one <= step][:n]
 
     def _entry(self, step: int, mode: ModeKeys, worker: str | None) -> tuple[str, TensorEntry]:

@@ -73,6 +73,11 @@ class Trial:
     ) -> list[str]:
         """Return names of tensors, sorted: all, or those of a step, of a phase, that match, of a collection.
 
+        Args:
+            step: as `mode` counts steps; None for all steps.
+            mode: phase; GLOBAL for all.
+            regex: one or more, of which any may match the name or its alias.
+            collection: its name, or one of the caller's own.
         Raises: ConfigurationError where both `regex` and `collection` are given.
         """
         if regex is not None and collection is not None:
@@ -192,8 +197,12 @@ class Trial:
     def wait_for_steps(
         self, required_steps: Iterable[int], mode: ModeKeys = ModeKeys.GLOBAL, limit_s: float = WAIT_LIMIT_S
     ) -> None:
-        """Wait until steps were saved.
+        """Wait until steps are there that all workers have passed.
 
+        Args:
+            required_steps: as `mode` counts steps.
+            mode: phase that counts; GLOBAL for all phases together.
+            limit_s: for all of them together.
         Raises: StepUnavailable if one is passed without, NoMoreData if training ends before it, StepNotYetAvailable
             after `limit_s` seconds.
         """
@@ -230,11 +239,18 @@ class Trial:
         return self._steps.global_step(mode, mode_step)
 
     def steps_among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return those of some global steps that are of a phase, as it counts them, sorted."""
+        """Return the steps of a phase among global steps, as that phase counts them, sorted.
+
+        Args: as `SavedSteps.among`.
+        """
         return self._steps.among(steps, mode, with_incomplete=with_incomplete)
 
     def values_of(self, step: int, worker: str, entry: TensorEntry) -> bytes:
-        """Return a tensor's bytes. Raises: TensorFileError, OSError."""
+        """Return a tensor's bytes.
+
+        Args: as `StepReader.values_of`.
+        Raises: TensorFileError, OSError.
+        """
         return self._tensors.read(self._steps.of_workers(step)[worker], entry)
 
     def _names_of(self, steps: Iterable[int]) -> set[str]:

@@ -101,7 +101,7 @@ class TrialReader:
         self._tensors.forget(worker, self.steps.forget(worker))
 
     def _look_for_steps(self) -> None:
-        """Look for steps behind the one that all announced workers have passed: earlier ones are known."""
+        """Look for steps after the one that all announced workers have passed: earlier ones are known."""
         begin = max(self.steps.next_look(), self._first)
         for group in self._files.listing(STEPS):
             if GROUP.fullmatch(group) is None or int(group) < begin // STEPS_OF_A_FOLDER:

@@ -41,7 +41,14 @@ class BuiltInRule(Rule):
     def chosen(
         self, step: int, collection_names: Names = None, tensor_regex: Names = None, *, trial: Trial | None = None
     ) -> list[str]:
-        """Return tensors of a step in one of the collections or matching an expression; all if neither is named."""
+        """Return tensors of a step in one of the collections or matching an expression; all if neither is named.
+
+        Args:
+            step: a global one.
+            collection_names: a list, or text with commas; None for none named.
+            tensor_regex: the same, of expressions.
+            trial: None for the rule's base trial.
+        """
         trial = trial or self.base_trial
         collections, regexes = as_list(collection_names), as_list(tensor_regex)
         if not collections and not regexes:
@@ -62,7 +69,13 @@ class BuiltInRule(Rule):
                 yield tensor, worker, name if len(workers) == 1 else f"{name} of {worker}"
 
     def loss_steps(self, name: str, mode: ModeKeys, up_to: int) -> list[int]:
-        """Return the global steps of a phase, up to and including one, that have a loss."""
+        """Return the global steps of a phase, up to and including one, that have a loss.
+
+        Args:
+            name: of the loss.
+            mode: phase of the steps.
+            up_to: last global step that counts.
+        """
         steps = self.base_trial.tensor(name).steps()
         return [step for step in steps if step <= up_to and self.base_trial.mode(step) is mode]
 
@@ -76,7 +89,14 @@ class BuiltInRule(Rule):
         return float(self.base_trial.tensor(name).reduction_value(step, "mean"))
 
     def finding(self, step: int, text: str, tensor: str = "", **details: Any) -> Finding:
-        """Return a finding."""
+        """Return a finding.
+
+        Args:
+            step: a global one; the text begins with it.
+            text: one sentence, with numbers.
+            tensor: its name; empty if the finding is of no single tensor.
+            details: shown behind the text where it does not have them.
+        """
         return Finding(text=f"step {step}: {text}", step=step, tensor=tensor, details=details)
 
 
@@ -87,7 +107,14 @@ def as_list(value: Names) -> list[str]:
 
 
 def as_number(name: str, value: Any, *, least: float | None = None) -> float:
-    """Read a number. Raises: ConfigurationError."""
+    """Read a number of a rule's parameters.
+
+    Args:
+        name: of the parameter, for the error.
+        value: a number, or text of one.
+        least: smallest value allowed; None for no bound.
+    Raises: ConfigurationError.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -98,7 +125,11 @@ def as_number(name: str, value: Any, *, least: float | None = None) -> float:
 
 
 def as_whole(name: str, value: Any, *, least: int = 0) -> int:
-    """Read a whole number. Raises: ConfigurationError."""
+    """Read a whole number of a rule's parameters.
+
+    Args: as `as_number`.
+    Raises: ConfigurationError.
+    """
     number = as_number(name, value, least=least)
     if number != int(number):
         raise ConfigurationError(f"{name} is {value!r}; expected a whole number")

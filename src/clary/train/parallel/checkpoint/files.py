@@ -74,7 +74,15 @@ def load(
     v3: bool = False,
     **pickle_load_args: Any,
 ) -> Any:
-    """Load a file of `save`. Files are pickles: load only trusted ones.
+    """Load and return the object that `save` wrote. Files are pickles: load only trusted ones.
+
+    Args:
+        f: the path that `save` was given.
+        map_location: as torch.load takes it.
+        partial: read this rank's file; False reads `f` itself.
+        back_compat: this rank's file has the name that versions before tensor parallelism gave.
+        v3: every replica has a file of its own. Such a file is also read without `v3` where there is no other.
+        pickle_load_args: more arguments of torch.load; `weights_only` is False unless it is among them.
 
     Raises: TypeError if `f` is no text; FileNotFoundError.
     """

@@ -63,7 +63,7 @@ def save_checkpoint(
         translate: changes the whole model before it is written.
         num_kept: partial checkpoints that stay, the newest; None keeps all.
 
-    Raises: OSError; ValueError without a model, or for a tag that is no name.
+    Raises: OSError; ValueError without a model, for a tag that is no name, or for fewer than 1 to keep.
     """
     if model is None and runtime.model is None:
         raise ValueError("save_checkpoint: pass model=, or make a DistributedModel first")

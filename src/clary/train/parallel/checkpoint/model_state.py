@@ -26,7 +26,13 @@ State = dict[str, Any]
 
 
 def local_state(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int) -> State:
-    """Return the part of this rank: tensors share memory with the model."""
+    """Return the part of this rank: tensors share memory with the model.
+
+    Args:
+        module: the whole model, of which other ranks may hold the memory.
+        owners: pipeline rank of every module, by its path; a module with several paths has its first.
+        pipeline_rank: of this rank.
+    """
     owner_of = _owners_by_path(module, owners)
     found = {
         name: value for name, value in module.state_dict().items() if owner_of[_holder(name, owner_of)] == pipeline_rank
@@ -89,6 +95,12 @@ def load_full(
 ) -> Any:
     """Load this rank's tensors and slices of a whole state; return torch's lists of missing and unexpected names.
 
+    Args:
+        owners: as `local_state` takes them.
+        pipeline_rank: of this rank.
+        state: with all tensors in their whole shapes, on every rank; each takes its own part.
+        strict: whether names must be the same.
+
     Raises: RuntimeError as torch's `load_state_dict`, if names (with `strict`) or shapes differ.
     """
     whole = {name: value for name, value in state.items() if name not in _MARKS}
@@ -110,6 +122,12 @@ def load_full(
 
 def load_part(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int, part: State, strict: bool) -> Any:
     """Load a part that a rank of the same place saved; return torch's lists of missing and unexpected names.
+
+    Args:
+        owners: as `local_state` takes them.
+        pipeline_rank: of this rank.
+        part: as `local_state` returned it.
+        strict: whether names must be the same.
 
     Raises: RuntimeError if names (with `strict`), cuts or shapes differ.
     """

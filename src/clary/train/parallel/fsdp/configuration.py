@@ -76,6 +76,11 @@ def read_fsdp_configuration(
 ) -> FsdpConfiguration:
     """Read the keys of a job, of its script, and of the script's assignments; the first that names a key counts.
 
+    Args:
+        job: keys that the job configures.
+        script: keys that the script gave to `init`.
+        assigned: keys that the script had assigned to `tsm.state` before.
+
     Raises: ValueError for a key that is not known, a value that is not of its kind, or keys that exclude each other; it
         says the rule.
     """

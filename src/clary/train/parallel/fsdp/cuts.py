@@ -41,6 +41,11 @@ class Cut:
     def of(self, whole: torch.Tensor, rank: int, size: int) -> torch.Tensor:
         """Return the slice of one rank, in memory of its own.
 
+        Args:
+            whole: of any shape whose length along `dim` is `length`.
+            rank: in the group along `axis`.
+            size: number of ranks in that group.
+
         Raises: ValueError if the tensor has another length, or `size` does not divide every part.
         """
         if whole.shape[self.dim] != self.length:
@@ -78,7 +83,12 @@ class Cut:
 
 
 def mark(module: nn.Module, name: str, cut: Cut) -> None:
-    """Mark the module's own parameter `name` as a slice; an earlier mark is replaced."""
+    """Mark the module's own parameter `name` as a slice; an earlier mark is replaced.
+
+    Args:
+        name: without a path.
+        cut: of which the parameter is this rank's slice.
+    """
     vars(module).setdefault(_MARKS, {})[name] = cut
 
 
@@ -94,7 +104,7 @@ def cuts_by_name(model: nn.Module) -> dict[str, Cut]:
 
 
 def marks_by_name(model: nn.Module) -> dict[str, Cut]:
-    """Return marks by full names likewise: of slices, and of parameters that are whole on one rank of an axis."""
+    """Return the marks in a model by full names, as `cuts_by_name` has them, also of parameters whole on one rank."""
     found = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, cut in vars(module).get(_MARKS, {}).items():

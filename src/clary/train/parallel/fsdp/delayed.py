@@ -35,7 +35,7 @@ _ROPES = ("rope_init_fn", "compute_default_rope_parameters")
 
 
 class DelayedParamIniter:
-    """Initialises parameters without memory.
+    """Initialises parameters that have no memory yet.
 
     Args:
         model: with parameters on the meta device; after `transform`, before FSDP wraps it.
@@ -197,7 +197,7 @@ def _device() -> torch.device:
 
 
 def _unset(dtype: torch.dtype) -> float | int | bool:
-    """Return the mark that fills memory until it is given values."""
+    """Return the value of a dtype that fills memory until its own values are there."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return False if dtype is torch.bool else int(torch.iinfo(dtype).max)

@@ -15,7 +15,14 @@ def get_logger() -> logging.Logger:
 
 @contextmanager
 def timeit(enabled: bool, msg: str, rank: int = 0) -> Iterator[None]:
-    """Log how many seconds its block took, with `msg` before and the rank."""
+    """Log how many seconds its block took, with `msg` before and the rank.
+
+    Args:
+        enabled: False logs nothing.
+        rank: for the text; all ranks log.
+
+    A block that raises is logged too.
+    """
     before = time.monotonic()
     try:
         yield

@@ -15,7 +15,12 @@ def get_global_ranks(process_group: Any = None) -> list[int]:
 
 
 def empty_module_params(module: nn.Module, device: torch.device | str, recurse: bool = False) -> None:
-    """Give a module's parameters uninitialised memory on a device; its buffers stay as they are."""
+    """Give a module's parameters uninitialised memory on a device; its buffers stay as they are.
+
+    Args:
+        device: of the new parameters, which are other objects than the old ones.
+        recurse: those of all modules below it too.
+    """
     for part in module.modules() if recurse else [module]:
         for name, parameter in list(part._parameters.items()):
             if parameter is not None:
@@ -24,7 +29,12 @@ def empty_module_params(module: nn.Module, device: torch.device | str, recurse: 
 
 
 def move_buffers_to_device(module: nn.Module, device: torch.device | str, recurse: bool = False) -> None:
-    """Move a module's buffers to a device; parameters stay where they are."""
+    """Move a module's buffers to a device; parameters stay where they are.
+
+    Args:
+        device: to which buffers go; ones that are there already stay the same objects.
+        recurse: those of all modules below it too.
+    """
     for part in module.modules() if recurse else [module]:
         for name, buffer in part._buffers.items():
             if buffer is not None:

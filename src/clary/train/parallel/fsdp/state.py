@@ -83,7 +83,7 @@ class State:
 
     @property
     def ranker(self) -> Ranker:
-        """The ranks that hold the same shard."""
+        """The `Ranker` of this program, which tells the ranks that hold the same shard."""
         return Ranker(
             self.world_size,
             self.hybrid_shard_degree,

@@ -162,7 +162,13 @@ def run_segment(
     preserve_rng_state: bool = True,
     pack_args_as_tuple: bool = False,
 ) -> Any:
-    """Call neighbouring children of a sequence, all on this rank, and recompute them as one in backward."""
+    """Call neighbouring children of a sequence, all on this rank, and recompute them as one in backward.
+
+    Args:
+        segment: the children from `start` to before `stop`; its owner is not looked at.
+        value: argument of the first child.
+        preserve_rng_state: as `set_activation_checkpointing` takes it; so is `pack_args_as_tuple`.
+    """
     children = list(sequential)[segment.start : segment.stop]
 
     def run(value: Any) -> Any:

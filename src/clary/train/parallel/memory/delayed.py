@@ -83,7 +83,11 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
 
 def is_delayed(tensor: torch.Tensor) -> bool:
-    """Whether a parameter or buffer was made under the context and has no memory yet."""
+    """Whether a parameter or buffer was made under the context and has no memory yet.
+
+    Args:
+        tensor: of any shape.
+    """
     return _model_of(tensor) is not None
 
 

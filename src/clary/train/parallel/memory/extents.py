@@ -57,7 +57,7 @@ class Extents:
         return Extent(offset, size)
 
     def give_back(self, extent: Extent) -> None:
-        """Free an extent of `take`; the file keeps its length."""
+        """Free an extent that `take` returned; the file keeps its length."""
         place = bisect.bisect(self._free, extent)
         if place < len(self._free) and extent.end == self._free[place].offset:
             extent = Extent(extent.offset, extent.size + self._free.pop(place).size)

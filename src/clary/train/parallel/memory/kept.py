@@ -19,7 +19,7 @@ from clary.train.parallel.memory.spill import WAIT_LIMIT_S, Spill, SpillError
 
 @dataclass
 class OffloadCounts:
-    """Bytes and numbers of the offloading so far."""
+    """Counts of the offloading so far, in bytes and in numbers of tensors."""
 
     offloaded_bytes: int = 0
     staying_bytes: int = 0  # too small, a parameter, or of a kind that cannot be offloaded
@@ -39,7 +39,11 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        """Return the layout of a tensor that has elements."""
+        """Return the layout of a tensor that has elements.
+
+        Args:
+            tensor: of any shape without a 0.
+        """
         return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
     @property
@@ -68,13 +72,21 @@ class Layout:
         return int(self.num_packed * self.dtype.itemsize)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return all elements on one axis, repeated ones once; without a copy if the tensor is dense."""
+        """Return all elements on one axis, repeated ones once; without a copy if the tensor is dense.
+
+        Args:
+            tensor: of shape `size` and strides `stride`; the result is [`num_packed`].
+        """
         if self.is_dense:
             return tensor.as_strided((self.span,), (1,))
         return tensor.as_strided(self.own_size, self.stride).contiguous().reshape(-1)
 
     def unpack(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the tensor that `pack` was given."""
+        """Return the tensor that `pack` was given.
+
+        Args:
+            flat: [`num_packed`]; a dense result shares its memory.
+        """
         if self.is_dense:
             return flat.as_strided(self.size, self.stride)
         tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=flat.device)
@@ -95,7 +107,10 @@ class Kept:
         self._version = self._counter._version
 
     def load(self) -> None:
-        """Begin to bring it back."""
+        """Begin to bring it back.
+
+        Raises: NotImplementedError here; subclasses do it.
+        """
         raise NotImplementedError
 
     def bring(self) -> torch.Tensor:

@@ -88,20 +88,36 @@ class Recording:
         self.is_quiet = False  # while this computes for itself
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor without memory is one that this recording can replay."""
+        """Whether a tensor without memory is one that this recording can replay.
+
+        Args:
+            tensor: of any shape, on any device.
+        """
         # Not by the tensor's own device: while a recording is active, a delayed tensor does not tell the truth.
         return is_plain(tensor) and tensor.untyped_storage().device.type == "meta" and self.delays(tensor)
 
     def device(self, tensor: torch.Tensor) -> torch.device:
-        """Return where a delayed tensor would be if it had not been delayed."""
+        """Return where a delayed tensor would be if it had not been delayed.
+
+        Args:
+            tensor: of any shape; `delays` is true of it.
+        """
         return self._delayed[self._id(tensor)]
 
     def delays(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has no values yet, so that operations on it can only be recorded."""
+        """Whether a tensor has no values yet, so that operations on it can only be recorded.
+
+        Args:
+            tensor: of any shape; views of a delayed tensor are delayed too.
+        """
         return self._id(tensor) in self._delayed
 
     def delay(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the stand-in of a tensor, or the tensor itself if it was not made under this recording."""
+        """Delay a tensor from now on and return its stand-in, or itself if it was not made under this recording.
+
+        Args:
+            tensor: of any shape; the stand-in has the same, on the meta device.
+        """
         with self.quietly():
             return self._delay(tensor)
 
@@ -121,6 +137,9 @@ class Recording:
 
     def replay(self, tensor: torch.Tensor) -> torch.Tensor:
         """Compute a delayed tensor with its dependencies alone; another call computes it again.
+
+        Args:
+            tensor: of any shape, which the result has too, on the device where the tensor would be.
 
         Raises: DelayedInitializationError if a tensor from outside has changed since it was read.
         """
@@ -267,7 +286,13 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
 
 
 def written_tensors(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the arguments that an operator changes."""
+    """Return the arguments that an operator changes.
+
+    Args:
+        operator: of torch, with a schema.
+        args: positional ones of its call; lists of tensors may be among them.
+        kwargs: named ones of its call.
+    """
     found: list[torch.Tensor] = []
     for place, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -281,7 +306,11 @@ def _places(values: Any) -> list[_Place]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a dense one of torch's own kinds; all others are left to themselves."""
+    """Whether a tensor is a dense one of torch's own kinds; all others are left to themselves.
+
+    Args:
+        tensor: of any shape.
+    """
     return tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 

@@ -115,7 +115,15 @@ class Spill:
         return done
 
     def read(self, extent: Extent, address: int, size: int, *, owner: Any) -> Future[None]:
-        """Read from the file into memory, whose owner is kept alive until that is done."""
+        """Read from the file into memory, whose owner is kept alive until that is done.
+
+        Args:
+            extent: place in the file.
+            address: of the memory.
+            size: bytes to read, at most those of the extent.
+
+        Returns: a future; its `result` raises SpillError if the file cannot be read.
+        """
         return self._reader.submit(self._read, extent, address, size, owner)
 
     def close(self) -> None:

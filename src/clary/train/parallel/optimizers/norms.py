@@ -16,11 +16,11 @@ class Norms:
     """Norms where all parameters lie here, whole. `steppers` puts others in place where they do not."""
 
     def of_model(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
-        """Return the square of the norm over the whole model.
+        """Return the square of the norm over the whole model, a scalar.
 
         Args:
             parameters: those of this rank.
-            squares: of the norms of their gradients, one a parameter.
+            squares: [parameters], of the norms of their gradients.
         """
         return squares.sum()
 
@@ -30,7 +30,9 @@ class Norms:
         """Return the values of whole parameters, from the values found in this rank's slices.
 
         Args:
-            found: squares of norms, one a parameter; largest elements if `are_largest`.
+            parameters: those of this rank, whole or slices.
+            found: [parameters], squares of norms; largest elements if `are_largest`.
+            are_largest: whether slices join to their maximum rather than their sum.
         """
         return found
 

@@ -32,7 +32,10 @@ class NormsOverRanks(Norms):
         self._num_tensor_ranks = runtime.groups.size(Along.TP)
 
     def of_model(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
-        """See `Norms`; parameters held by every tensor rank count once."""
+        """See `Norms`; parameters held by every tensor rank count once.
+
+        Args: as `Norms.of_model`: squares [parameters]. All ranks of the groups call it.
+        """
         shares = [1.0 if self._is_slice(one) else 1.0 / self._num_tensor_ranks for one in parameters]
         weights = torch.tensor(shares, dtype=torch.float64, device=squares.device)
         total = (squares.double() * weights).sum().to(self._runtime.device)
@@ -44,7 +47,10 @@ class NormsOverRanks(Norms):
     def of_parameters(
         self, parameters: Sequence[torch.Tensor], found: torch.Tensor, *, are_largest: bool = False
     ) -> torch.Tensor:
-        """See `Norms`; tensor ranks have gradients of the same parameters."""
+        """See `Norms`; tensor ranks have gradients of the same parameters.
+
+        Args: as `Norms.of_parameters`: values [parameters]. All ranks of a tensor group call it.
+        """
         sliced = [place for place, one in enumerate(parameters) if self._is_slice(one)]
         if self._num_tensor_ranks == 1 or not sliced:
             return found

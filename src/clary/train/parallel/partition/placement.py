@@ -84,7 +84,14 @@ def owners_of(modules: Sequence[Placed], part_of: Mapping[str, int]) -> dict[str
 
 
 def install(root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: Host) -> None:
-    """Have modules of other ranks called there; runs of children of a Sequential go there in one request."""
+    """Have modules of other ranks called there; runs of children of a Sequential go there in one request.
+
+    Args:
+        root: the whole model, made on every rank.
+        owners: pipeline rank of every module, by its path.
+        rank: pipeline rank of this process.
+        host: sends the calls.
+    """
     owner_of = {module: owners[name] for name, module in root.named_modules()}
     for name, module in root.named_modules():
         if owners[name] != rank:
@@ -118,7 +125,15 @@ def finder(root: torch.nn.Module) -> Callable[[str], Callable[..., Any]]:
 def checkpointing_placement(
     root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: Host, *, is_manual: bool
 ) -> Placement:
-    """Return the placement for activation checkpointing: modules of one rank are recomputed there."""
+    """Return the placement for activation checkpointing: modules of one rank are recomputed there.
+
+    Args:
+        root: the whole model, made on every rank.
+        owners: pipeline rank of every module, by its path.
+        rank: pipeline rank of this process.
+        host: sends calls of segments that lie on other ranks.
+        is_manual: whether the script placed modules itself.
+    """
     names = {module: name for name, module in root.named_modules()}
 
     def run_there(sequence: torch.nn.Module, segment: Segment, value: Any, **how: Any) -> Any:
@@ -133,7 +148,13 @@ def checkpointing_placement(
 
 
 def release_others(root: torch.nn.Module, owners: Mapping[str, int], rank: int) -> None:
-    """Give up the memory of parameters that other ranks hold; their shapes stay."""
+    """Give up the memory of parameters that other ranks hold; their shapes stay.
+
+    Args:
+        root: the whole model, made on every rank.
+        owners: pipeline rank of every module, by its path.
+        rank: pipeline rank of this process.
+    """
     for name, module in root.named_modules():
         for parameter in module.parameters(recurse=False):
             if owners[name] != rank:

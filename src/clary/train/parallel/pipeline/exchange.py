@@ -189,7 +189,8 @@ class Exchange:
         """Wait until all ranks have come and all that was sent has gone, and tell all ranks the losses.
 
         Args:
-            losses: on rank `home`; float64, one a microbatch.
+            losses: [microbatches], float64, on rank `home`; None on all others.
+            home: the rank of the pipeline that has the losses.
 
         Raises: RankLost if a rank has ended, or does not come in time.
         """

@@ -67,7 +67,11 @@ class Lender(Protocol):
     device: torch.device
 
     def lend(self, tensor: torch.Tensor) -> bytes:
-        """Return a record of a tensor's present values. One process borrows them, once."""
+        """Return a record of a tensor's present values. One process borrows them, once.
+
+        Args:
+            tensor: of any shape and strides; it may change at once.
+        """
 
     def borrow(self, record: bytes) -> torch.Tensor:
         """Return a tensor of this rank's own with the values that were lent."""

@@ -38,6 +38,9 @@ class CudaLender:
     def lend(self, tensor: torch.Tensor) -> bytes:
         """Return a record of a tensor's present values, as the caller's stream computes them.
 
+        Args:
+            tensor: of any shape and strides; it may change at once.
+
         Raises: RuntimeError where CUDA shares no memory.
         """
         with torch.no_grad(), torch.cuda.device(self.device):
@@ -64,7 +67,11 @@ class CudaLender:
 
 
 def arrived(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor that came from another rank on this rank's device, for use on the caller's stream."""
+    """Return a tensor that came from another rank on this rank's device, for use on the caller's stream.
+
+    Args:
+        tensor: of any shape, in host memory or borrowed.
+    """
     if tensor.is_cuda:  # it was made on another stream, whose next tensors must not take its memory too early
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor.to(device)

@@ -167,7 +167,7 @@ def decode(head: bytes, read: Callable[[Any], None], borrow: Callable[[bytes], t
 
     Tensors are in host memory, but for those that were lent: `borrow` returns them.
 
-    Raises: OSError.
+    Raises: OSError if a tensor was lent and `borrow` is None.
     """
     subject, call, body, kinds = pickle.loads(head)  # noqa: S301 - from a peer that has proved itself
     tensors = []

@@ -58,7 +58,13 @@ class Run:
 
 
 def simulated_run(schedule: Schedule, simulation: Simulation, seconds_of: Callable[[Action], float]) -> Run:
-    """Return the run that a simulation foresaw; `seconds_of` as it was given to `simulate`."""
+    """Return the run that a simulation foresaw; `seconds_of` as it was given to `simulate`.
+
+    Args:
+        schedule: that was simulated.
+        simulation: of it, as `simulate` returned it.
+        seconds_of: how long an action takes, as it was given to `simulate`.
+    """
     return Run(
         schedule.name,
         tuple(

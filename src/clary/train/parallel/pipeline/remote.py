@@ -51,6 +51,11 @@ class Host:
     def call(self, owner: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a module of another rank; return its outputs, on this rank's device.
 
+        Args:
+            owner: pipeline rank that holds the module.
+            name: path of the module, or path[start:stop] for a run of children of a Sequential.
+            args: tensors may be nested in them, and in `kwargs`; all else is pickled.
+
         Raises: RemoteFailure if it failed there; ParallelError outside of a step.
         """
         assert self.server is not None

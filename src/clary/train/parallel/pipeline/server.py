@@ -140,7 +140,14 @@ class Server:
             raise
 
     def ask(self, subject: Subject, peer_rank: int, call: CallId, body: Any, tensors: Sequence[Any]) -> Message:
-        """Send a request to a pipeline rank and return its answer; the worker's turn goes on meanwhile.
+        """Send a request to a pipeline rank and return its answer; the worker gives its turn back meanwhile.
+
+        Args:
+            subject: FORWARD or BACKWARD.
+            peer_rank: pipeline rank of the receiver.
+            call: that `next_call` returned; a BACKWARD has that of its FORWARD.
+            body: pickled; its first item names the module in messages.
+            tensors: of any shape; they are not pickled.
 
         Raises: RemoteFailure with what went wrong there.
         """
@@ -269,7 +276,7 @@ class Server:
             raise self._lost(lost) from lost
 
     def _take_messages(self) -> None:
-        """Take received messages until the step has ended: after that a peer may leave without failure."""
+        """Take all received messages, but stop at the end of the step: after it a peer may leave without failure."""
         while not self._is_over():
             try:
                 peer, message = self._links.receive(0)

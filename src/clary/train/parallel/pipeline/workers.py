@@ -55,7 +55,10 @@ class Worker:
         self._back.acquire()
 
     def wait(self) -> Any:
-        """Give the turn back; return the answer once the owner has set it. The worker's own thread calls it."""
+        """Give the turn back; return the answer once the owner has set it. The worker's own thread calls it.
+
+        Raises: the answer, if it is an exception.
+        """
         self.answer = None
         self._back.release()
         self._go.acquire()

@@ -29,7 +29,8 @@ class CommunicationHook:
         Args:
             flat: gradients that are not divided.
 
-        Raises: TypeError if the hook returns no future; what is returned, ValueError if the means have another length.
+        Raises: TypeError if the hook returns no future; the returned function raises ValueError if the means have
+            another length.
         """
         future = self.hook(self.state, GradientBucket(bucket, flat, is_last=bucket.index == num_buckets - 1))
         if not hasattr(future, "wait"):

@@ -1,4 +1,4 @@
-"""The ranks that take part in a reduction: each tells its doing in one small message before the gradients.
+"""Agreement on a reduction: each rank tells in a small message before the gradients why it has come.
 
 A replica may have had no backward pass in a step, or no more batches. The others do not know, and would wait; so a rank
 that comes to its optimizer without having reduced says so, and takes part in what the others do.
@@ -19,7 +19,7 @@ _KINDS = 4  # more than there are of `Doing`: a message is one number a rank
 
 
 class Doing(IntEnum):
-    """The doing of a rank at a meeting."""
+    """The purpose for which a rank has come to a meeting."""
 
     REDUCES = 1
     STEPS = 2  # its optimizer is to step, and it has had no gradients
@@ -28,7 +28,7 @@ class Doing(IntEnum):
 
 @dataclass(frozen=True)
 class Present:
-    """The doings of all ranks of a group at one meeting."""
+    """The ranks of a group at one meeting, with the purpose of each."""
 
     doing: dict[int, Doing]  # by rank of the world
 
@@ -38,7 +38,7 @@ class Present:
 
 
 class MeetingPoint:
-    """The meeting at which the ranks of one group tell each other their doing.
+    """The place where the ranks of one group tell each other why they have come.
 
     Args:
         device: of the group's messages.
@@ -51,12 +51,12 @@ class MeetingPoint:
         self._own = dist.get_rank(group)
 
     def begin(self, doing: Doing, num_steps: int) -> Callable[[], Present]:
-        """Tell the other ranks; the returned function waits for theirs. All ranks of the group call it.
+        """Tell the other ranks `doing`; the returned function waits for theirs. All ranks of the group call it.
 
         Args:
             num_steps: that the optimizer has taken.
 
-        Raises: what is returned raises ParallelError naming ranks whose optimizers have taken other numbers of steps.
+        Raises: the returned function, ParallelError naming ranks whose optimizers have taken other numbers of steps.
         """
         told = torch.zeros(len(self._ranks), dtype=torch.int64, device=self._device)
         told[self._own] = num_steps * _KINDS + doing

@@ -220,7 +220,7 @@ class GradientReducer:
         return finish
 
     def _finish(self, *, spreads: bool) -> None:
-        """Wait for all buckets; send the ones again that have got gradients since."""
+        """Wait for all buckets; send again the ones that have received gradients since."""
         assert self._meeting is not None
         sent, self._sent, late, self._late = self._sent, [], self._late, set()
         meeting, self._meeting = self._meeting, None

@@ -1,5 +1,7 @@
 """Gathers and reductions of flat buffers, started now and waited for later, in one stage or, over hosts, in two.
 
+Shapes: N elements of a whole buffer, S of a segment, B of a block: the segments of one place on all hosts.
+
 Each function starts a collective and returns what waits for it. All members of a group start the same ones in the same
 order.
 
@@ -21,7 +23,15 @@ from clary.train.parallel.sharded.groups import ShardingGroups
 
 
 def start_all_gather(flat_N: torch.Tensor, own_S: torch.Tensor, groups: ShardingGroups) -> Callable[[], None]:
-    """Fill a buffer with the segments of all ranks; the own one may have a wider type, and must stay as it is."""
+    """Fill a buffer with the segments of all ranks; the own one may have a wider type, and must stay as it is.
+
+    Args:
+        flat_N: overwritten, in the order of segments.
+        own_S: this rank's segment.
+        groups: all ranks of its sharding group call it.
+
+    Returns: a function that waits for the end; all ranks call it too: over hosts it starts the second stage.
+    """
     if groups.grid is None or groups.across is None or groups.within is None:
         return _start_gather(flat_N, own_S.to(flat_N.dtype), groups.sharding)
     num_hosts, a_host = groups.grid

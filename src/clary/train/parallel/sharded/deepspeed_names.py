@@ -46,6 +46,11 @@ class Behind:
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
         """Return elements from `start` on: a view that changes with its part, if they lie in one; else a copy.
 
+        Args:
+            dim: 0 or -1: the tensor is flat.
+            start: first element, counted through all parts.
+            length: number of elements.
+
         Raises: IndexError if there are not so many.
         """
         if dim not in (0, -1) or start < 0 or length < 0 or start + length > self.numel():

@@ -1,5 +1,7 @@
 """One flat buffer of parameters: its shard, which stays; the whole, which comes and goes; gradients on their way.
 
+Shapes: N elements of the whole buffer, its fill included, S of a segment.
+
 [Note: whole and freed] A module's parameters keep their identity and their shape. While gathered they are views of the
 buffer `full`; freed, they are one NaN that is expanded to their shape, so that reading what is not there gives NaN and
 not a crash. `full` is one tensor for ever whose storage is let go and taken again: what autograd has saved of it, views
@@ -31,14 +33,24 @@ class Spares:
         self._spare: torch.Tensor | None = None
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a buffer with anything in it."""
+        """Return a buffer with anything in it.
+
+        Args:
+            numel: length of the buffer, which is flat.
+            dtype: of its elements.
+            device: on which it lies.
+        """
         spare, self._spare = self._spare, None
         if spare is not None and (spare.numel(), spare.dtype, spare.device) == (numel, dtype, device):
             return spare
         return torch.empty(numel, dtype=dtype, device=device)
 
     def give(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back that nobody reads any more."""
+        """Take a buffer back that nobody reads any more.
+
+        Args:
+            buffer: flat; it takes the place of a spare one that is here.
+        """
         self._spare = buffer
 
     def clear(self) -> None:
@@ -244,7 +256,12 @@ class Flat:
         }
 
     def write(self, place: int, value: torch.Tensor) -> None:
-        """Set the parameter at a place, given whole; a gathered buffer is out of date then."""
+        """Set the parameter at a place, given whole; a gathered buffer is out of date then.
+
+        Args:
+            place: of the parameter, in the order of the layout.
+            value: of the parameter's shape; each rank keeps its own part.
+        """
         piece = self.pieces[place]
         own = value.detach().reshape(-1)[piece.start : piece.start + piece.length]
         self.master_S.data[piece.at : piece.at + piece.length].copy_(own)

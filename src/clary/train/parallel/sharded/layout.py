@@ -114,6 +114,12 @@ def plan_flats(
 
     Those below the threshold, and all of them where the degree is 1, stay whole; they share buffers of
     BUCKET_ELEMENTS whoever needs them.
+
+    Args:
+        specs: in the order in which parameters lie behind each other.
+        degree: ranks that share a replica.
+        persistence_threshold: elements of a parameter from which on it is sharded.
+        most_elements: of a buffer; one parameter of more has a buffer of its own.
     """
     open_plans: dict[tuple[bool, frozenset[int] | None, Hashable], list[list[ParameterSpec]]] = {}
     for spec in specs:

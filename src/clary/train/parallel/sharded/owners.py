@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ownership:
-    """The owners of parameters.
+    """The rank that owns each parameter, and the load of each rank.
 
     Args:
         owners: rank by parameter.

@@ -59,7 +59,7 @@ class Reductions:
 
 @contextlib.contextmanager
 def told(flat: Flat, what: str) -> Iterator[None]:
-    """Say of which buffer a collective failed. Raises: RuntimeError."""
+    """Have an error of a collective in here name the buffer. Raises: RuntimeError in its place."""
     try:
         yield
     except RuntimeError as error:

@@ -72,7 +72,11 @@ def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str
 
 
 def load_full_model_state(model: ShardedModel, state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Load the state of such a module without shards, or of any degree; every rank gives the whole state.
+    """Load a full state, of the module without shards or with any degree; every rank gives all of it.
+
+    Args:
+        state: tensors by the names that the module has without shards, in whole shapes.
+        strict: whether names must be the same; if not, missing ones stay as they are.
 
     Raises: RuntimeError naming keys that are missing or too many, if strict, and shapes that differ; nothing is changed
         then.
@@ -144,7 +148,7 @@ def full_optimizer_state(optimizer: ShardedOptimizer, *, to_rank0: bool = False)
 
 
 def load_full_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
-    """Load the state of such an optimizer, without shards or of any degree; every rank gives the whole state.
+    """Load a full state, of the optimizer without shards or with any degree; every rank gives all of it.
 
     Raises: ValueError if groups or shapes differ; the optimizer's own words for the rest.
     """
@@ -203,7 +207,7 @@ def _in_order(optimizer: ShardedOptimizer) -> list[Any]:
 
 
 def _known_states(flat: Flat, optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
-    """Return the states of each parameter: scalars from the rank that has them, others as `_Cut`."""
+    """Return the states of each parameter, from the first rank that has any: scalars as they are, others as `_Cut`."""
     own: list[dict[str, Any]] = [
         {
             key: _Cut(value.dtype) if isinstance(value, torch.Tensor) and value.shape == slice_.shape else value

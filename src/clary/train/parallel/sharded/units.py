@@ -39,7 +39,7 @@ class Units:
 def register_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     """Say that the forward pass of `module` uses a parameter which another module owns. Call it before sharding.
 
-    Raises: TypeError.
+    Raises: TypeError if it is no Parameter.
     """
     if not isinstance(parameter, nn.Parameter):
         raise TypeError(f"register_parameter of {type(module).__name__} got a {type(parameter).__name__}, no Parameter")

@@ -18,6 +18,7 @@ Source: arXiv 1909.08053 section 3 (copy, reduce); arXiv 2205.05198 section 4 (a
 
 Every rank of the group must take the same steps in the same order; shapes must be equal on all ranks. The process
 group's own timeout bounds every wait. Second derivatives are not defined.
+Shapes: T ranks of the group, L whole length of the dimension that is cut.
 """
 
 from __future__ import annotations
@@ -80,21 +81,36 @@ def reduce(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
 
 def scatter(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Tensor:
-    """Return this rank's slice of a replicated tensor along `dimension`; see [Note: pairs]."""
+    """Return this rank's slice of a replicated tensor along `dimension`; see [Note: pairs].
+
+    Args:
+        tensor: [..., L, ...], equal on all ranks; the result is [..., L/T, ...].
+        dimension: of length L; negative ones count from the end.
+
+    Raises: NotDivisibleError if the group does not divide that length.
+    """
     return _step(
         tensor, group, lambda value: _own_slice(value, group, dimension), lambda grad: _gather(grad, group, dimension)
     )
 
 
 def gather(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Tensor:
-    """Return all slices behind each other along `dimension`, for the same use everywhere; see [Note: pairs]."""
+    """Return all slices behind each other along `dimension`, for the same use everywhere; see [Note: pairs].
+
+    Args:
+        tensor: [..., L/T, ...], this rank's slice; the result is [..., L, ...], equal on all ranks.
+        dimension: along which slices lie; negative ones count from the end.
+    """
     return _step(
         tensor, group, lambda value: _gather(value, group, dimension), lambda grad: _own_slice(grad, group, dimension)
     )
 
 
 def all_gather(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Tensor:
-    """Return all slices behind each other along `dimension`, for use apart on every rank; see [Note: pairs]."""
+    """Return all slices behind each other along `dimension`, for use apart on every rank; see [Note: pairs].
+
+    Args: as `gather`; the gradient is [..., L, ...] and differs by rank.
+    """
     return _step(
         tensor,
         group,
@@ -104,7 +120,14 @@ def all_gather(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torc
 
 
 def reduce_scatter(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Tensor:
-    """Return this rank's slice along `dimension` of the sum of partial tensors; see [Note: pairs]."""
+    """Return this rank's slice along `dimension` of the sum of partial tensors; see [Note: pairs].
+
+    Args:
+        tensor: [..., L, ...], the own addend; the result is [..., L/T, ...].
+        dimension: of length L; negative ones count from the end.
+
+    Raises: NotDivisibleError if the group does not divide that length.
+    """
     return _step(
         tensor,
         group,
@@ -129,12 +152,21 @@ def exchange(tensor: torch.Tensor, group: TensorGroup, *, cut: int, join: int) -
 
 
 def scale_gradient(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return `tensor`; its gradient is multiplied by `factor` on the way back."""
+    """Return `tensor`; its gradient is multiplied by `factor` on the way back.
+
+    Args:
+        tensor: of any shape.
+    """
     return tensor if factor == 1 else _Pair.apply(tensor, _same, lambda gradient: gradient * factor)
 
 
 def gather_whole(tensor: torch.Tensor, group: TensorGroup, dimension: int = 0) -> torch.Tensor:
-    """Return all slices behind each other along `dimension`, without a gradient; any dtype."""
+    """Return all slices behind each other along `dimension`, without a gradient; any dtype.
+
+    Args:
+        tensor: [..., L/T, ...], this rank's slice; the result is [..., L, ...].
+        dimension: along which slices lie.
+    """
     if group.size == 1:
         return tensor
     is_boolean = tensor.dtype == torch.bool  # which not every backend moves
@@ -143,7 +175,11 @@ def gather_whole(tensor: torch.Tensor, group: TensorGroup, dimension: int = 0) -
 
 
 def broadcast_first(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return the first rank's values, written into the memory of `tensor`, without a gradient."""
+    """Return the first rank's values, written into the memory of `tensor`, without a gradient.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks, contiguous.
+    """
     if group.size > 1:
         dist.broadcast(tensor, group=group.process_group, group_src=0)
     return tensor
@@ -154,6 +190,9 @@ def first_values(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
     On the meta device a tensor has no memory, so it comes to the device that this rank computes on. A single rank gets
     its own back.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks.
     """
     if group.size == 1:
         return tensor.detach()
@@ -171,7 +210,12 @@ def reachable(group: TensorGroup, home: torch.device) -> torch.device:
 
 
 def gather_into(whole: torch.Tensor, tensor: torch.Tensor, group: TensorGroup) -> None:
-    """Write all ranks' tensors to `whole`, behind each other along the first dimension, without a gradient."""
+    """Write all ranks' tensors to `whole`, behind each other along the first dimension, without a gradient.
+
+    Args:
+        whole: [T n, ...], overwritten.
+        tensor: [n, ...], of this rank.
+    """
     gather_parts(whole, tensor, group.process_group)
 
 

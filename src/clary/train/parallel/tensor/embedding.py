@@ -66,7 +66,11 @@ class DistributedEmbedding(DistributedModule):
                 self.weight.copy_(self._slices["weight"].of(_weight))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as torch.nn.Embedding
-        """Return the embeddings of ids."""
+        """Return the embeddings of ids.
+
+        Args:
+            input: ids [N, ...], or a scalar; the result is [N, ..., embedding_dim]. See the class.
+        """
         rows = input.unsqueeze(0) if input.dim() == 0 else input
         ids = rows if self._takes_all_rows else self.layout.enter_rows(rows, rows.shape[0])
         if self.max_norm is not None:

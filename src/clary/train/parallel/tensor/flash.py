@@ -63,7 +63,13 @@ def alibi_slopes(num_heads: int, bias_max: float) -> torch.Tensor:
 
 
 def alibi_bias(slopes: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
-    """Return the bias of scores, [H, S, P]: minus slope times distance."""
+    """Return the bias of scores, [H, S, P]: minus slope times distance.
+
+    Args:
+        slopes: [H], see `alibi_slopes`.
+        num_queries: S; queries are at the positions from 0 on.
+        num_keys: P; keys too.
+    """
     queries = torch.arange(num_queries, device=slopes.device).unsqueeze(1)
     keys = torch.arange(num_keys, device=slopes.device)
     return -slopes[:, None, None] * (queries - keys).abs()

@@ -193,6 +193,11 @@ class FlashAttentionLayer(FlashLayer):
 def heads_of(given: Heads, number: int, layout: str, dtype: torch.dtype | None) -> list[torch.Tensor]:
     """Return `number` tensors [b, h, s, d] of those, or of the one that packs them; see [Note: layouts].
 
+    Args:
+        given: a sequence of tensors, each in the layout, or the tensor that packs them.
+        layout: names of dimensions with spaces between, such as "b s h d".
+        dtype: of the results; None keeps that of each tensor.
+
     Raises: ValueError if layout and tensors do not fit.
     """
     names = layout.split()

@@ -44,7 +44,11 @@ class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
         self.add_parameter("bias", (hidden_size,), self.layout.split_dimension, nn.init.zeros_)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the normalised hidden states, in the same layout and the dtype of the weight."""
+        """Return the normalised hidden states, in the same layout and the dtype of the weight.
+
+        Args:
+            hidden: [M, S, H/T] where the layout is split, else [M, S, H]; see `layout`.
+        """
         if self.layout.is_split and self.layout.group.size > 1:
             return _SplitLayerNorm.apply(hidden, self.weight, self.bias, self.eps, self.layout.group)
         dtype = torch.promote_types(hidden.dtype, self.weight.dtype)

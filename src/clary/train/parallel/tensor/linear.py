@@ -42,7 +42,11 @@ class DistributedLinear(DistributedModule):
             self.register_parameter("bias", None)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as torch.nn.Linear
-        """Return the layer's output for this rank's rows."""
+        """Return the layer's output for this rank's rows.
+
+        Args:
+            input: [N, ..., in_features], or [in_features]; the result is [N, ..., out_features], or [out_features].
+        """
         rows = input.unsqueeze(0) if input.dim() == 1 else input
         output = self.layout.leave_partial(functional.linear(self.layout.enter_split(rows), self.weight))
         if self.bias is not None:
@@ -86,7 +90,8 @@ def apply_columns(hidden: torch.Tensor, layers: Sequence[ColumnLinear], layout: 
     """Return the columns of several layers of one input, which goes between ranks once.
 
     Args:
-        hidden: hidden states as they lie inside.
+        hidden: hidden states as they lie inside: [M, S, H/T] or [M, S, H], see `layout`.
+        layers: each gives [M, S, out/T].
     """
     if layout.is_split and layout.group.size > 1:
         hidden, *weights = _autocast([hidden, *(layer.weight for layer in layers)])

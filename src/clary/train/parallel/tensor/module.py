@@ -68,7 +68,13 @@ class DistributedModule(nn.Module):
         self._draw(parameter, fill, shape)
 
     def share_parameter(self, name: str, owner: DistributedModule, owners_name: str) -> None:
-        """Use another distributed module's parameter under a name of one's own."""
+        """Use another distributed module's parameter under a name of one's own.
+
+        Args:
+            name: of the parameter in this module.
+            owner: draws the parameter's values; this module does not.
+            owners_name: of the parameter there.
+        """
         self.register_parameter(name, getattr(owner, owners_name))
         if owners_name in owner._slices:
             self._slices[name] = owner._slices[owners_name]

@@ -65,7 +65,11 @@ class VocabularyHead(Part, nn.Linear):
     """A head whose vocabulary is cut."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits of the whole vocabulary on every rank, each of which must use them alike."""
+        """Return logits of the whole vocabulary on every rank, each of which must use them alike.
+
+        Args:
+            hidden: [..., H/T] where the layout is split, else [..., H]; the result is [..., vocabulary].
+        """
         return self.layout.leave_split(functional.linear(self.layout.whole(hidden), self.weight, self.bias))
 
 
@@ -95,7 +99,12 @@ class HiddenDropout(Part, nn.Dropout):
 
 
 def drop(hidden: torch.Tensor, probability: float, layout: Layout) -> torch.Tensor:
-    """Return hidden states inside after dropout, as their layout needs it."""
+    """Return hidden states inside after dropout, as their layout needs it.
+
+    Args:
+        hidden: [..., H/T] where the layout is split, else [..., H].
+        probability: at which elements are dropped; 0 outside of training.
+    """
     return (dropout_split if layout.is_split else dropout_replicated)(hidden, probability, layout.group)
 
 

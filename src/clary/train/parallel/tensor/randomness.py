@@ -20,7 +20,12 @@ _NUM_SEEDS = 2**48  # a seed mixed with a rank still fits into 63 bits
 
 
 def dropout_replicated(tensor: torch.Tensor, probability: float, group: TensorGroup) -> torch.Tensor:
-    """Return a replicated tensor after dropout; every rank of the group drops the same. Collective."""
+    """Return a replicated tensor after dropout; every rank of the group drops the same. Collective.
+
+    Args:
+        tensor: of any shape, equal on all ranks.
+        probability: at which elements are dropped, the others scaled up; 0 outside of training.
+    """
     if probability == 0 or group.size == 1:
         return functional.dropout(tensor, probability)
     keep = 1 - probability
@@ -29,7 +34,12 @@ def dropout_replicated(tensor: torch.Tensor, probability: float, group: TensorGr
 
 
 def dropout_split(tensor: torch.Tensor, probability: float, group: TensorGroup) -> torch.Tensor:
-    """Return a slice after dropout; every rank of the group drops independently."""
+    """Return a slice after dropout; every rank of the group drops independently.
+
+    Args:
+        tensor: of any shape, this rank's slice.
+        probability: as `dropout_replicated` takes it.
+    """
     if probability == 0:
         return tensor
     with own_randomness(group, tensor.device):

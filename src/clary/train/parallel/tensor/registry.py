@@ -33,7 +33,7 @@ ARGUMENTS = "_tensor_parallel_arguments"  # likewise: what its class was called 
 
 @dataclass(frozen=True)
 class Mark:
-    """A program's wish for a module, distributed or not; see [Note: marks].
+    """A program's wish whether a module is distributed; see [Note: marks].
 
     Args:
         keywords: override what the hook of the constructor gives.
@@ -81,7 +81,12 @@ def tp_register(
     forward_hook: Callable[..., Arguments] | None = None,
     return_hook: Callable[[Any], Any] | None = None,
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Return a class decorator that names the distributed version of the class; arguments as `Registration`."""
+    """Return a class decorator that names the distributed version of the class.
+
+    Args: as `Registration`; `dist_module` is its `distributed_class`.
+
+    Raises: the decorator, as `tp_register_with_module`.
+    """
 
     def decorate(module_class: type[nn.Module]) -> type[nn.Module]:
         tp_register_with_module(module_class, dist_module, init_hook, forward_hook, return_hook)
@@ -99,7 +104,9 @@ def tp_register_with_module(
 ) -> None:
     """Name the distributed version of a class; modules that are made from now on can be replaced.
 
-    Raises: TypeError if `dist_module` is no class of distributed modules.
+    Args: as `Registration`; `module_cls` is its `module_class`, `dist_module` its `distributed_class`.
+
+    Raises: TypeError if `module_cls` is no class of modules, or `dist_module` no class of distributed ones.
     """
     if not (isinstance(dist_module, type) and issubclass(dist_module, DistributedModule)):
         raise TypeError(f"tp_register: {dist_module!r} is no subclass of smp.nn.DistributedModule")

@@ -16,6 +16,11 @@ def add_residual(
     """Return a block's output with its input added, and normalised where it has a layer for it.
 
     With `fp32_residual_addition` the sum stays in float32 until a layer normalises it, or it leaves the module.
+
+    Args:
+        output: of the block, as hidden states lie inside: [M, S, H/T] or [M, S, H], see `layout`.
+        residual: input of the block, of the same shape; added unless `settings.adds_residual` is off.
+        layernorm: None leaves the sum as it is.
     """
     if settings.adds_residual:
         output = add((output, residual), settings)

@@ -44,7 +44,7 @@ ABOUT_POSITIONS = ("attention_window", "rotary", "use_alibi")
 
 
 class NotSupportedError(ValueError):
-    """A request that no distributed module can meet; the module it was made of stays as it is."""
+    """A request that the distributed version of a module cannot meet; the module stays as it is."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ class TensorSlice:
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this slice of a whole tensor, in memory of its own.
 
+        Args:
+            whole: of any shape; the result is shorter by the factor `size` along `dimension`.
+
         Raises: ValueError if its length is no multiple of `size`.
         """
         length, rest = divmod(whole.shape[self.dimension], self.size)
@@ -40,12 +43,20 @@ class TensorSlice:
 
 
 def slice_of(parameter: torch.Tensor) -> TensorSlice | None:
-    """Return which slice a parameter is, None if it is whole."""
+    """Return which slice a parameter is, None if it is whole.
+
+    Args:
+        parameter: of any shape.
+    """
     return getattr(parameter, MARK, None)
 
 
 def dimension_of(parameter: torch.Tensor) -> int | None:
-    """Return the dimension along which a parameter is a slice, None if it is whole."""
+    """Return the dimension along which a parameter is a slice, None if it is whole.
+
+    Args:
+        parameter: of any shape.
+    """
     piece = slice_of(parameter)
     return None if piece is None else piece.dimension
 
@@ -53,8 +64,12 @@ def dimension_of(parameter: torch.Tensor) -> int | None:
 def new_parameter(
     shape: tuple[int, ...], group: TensorGroup, dimension: int | None, dtype: torch.dtype | None = None
 ) -> nn.Parameter:
-    """Return a parameter without values for this rank's slice of `shape` along `dimension`, marked; None keeps it
-    whole.
+    """Return a parameter without values for this rank's slice of a weight, marked as such.
+
+    Args:
+        shape: of the whole weight.
+        dimension: along which it is cut; None keeps it whole and without a mark.
+        dtype: None is torch's default.
 
     Raises: NotDivisibleError if the group does not divide the dimension.
     """
@@ -68,7 +83,12 @@ def new_parameter(
 
 
 def mark(parameter: torch.Tensor, piece: TensorSlice) -> None:
-    """Say which slice a parameter is."""
+    """Say which slice a parameter is.
+
+    Args:
+        parameter: of any shape, that of the slice.
+        piece: replaces an earlier mark.
+    """
     setattr(parameter, MARK, piece)
 
 

@@ -186,6 +186,10 @@ class DistributedTransformer(DistributedModule):
 def enter_entries(layout: Layout, inputs: Sequence[Entry], *, is_cross: bool) -> tuple[Entry, ...]:
     """Return the inputs of a layer as they lie inside.
 
+    Args:
+        inputs: as `DistributedTransformerLayer.forward` takes them; a mask may be None.
+        is_cross: whether the layer has cross-attention, so that states and a mask of it are among them.
+
     Raises: ValueError if there are too few, or too many.
     """
     num_hidden, num_masks = (2, 2) if is_cross else (1, 1)
@@ -204,7 +208,12 @@ def enter_entries(layout: Layout, inputs: Sequence[Entry], *, is_cross: bool) ->
 
 
 def leave_hidden(layout: Layout, hidden: torch.Tensor, inputs: Sequence[Entry]) -> torch.Tensor:
-    """Return hidden states as they lie outside, in the dtype in which they came."""
+    """Return hidden states as they lie outside, in the dtype in which they came.
+
+    Args:
+        hidden: [M, S, H/T] or [M, S, H], see `layout`; the result is [N, S, H].
+        inputs: of the layer, as they came; the first one gives the dtype.
+    """
     assert inputs[0] is not None
     return layout.leave(hidden).to(inputs[0].dtype)
 

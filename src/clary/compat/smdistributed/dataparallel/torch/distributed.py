@@ -19,7 +19,7 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PO
 
 
 class ReduceOp:
-    """The reduction of the ranks' values, element by element."""
+    """Operations that reduce the ranks' values, element by element."""
 
     SUM = torch.distributed.ReduceOp.SUM
     AVERAGE = torch.distributed.ReduceOp.AVG
@@ -78,13 +78,28 @@ def get_local_rank() -> int:
 def all_reduce(
     tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: object = group.WORLD, async_op: bool = False
 ) -> Any:
-    """Reduce `tensor` of all ranks in place."""
+    """Reduce `tensor` of all ranks in place.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks.
+        op: one of `ReduceOp`.
+        async_op: return a handle with `wait()` at once, rather than None once it is done.
+
+    Raises: ValueError for another group than WORLD.
+    """
     check_group(group)
     return torch.distributed.all_reduce(tensor, op=op, async_op=async_op)
 
 
 def broadcast(tensor: torch.Tensor, src: int = 0, group: object = group.WORLD, async_op: bool = False) -> Any:
-    """Copy `tensor` of rank `src` to all."""
+    """Copy `tensor` of rank `src` to all.
+
+    Args:
+        tensor: sent on rank `src`, overwritten on the others; of the same shape and dtype on all ranks.
+        async_op: return a handle with `wait()` at once, rather than None once it is done.
+
+    Raises: ValueError for another group than WORLD.
+    """
     check_group(group)
     return torch.distributed.broadcast(tensor, src=src, async_op=async_op)
 
@@ -92,7 +107,14 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: object = group.WORLD, a
 def all_gather(
     tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: object = group.WORLD, async_op: bool = False
 ) -> Any:
-    """Collect `tensor` of every rank in `tensor_list`, which has one tensor of its shape a rank."""
+    """Collect `tensor` of every rank in `tensor_list`, which has one tensor of its shape a rank.
+
+    Args:
+        tensor_list: overwritten, in the order of ranks.
+        async_op: return a handle with `wait()` at once, rather than None once it is done.
+
+    Raises: ValueError for another group than WORLD.
+    """
     check_group(group)
     return torch.distributed.all_gather(tensor_list, tensor, async_op=async_op)
 
@@ -105,7 +127,17 @@ def all_to_all_single(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Send a part of `input_t`, split along its first dimension, to each rank; receive theirs in `output_t`."""
+    """Send a part of `input_t`, split along its first dimension, to each rank; receive theirs in `output_t`.
+
+    Args:
+        output_t: [rows received, ...], overwritten with the parts in the order of ranks.
+        input_t: [rows sent, ...].
+        output_split_sizes: rows from each rank; None is equal parts.
+        input_split_sizes: rows for each rank; None is equal parts.
+        async_op: return a handle with `wait()` at once, rather than None once it is done.
+
+    Raises: ValueError for another group than WORLD.
+    """
     check_group(group)
     return torch.distributed.all_to_all_single(
         output_t,

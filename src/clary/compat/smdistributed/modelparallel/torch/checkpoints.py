@@ -26,7 +26,12 @@ def save(
     pickle_protocol: int = 2,
     v3: bool = False,
 ) -> None:
-    """Write an object to this rank's file `f_{ranks}`, or, with `partial=False`, to `f` itself."""
+    """Write an object to this rank's file `f_{ranks}`, or, with `partial=False`, to `f` itself.
+
+    Args: as `clary.train.parallel.checkpoint.files.save`.
+
+    Raises: TypeError if `f` is no text; OSError.
+    """
     files.save(
         runtime.current(),
         obj,
@@ -47,7 +52,12 @@ def load(
     v3: bool = False,
     **pickle_load_args: Any,
 ) -> Any:
-    """Load a file of `save`."""
+    """Load and return the object that `save` wrote.
+
+    Args: as `clary.train.parallel.checkpoint.files.load`.
+
+    Raises: TypeError if `f` is no text; FileNotFoundError.
+    """
     return files.load(
         runtime.current(),
         f,
@@ -70,7 +80,20 @@ def save_checkpoint(
     translate_if_full: bool = True,
     num_kept_partial_checkpoints: int | None = None,
 ) -> None:
-    """Write a checkpoint. All ranks call it."""
+    """Write a checkpoint. All ranks call it.
+
+    Args:
+        path: a folder; it is made if it is missing.
+        tag: name of the checkpoint in that folder.
+        partial: every rank its part; else the first rank writes the whole model, and nothing of the optimizer.
+        model: None is the DistributedModel of the program.
+        optimizer: None writes no state of one.
+        user_content: any object that can be pickled.
+        translate_if_full: write a whole model under transformers' names, as far as its modules were theirs.
+        num_kept_partial_checkpoints: partial checkpoints that stay, the newest; None keeps all.
+
+    Raises: OSError; ValueError without a model, for a tag that is no name, or for fewer than 1 to keep.
+    """
     folders.save_checkpoint(
         runtime.current(),
         path,

@@ -49,7 +49,14 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> None:
-    """Send an object to one rank, which calls `recv_from`."""
+    """Send an object to one rank, which calls `recv_from`.
+
+    Args:
+        obj: anything that can be pickled.
+        dest_rank: counted within this rank's group of `rank_type`.
+
+    Raises: ValueError if there is no such rank, or it is this rank itself.
+    """
     runtime.current().groups.send(obj, dest_rank, rank_type.value)
 
 

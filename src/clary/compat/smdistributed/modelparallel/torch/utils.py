@@ -21,7 +21,7 @@ def get_distribution_axis(parameter: torch.Tensor | None) -> int | None:
     """Return the dimension along which tensor ranks hold slices of a parameter of the model.
 
     Args:
-        parameter: None is allowed, as for the bias of a layer without one.
+        parameter: of any shape; None is allowed, as for the bias of a layer without one.
 
     Returns: None if every tensor rank holds all of it. Parts along the dimension, in order of tensor ranks and of equal
         length, are the whole.

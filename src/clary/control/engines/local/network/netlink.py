@@ -72,7 +72,13 @@ class Netlink:
         self._create_link(name, "bridge", b"")
 
     def add_veth(self, name: str, *, peer_name: str, peer_namespace_fd: int) -> None:
-        """Create a veth pair whose other end appears in another network namespace, both ends down."""
+        """Create a veth pair whose other end appears in another network namespace, both ends down.
+
+        Args:
+            name: of the end in this namespace.
+            peer_name: of the other end.
+            peer_namespace_fd: open descriptor of the other end's network namespace.
+        """
         peer = _interface(0) + _text(IFLA_IFNAME, peer_name) + _u32(IFLA_NET_NS_FD, peer_namespace_fd)
         self._create_link(name, "veth", _attribute(VETH_INFO_PEER | NLA_F_NESTED, peer))
 
@@ -90,7 +96,13 @@ class Netlink:
         self._request(RTM_NEWLINK, 0, _interface(self.index(name)) + _attribute(IFLA_ADDRESS, address))
 
     def add_address(self, name: str, address: str, *, prefix_length: int) -> None:
-        """Give an interface an IPv4 address."""
+        """Give an interface an IPv4 address.
+
+        Args:
+            name: of the interface.
+            address: dotted.
+            prefix_length: in bits.
+        """
         packed = socket.inet_aton(address)
         header = struct.pack("BBBBI", socket.AF_INET, prefix_length, 0, 0, self.index(name))
         body = header + _attribute(IFA_LOCAL, packed) + _attribute(IFA_ADDRESS, packed)
@@ -105,7 +117,13 @@ class Netlink:
         self._request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def set_neighbour(self, name: str, address: str, *, hardware_address: bytes | None) -> None:
-        """Say for good which Ethernet address an IPv4 address has behind an interface; None: it is to be asked for."""
+        """Say for good which Ethernet address an IPv4 address has behind an interface; None: it is to be asked for.
+
+        Args:
+            name: of the interface.
+            address: dotted IPv4 address of the neighbour.
+            hardware_address: 6 bytes; None removes the entry, and raises OSError ENOENT without one.
+        """
         state = 0 if hardware_address is None else NUD_PERMANENT
         header = struct.pack("BxxxiHBB", socket.AF_INET, self.index(name), state, 0, 0)
         body = header + _attribute(NDA_DST, socket.inet_aton(address))
@@ -116,7 +134,14 @@ class Netlink:
         self._request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def set_rate(self, name: str, *, rate_bytes_s: int, burst_bytes: int, queue_bytes: int) -> None:
-        """Limit an interface's sending rate by a token bucket (tc qdisc tbf), in place of its queueing discipline."""
+        """Limit an interface's sending rate by a token bucket (tc qdisc tbf), in place of its queueing discipline.
+
+        Args:
+            name: of the interface.
+            rate_bytes_s: above 0.
+            burst_bytes: that may pass at once; at least a whole packet.
+            queue_bytes: that may wait; more is dropped.
+        """
         # tc_tbf_qopt: ratespec(cell_log, linklayer, overhead, cell_align, mpu, rate), peak ratespec, limit, buffer,
         # mtu. With an Ethernet link layer the kernel needs no rate table; TCA_TBF_BURST wins over `buffer`.
         rate = struct.pack("BBHhHI", 0, TC_LINKLAYER_ETHERNET, 0, 0, 0, min(rate_bytes_s, MAX_U32))

@@ -123,7 +123,7 @@ async def _connect(target: RelayTarget) -> socket.socket:
 
 
 def _bind_source(outer: socket.socket, source: str) -> None:
-    """Bind a connection to a source address; without it the machine's own is used."""
+    """Bind a connection to a source address; where that fails, it comes from the machine's own."""
     with contextlib.suppress(OSError):
         # The port is chosen at connect, by the pair of ends: otherwise 28,000 connections of all jobs use all up.
         outer.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)

@@ -63,6 +63,6 @@ def as_nested(tensors: list[Any]) -> list[list[Any]]:
 
 
 def limit_s_of(options: Any, default_s: float) -> float:
-    """Return the limit of options in seconds, or else `default_s`."""
+    """Return the time limit that options set, in seconds, or `default_s` if they leave torch's negative mark."""
     timeout: timedelta = options.timeout
     return default_s if timeout.days < 0 else timeout.total_seconds()

@@ -63,7 +63,13 @@ class Collectives:
         self._coalesced: list[Work] | None = None
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Reduce a tensor of any shape in place, on all ranks."""
+        """Reduce a tensor of any shape in place, on all ranks.
+
+        Args:
+            tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
+            opts: AllreduceOptions, or in the short spelling a ReduceOp; None for a sum.
+            timeout: of the short spelling; None for the group's.
+        """
         if type(opts) is not AllreduceOptions:
             tensors, opts = as_list(tensors), options_of(AllreduceOptions, opts, timeout, op=_op_in(opts))
         tensor = single(tensors, "all_reduce")
@@ -82,7 +88,13 @@ class Collectives:
         return _joint([self._reduce_flat(group, opts) for group in by_type.values()], tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Copy the root's tensor to all ranks, in place."""
+        """Copy the root's tensor to all ranks, in place.
+
+        Args:
+            tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
+            opts: BroadcastOptions, or in the short spelling the root's rank; None for rank 0.
+            timeout: of the short spelling; None for the group's.
+        """
         if type(opts) is not BroadcastOptions:
             tensors, opts = as_list(tensors), options_of(BroadcastOptions, opts, timeout, root=opts)
         tensor = single(tensors, "broadcast")
@@ -95,7 +107,14 @@ class Collectives:
         return self._run(asked, opts, tensors, buffer, _copy_back_one(tensor, buffer))
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
-        """Reduce to the root's tensor; those of other ranks stay as they were."""
+        """Reduce to the root's tensor; those of other ranks stay as they were.
+
+        Args:
+            tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
+            opts: ReduceOptions, or in the short spelling the root's rank; None for rank 0.
+            op: a ReduceOp in the short spelling; None for a sum.
+            timeout: of the short spelling; None for the group's.
+        """
         if type(opts) is not ReduceOptions:
             tensors, opts = as_list(tensors), options_of(ReduceOptions, opts, timeout, root=opts, op=op)
         tensor = single(tensors, "reduce")
@@ -111,7 +130,15 @@ class Collectives:
         return self._run(asked, opts, tensors, buffer, _copy_back_one(tensor, buffer) if is_root else None)
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
-        """Collect a tensor of every rank into a list of tensors in rank order; their sizes may differ by rank."""
+        """Collect a tensor of every rank into a list of tensors in rank order; their sizes may differ by rank.
+
+        Args:
+            output_tensors: a list of one tensor for each rank, or that list in a list.
+            input_tensors: a tensor of any shape, or a list of one, as this rank's output has.
+            opts: AllgatherOptions, or None in the short spelling.
+            timeout: of the short spelling; None for the group's.
+        Raises: ValueError if this rank's output has another size than its input, or a tensor is missing.
+        """
         if type(opts) is not AllgatherOptions:
             output_tensors, input_tensors = as_nested(output_tensors), as_list(input_tensors)
             opts = options_of(AllgatherOptions, opts, timeout)
@@ -138,7 +165,13 @@ class Collectives:
         return self._run(asked, opts, output_tensors, (source, buffers), finish)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:  # noqa: A002
-        """Collect a tensor of every rank into one that holds all, in rank order."""
+        """Collect a tensor of every rank into one that holds all, in rank order.
+
+        Args:
+            output: of any shape with N times the elements of `input`, N ranks.
+            input: of any shape, the same on all ranks.
+            opts: AllgatherOptions, or None in the short spelling.
+        """
         opts = opts if type(opts) is AllgatherOptions else options_of(AllgatherOptions, opts)
         if not input.is_cpu and (other := self._elsewhere(input)) is not None:
             return other._allgather_base(output, input, opts)
@@ -153,7 +186,13 @@ class Collectives:
         return self._work(ticket, asynchronous, [output], (source, buffer), _copy_back_one(output, buffer))
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
-        """Collect several tensors of every rank. `output_lists` holds a list a rank, as long as `input_list`."""
+        """Collect several tensors of every rank.
+
+        Args:
+            output_lists: a list of tensors for each rank.
+            input_list: this rank's tensors, as many as in each of those lists.
+            opts: AllgatherOptions, or None in the short spelling.
+        """
         self._one_a_rank(output_lists, "all_gather_coalesced")
         opts = options_of(AllgatherOptions, opts)
         works = [
@@ -163,7 +202,13 @@ class Collectives:
         return _joint(works, [tensor for outputs in output_lists for tensor in outputs])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """Collect several tensors of every rank, each into one that holds all."""
+        """Collect several tensors of every rank, each into one that holds all.
+
+        Args:
+            outputs: for each input a tensor with N times its elements, N ranks.
+            inputs: this rank's tensors.
+            opts: AllgatherOptions, or None in the short spelling.
+        """
         opts = options_of(AllgatherOptions, opts)
         works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         return _joint(works, outputs)
@@ -171,7 +216,14 @@ class Collectives:
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Reduce a list of tensors, one a rank; rank r keeps the r-th. Sizes may differ by rank."""
+        """Reduce a list of tensors, one a rank; rank r keeps the r-th. Sizes may differ by rank.
+
+        Args:
+            output_tensors: a tensor of any shape, or a list of one, as this rank's input has.
+            input_tensors: a list of one tensor for each rank, or that list in a list.
+            opts: ReduceScatterOptions, or in the short spelling a ReduceOp; None for a sum.
+            timeout: of the short spelling; None for the group's.
+        """
         if type(opts) is not ReduceScatterOptions:
             output_tensors, input_tensors = as_list(output_tensors), as_nested(input_tensors)
             opts = options_of(ReduceScatterOptions, opts, timeout, op=_op_in(opts))
@@ -187,7 +239,13 @@ class Collectives:
         return self._reduce_scatter(output, 0, [source.data_ptr() for source in sources], sources, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:  # noqa: A002
-        """Reduce a tensor that holds a chunk a rank; rank r keeps chunk r."""
+        """Reduce a tensor that holds a chunk a rank; rank r keeps chunk r.
+
+        Args:
+            output: of any shape, the same on all ranks.
+            input: of any shape with N times the elements of `output`, N ranks.
+            opts: ReduceScatterOptions; None for a sum.
+        """
         opts = opts if type(opts) is ReduceScatterOptions else options_of(ReduceScatterOptions, opts)
         if not input.is_cpu and (other := self._elsewhere(input)) is not None:
             return other._reduce_scatter_base(output, input, opts)
@@ -196,7 +254,13 @@ class Collectives:
         return self._reduce_scatter(output, source.data_ptr(), None, source, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """Reduce several tensors that each hold a chunk a rank."""
+        """Reduce several tensors that each hold a chunk a rank.
+
+        Args:
+            outputs: a tensor for each input.
+            inputs: tensors with N times the elements of their outputs, N ranks.
+            opts: ReduceScatterOptions; None for a sum.
+        """
         opts = options_of(ReduceScatterOptions, opts)
         works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         return _joint(works, outputs)
@@ -204,7 +268,14 @@ class Collectives:
     def gather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Collect a tensor of every rank in the root's list, in rank order."""
+        """Collect a tensor of every rank in the root's list, in rank order.
+
+        Args:
+            output_tensors: on the root a list of one tensor for each rank, or that list in a list; elsewhere empty.
+            input_tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
+            opts: GatherOptions, or in the short spelling the root's rank; None for rank 0.
+            timeout: of the short spelling; None for the group's.
+        """
         if type(opts) is not GatherOptions:
             output_tensors, input_tensors = as_nested(output_tensors), as_list(input_tensors)
             opts = options_of(GatherOptions, opts, timeout, root=opts)
@@ -228,7 +299,14 @@ class Collectives:
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Give each rank its tensor of the root's list."""
+        """Give each rank its tensor of the root's list.
+
+        Args:
+            output_tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
+            input_tensors: on the root a list of one tensor for each rank, or that list in a list; elsewhere empty.
+            opts: ScatterOptions, or in the short spelling the root's rank; None for rank 0.
+            timeout: of the short spelling; None for the group's.
+        """
         if type(opts) is not ScatterOptions:
             output_tensors, input_tensors = as_list(output_tensors), as_nested(input_tensors)
             opts = options_of(ScatterOptions, opts, timeout, root=opts)
@@ -257,7 +335,16 @@ class Collectives:
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Send rows of a tensor to every rank and receive rows of each; split sizes count rows; empty means equal."""
+        """Send rows of a tensor to every rank and receive rows of each.
+
+        Args:
+            output: [rows received, ...].
+            input: [rows sent, ...].
+            output_split_sizes: rows from each rank, by rank; empty for equal parts.
+            input_split_sizes: rows for each rank, by rank; empty for equal parts.
+            opts: AllToAllOptions, or None in the short spelling.
+            timeout: of the short spelling; None for the group's.
+        """
         opts = options_of(AllToAllOptions, opts, timeout)
         if not input.is_cpu and (other := self._elsewhere(input)) is not None:
             return other.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
@@ -275,7 +362,14 @@ class Collectives:
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Send a tensor to every rank and receive one from each; sizes may differ."""
+        """Send a tensor to every rank and receive one from each; sizes may differ.
+
+        Args:
+            output_tensors: one for each rank, of the size that it sends.
+            input_tensors: one for each rank.
+            opts: AllToAllOptions, or None in the short spelling.
+            timeout: of the short spelling; None for the group's.
+        """
         opts = options_of(AllToAllOptions, opts, timeout)
         if (other := self._elsewhere_any(input_tensors)) is not None:
             return other.alltoall(output_tensors, input_tensors, opts)
@@ -304,7 +398,13 @@ class Collectives:
         self._core.run(Operation(Kind.BARRIER, timeout_s=limit_s))
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        """Send a tensor to a rank; matched by tag, independent of collectives."""
+        """Send a tensor to a rank; matched by tag, independent of collectives.
+
+        Args:
+            tensors: a tensor of any shape, or a list of one.
+            dst: rank that receives.
+            tag: of the `recv` that takes it.
+        """
         tensor = single(as_list(tensors), "send")
         if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
             return other.send(tensors, dst, tag)
@@ -314,7 +414,13 @@ class Collectives:
         return self._pending(self._core.run(message), [tensor], buffer)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
-        """Receive a tensor from a rank."""
+        """Receive a tensor from a rank.
+
+        Args:
+            tensors: a tensor of any shape, or a list of one, of as many bytes as were sent; written.
+            src: rank that sends.
+            tag: of the `send`.
+        """
         tensor = single(as_list(tensors), "recv")
         if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
             return other.recv(tensors, src, tag)
@@ -405,7 +511,7 @@ class Collectives:
         """Have the core take a collective; return the work that torch waits on.
 
         Args:
-            asked: by its caller's options, which tell whether it waits, and how long.
+            asked: the operation; `opts` set here whether it is asynchronous, and its time limit.
         """
         asked.asynchronous = asynchronous = is_asynchronous(opts)
         asked.timeout_s = limit_s_of(opts, self._timeout_s)

@@ -94,7 +94,13 @@ class CompletionThread:
         return True
 
     def adopt(self, ticket: int, held: Any, finish: Callable[[], None] | None) -> None:
-        """Keep the memory of an operation whose work was dropped until the operation has ended."""
+        """Keep the memory of an operation whose work was dropped until the operation has ended.
+
+        Args:
+            ticket: of the core, not yet waited for.
+            held: owns the memory.
+            finish: runs after a good end; None for nothing to do.
+        """
         self.watch(_Dropped(self._core, ticket, held, finish))
 
     def await_end(self, has_ended: Callable[[], bool], limit_s: float | None) -> bool:

@@ -25,7 +25,7 @@ FIRST_STEP = 2  # of PowerSGD: torch sets buckets anew after the first step, err
 
 
 class Compression(StrEnum):
-    """The compression of gradients."""
+    """Ways to compress gradients."""
 
     FP16 = "fp16"  # 10 bits of mantissa; gradients below 6e-8 vanish, above 65504 overflow
     BF16 = "bf16"  # 7 bits of mantissa, float32's range

@@ -60,7 +60,10 @@ def own_placement(device: torch.device) -> Placement:
 
 
 def encode(placement: Placement) -> torch.Tensor:
-    """Return a placement as bytes, shape [_RECORD_BYTES], for an all-gather on host memory."""
+    """Return a placement as bytes, shape [_RECORD_BYTES], for an all-gather on host memory.
+
+    Raises: ValueError for a device name that is too long.
+    """
     text = f"{int(placement.has_nccl)}{placement.device}".encode()
     if len(text) > _RECORD_BYTES:
         raise ValueError(f"the name of GPU {placement.device!r} has over {_RECORD_BYTES - 1} bytes")
@@ -68,6 +71,6 @@ def encode(placement: Placement) -> torch.Tensor:
 
 
 def decode(record: torch.Tensor) -> Placement:
-    """Return the placement that `encode` made bytes of."""
+    """Return the placement of a record of `encode`, shape [_RECORD_BYTES]."""
     text = bytes(record.tolist()).rstrip(b"\0").decode()
     return Placement(text[1:], text[0] == "1")

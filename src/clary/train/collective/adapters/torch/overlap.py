@@ -34,7 +34,7 @@ _LEAST_S = 1e-9  # between the times of the two samples, where noise turned them
 
 
 class BucketTuning:
-    """The plan or the outcome of `tune_buckets`.
+    """The tuning of one model's buckets by `tune_buckets`, under way or decided.
 
     `outcome` is None until it is decided, then one sentence: the plan, or why buckets stay as they were. `caps` are
     then the sizes at which buckets close, in bytes, in the order in which gradients become ready, or None.
@@ -127,7 +127,7 @@ class BucketTuning:
 
 
 def tune_buckets(model: DistributedDataParallel, *, num_steps: int = MEASURED_STEPS) -> BucketTuning:
-    """Fit the buckets of `model` to times of its first steps. Call it on every rank, before the first step.
+    """Fit the buckets of `model` to measured times of its first steps. Call it on every rank, before the first step.
 
     After SETTLING_STEPS and `num_steps` steps the next forward pass takes the time of some reductions longer, as all
     ranks measure them together. Results of training do not change, but for the order in which gradients are added.
@@ -136,7 +136,8 @@ def tune_buckets(model: DistributedDataParallel, *, num_steps: int = MEASURED_ST
     with find_unused_parameters, where torch fixes buckets before it knows the order; on a GPU, where a gradient's time
     is not known when it is asked for; with sparse gradients; and inside `join`.
 
-    Returns: what says, later, what was done.
+    Returns: an object whose `outcome` later says what was done.
+    Raises: ValueError if `num_steps` is below 1.
     """
     if num_steps < 1:
         raise ValueError(f"tune_buckets: num_steps must be 1 or more, got {num_steps}")

@@ -222,6 +222,6 @@ keep_untraced(core_module, interface, calls, collectives, completion, staging, t
 
 @atexit.register
 def _leave_all_groups() -> None:
-    """Leave groups that a script did not destroy in order, so that working peers hear of no death."""
+    """Leave in order all groups that a script did not destroy, so that working peers hear of no death."""
     for group in list(_open_groups):
         group.shutdown()

@@ -35,10 +35,13 @@ class Streams(Protocol):
     """Copies between a device and host memory, in the background."""
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Begin to copy a tensor behind the program's stream; return the copy, and a function that waits for it."""
+        """Begin to copy a tensor of any shape, after the work on the program's stream.
+
+        Returns: the copy, and a function that waits for it.
+        """
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Begin to copy back."""
+        """Begin to copy `source` back into `target`, of the same shape."""
 
     def up_mark(self) -> Callable[[], None]:
         """Return a function that has the caller's stream wait for all copies back that have begun."""
@@ -59,7 +62,7 @@ class CudaStreams:
         self._up = torch.cuda.Stream(device)
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Begin to copy a tensor to pinned memory."""
+        """Begin to copy a tensor to pinned memory of the same shape."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._down.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._down):
@@ -70,7 +73,7 @@ class CudaStreams:
         return host, copied.synchronize
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Begin to copy pinned memory back."""
+        """Begin to copy pinned memory back into a tensor of the same shape."""
         with torch.no_grad(), torch.cuda.stream(self._up):
             target.copy_(source, non_blocking=True)
             target.record_stream(self._up)
@@ -106,13 +109,22 @@ class StagedWork(Work):
             keeping.keep(self)
 
     def end(self, error: BaseException | None, order: Callable[[], None] | None, peer: int = -1) -> None:
-        """Wake the waiters: copies back have begun, or the operation failed."""
+        """Wake the waiters: copies back have begun, or the operation failed.
+
+        Args:
+            error: of the operation; None if it went well.
+            order: has the caller's stream wait for the copies back; None after an error.
+            peer: rank that a received message came from, else -1.
+        """
         self._error, self._order, self._peer = error, order, peer
         self._ended.set()
         self._outcome.set_result(None)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the copies back have begun, then have the caller's stream wait for them."""
+        """Wait until the copies back have begun, then have the caller's stream wait for them.
+
+        Raises: CollectiveTimeout if `timeout` passed first, and the operation goes on; the operation's error.
+        """
         if keeping.IS_NEEDED:
             keeping.let_go(self)
         if not self._ended.wait(timeout.total_seconds() if timeout else None):
@@ -212,7 +224,7 @@ class StagedGroup:
         return staged
 
     def _stage(self, method: Callable[..., Work], arguments: tuple[Any, ...], *, is_alone: bool) -> Work:
-        """Run a method with host copies of all tensors among its arguments; the first argument is written."""
+        """Run a method with host copies of all tensors among its arguments; the first argument is its output."""
         copies: dict[int, tuple[torch.Tensor, torch.Tensor, Callable[[], None]]] = {}
 
         def on_host(value: Any) -> Any:

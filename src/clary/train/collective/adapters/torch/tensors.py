@@ -58,7 +58,7 @@ def core_op(op: ReduceOp) -> int:
 
 
 def check_memory(tensor: torch.Tensor, operation: str) -> None:
-    """Raise for a tensor that has no host memory of the plain kind.
+    """Raise for a tensor of any shape that has no host memory of the plain kind.
 
     Raises:
         NotImplementedError: it is sparse, or lies on a device that this backend does not serve.
@@ -75,7 +75,10 @@ def check_memory(tensor: torch.Tensor, operation: str) -> None:
 
 
 def dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    """Return `tensor` if it lies in one piece of host memory, else a copy that does."""
+    """Return `tensor` if it lies in one piece of host memory, else a copy of its shape that does.
+
+    Raises: as `check_memory`.
+    """
     if tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous():
         return tensor
     check_memory(tensor, operation)
@@ -85,6 +88,10 @@ def dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 def reduced(tensor: torch.Tensor, op: int, operation: str) -> tuple[int, int]:
     """Return element count and type of a dense tensor as the core reduces it; complex numbers are pairs.
 
+    Args:
+        tensor: of any shape.
+        op: number of the reduction in the core.
+        operation: for the error's text.
     Raises:
         NotImplementedError: no reduction is defined on its type.
     """
@@ -101,7 +108,10 @@ def reduced(tensor: torch.Tensor, op: int, operation: str) -> tuple[int, int]:
 
 
 def moved(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return element count and type of a dense tensor as the core moves it: bytes where it has no such type."""
+    """Return element count and type of a dense tensor of any shape as the core moves it.
+
+    A type that the core does not know counts as bytes.
+    """
     dtype = DTYPES.get(tensor.dtype)
     if dtype is not None:
         return tensor.numel(), dtype
@@ -122,6 +132,10 @@ def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
 def check_equal(tensors: Sequence[torch.Tensor], like: torch.Tensor, operation: str) -> None:
     """Raise unless every tensor has the type and element count of `like`.
 
+    Args:
+        tensors: of any shape.
+        like: of any shape; its type and element count are compared.
+        operation: for the error's text.
     Raises:
         TypeError: other types. ValueError: other counts.
     """

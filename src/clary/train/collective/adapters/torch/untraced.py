@@ -22,7 +22,7 @@ def keep_untraced(*modules: ModuleType) -> None:
 
 
 def _marker() -> Callable[[CodeType], None] | None:
-    """Return torch's function that marks code, in the form since 2.7 or before."""
+    """Return a function that marks code as not to be traced, of torch since 2.7 or before; None in a torch without."""
     from torch._C._dynamo import eval_frame
 
     if hasattr(eval_frame, "set_code_exec_strategy"):

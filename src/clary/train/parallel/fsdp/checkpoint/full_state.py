@@ -71,7 +71,11 @@ def sliced_model_state(model: nn.Module, whole: Mapping[str, Any]) -> State:
 
 
 def whole_optimizer_state(model: Any, taken: State, *, is_rank0_only: bool) -> State:
-    """Return the optimizer's state that FSDP gave, by names of parameters, with slices made whole, likewise.
+    """Return the optimizer's state that FSDP gave on this rank with slices made whole. Every rank calls it.
+
+    Args:
+        taken: as `optim_state_dict` of FSDP returns it, by names of parameters.
+        is_rank0_only: whether the state goes to rank 0 alone; others return an empty one.
 
     Raises: ValueError if a parameter has a state of a shape that cannot be joined, such as a factored one.
     """

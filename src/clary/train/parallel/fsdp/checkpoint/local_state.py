@@ -1,4 +1,4 @@
-"""Local states: each rank saves its own memory, and no rank asks another for anything.
+"""Local states: each rank saves the tensors that it holds in memory, and asks no other rank for anything.
 
 Where: scripts enter `sm_state_dict_type` around `state_dict` and `load_state_dict` of model and optimizer. Keys say
 which shard of how many they are of, so ranks that hold the same shard save it once, and a program with another number

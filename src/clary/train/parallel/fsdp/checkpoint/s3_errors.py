@@ -1,4 +1,4 @@
-"""Errors of S3: the ones that pass, and retries.
+"""Errors of S3: tells passing ones from lasting ones, and retries a call.
 
 Errors are told by what they carry and by their names: this is read where there is no botocore.
 """
@@ -29,8 +29,12 @@ def retry_with_jitter(
 ) -> T:
     """Call a function until it does not raise, waiting twice as long each time, less a random part.
 
+    Args:
+        num_tries: calls at most, 1 or more.
+        sleep: waits, for a number of seconds.
+
     Raises: what the last try raised; at once what another try would not mend: an object or bucket that is not there, a
-        refusal, arguments or credentials that are wrong, no boto3.
+        refusal, arguments or credentials that are wrong, no boto3. ValueError for `num_tries` below 1.
     """
     for attempt in range(num_tries):
         try:

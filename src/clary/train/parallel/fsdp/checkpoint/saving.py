@@ -41,7 +41,7 @@ class Saving:
     path: str
 
     def stage(self, copy: Callable[[Any, Any], Any]) -> None:
-        """Copy each rank's data to write, so that training may change it.
+        """Have every rank copy the data that it will write, so that training may change the original.
 
         Args:
             copy: of the plan and its planner; returns a planner for copies.
@@ -124,6 +124,10 @@ def plan_saving(
     num_threads: int = 1,
 ) -> Saving:
     """Agree with the other ranks on the data that each writes.
+
+    Args: as `save`, and
+        planner: None is torch's default.
+        num_threads: that write this rank's data, where the writer is made here.
 
     Raises: ValueError if neither a path nor a writer is given, a save to this path is under way, or ranks that hold
         different slices were to save together; CheckpointError naming the ranks that failed.

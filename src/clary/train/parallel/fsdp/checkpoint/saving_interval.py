@@ -20,7 +20,9 @@ from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 
 @dataclass
 class Interval:
-    """The interval and the durations that it follows from, alike on all ranks; callbacks store it as a dict.
+    """The interval and the durations that it follows from, alike on all ranks.
+
+    Callbacks store it as a dict, and make it anew of that.
 
     Args:
         interval: steps from one save to the next; -1 before it is known.

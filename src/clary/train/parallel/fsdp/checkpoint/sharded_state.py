@@ -85,7 +85,13 @@ def in_units(model: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def empty_shards(size: torch.Size, dtype: torch.dtype, device: torch.device, group: Any) -> ShardedTensor:
-    """Return a tensor without values, in shards over a group."""
+    """Return a tensor without values, in shards over a group.
+
+    Args:
+        size: of the whole tensor.
+        device: of the shards.
+        group: process group whose ranks hold one shard each, cut along dimension 0.
+    """
     return _shards(torch.empty((), dtype=dtype, device=device).expand(size), group)  # one element: shards are clones
 
 

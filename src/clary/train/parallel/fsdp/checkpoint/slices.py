@@ -1,4 +1,4 @@
-"""The slice that a checkpoint's folder holds, and the search of data in slices of other degrees.
+"""The slice that a checkpoint's folder holds, and the search for its data in slices of other degrees.
 
 Where: `slice_folders` writes and reads. Nothing here opens a file.
 
@@ -39,7 +39,7 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """The name of its folder for scripts."""
+        """The name that scripts give to its folder, such as tp2-0."""
         return f"{self.axis}{self.of}-{self.number}"
 
     def runs(self, name: str, length: int) -> list[tuple[int, int, int]]:

@@ -67,7 +67,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
 
 
 class DistributedFileSystemReader(FileSystemReader):
-    """Reads checkpoints of the writer.
+    """Reads the checkpoints that `DistributedFileSystemWriter` wrote.
 
     Args:
         path: a folder, or s3://bucket/prefix.
@@ -83,7 +83,7 @@ class DistributedFileSystemReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """Read the folder's metadata.
 
-        Raises: FileNotFoundError if it is none.
+        Raises: FileNotFoundError if the folder is no finished checkpoint, and cannot be put together from others.
         """
         metadata = self.fs.concat_path(self.path, ".metadata")
         if not self.fs.exists(metadata) and not has_sources(self):
@@ -100,14 +100,26 @@ class DistributedFileSystemReader(FileSystemReader):
 
 
 def path_to_file_system(path: Any, s3_region: str | None = None, s3client_config: Any = None) -> Any:
-    """Return the file system of a path, a folder's or S3's."""
+    """Return the file system of a path, a folder's or S3's.
+
+    Args:
+        path: a folder, or s3://bucket/prefix.
+        s3_region: of the bucket; None is what boto3 finds in environment and configuration.
+        s3client_config: a botocore Config, or None.
+    """
     return S3FileSystem(s3_region, s3client_config) if is_s3_uri(path) else FileSystem()
 
 
 def make_writer(path: Any, *, s3_region: str | None, s3client_config: Any, num_threads: int) -> Any:
     """Return a writer for a path.
 
-    Raises: ValueError if it is none.
+    Args:
+        path: a folder, or s3://bucket/prefix.
+        s3_region: of the bucket; None is what boto3 finds in environment and configuration.
+        s3client_config: a botocore Config, or None.
+        num_threads: that write this rank's data.
+
+    Raises: ValueError if the path is empty, no path, or an S3 path that has lost a slash.
     """
     return DistributedFileSystemWriter(
         _checked(path), s3_region=s3_region, s3client_config=s3client_config, thread_count=num_threads
@@ -117,7 +129,12 @@ def make_writer(path: Any, *, s3_region: str | None, s3client_config: Any, num_t
 def make_reader(path: Any, *, s3_region: str | None, s3client_config: Any) -> Any:
     """Return a reader for a path.
 
-    Raises: ValueError if it is none.
+    Args:
+        path: a folder, or s3://bucket/prefix.
+        s3_region: of the bucket; None is what boto3 finds in environment and configuration.
+        s3client_config: a botocore Config, or None.
+
+    Raises: ValueError if the path is empty, no path, or an S3 path that has lost a slash.
     """
     return DistributedFileSystemReader(_checked(path), s3_region=s3_region, s3client_config=s3client_config)
 

@@ -31,9 +31,11 @@ def block_forward(
     positions: Positions | None = None,
     window: int | None = None,
 ) -> Block:
-    """Return a block's output and sums.
+    """Return a block's output [B, H, S, D], in float32 or wider, and sums [B, H, S].
 
     Args:
+        query: [B, H, S, D]; `key` and `value`: [B, H, P, D].
+        scale: of the scores.
         is_causal: whether query i sees the keys up to i alone.
         positions: with `window`: a query sees keys in the `window` positions up to its own; `is_causal` does not count.
     """
@@ -66,7 +68,10 @@ def block_backward(
     """Return the gradients of query, key and value from this block, in float32 or wider.
 
     Args:
-        gradient: of the output over all keys, `out`; `sums` are over all keys.
+        gradient: [B, H, S, D], of the output over all keys, `out` [B, H, S, D].
+        query: [B, H, S, D]; `key` and `value`: [B, H, P, D].
+        sums: [B, H, S], over all keys.
+        scale: as `block_forward` takes it; so are `is_causal`, `positions` and `window`.
     """
     if _kernel(query, window) is not None:
         found = _kernel_backward(gradient, query, key, value, out, sums, is_causal=is_causal, scale=scale)

@@ -37,7 +37,10 @@ class Attending(Protocol):
         window: int | None,
         dropout_prob: float,
     ) -> torch.Tensor:
-        """Return the attention of this rank's queries to the keys of all ranks."""
+        """Return the attention of this rank's queries to the keys of all ranks.
+
+        Args: as `interception.Context.attend`: queries [B, H, S, D], keys and values [B, G, S, D].
+        """
         ...
 
 

@@ -120,6 +120,13 @@ def attend_for_transformers(
 
     A mask is not looked at: some versions make a causal one of the part, and `spreading` refuses any other.
 
+    Args:
+        module: whose attention it is; it has a `Context`.
+        query: [B, H, S, D]; `key` and `value`: [B, G, S, D], where G divides H.
+        scaling: of the scores; None is 1 / sqrt(D).
+        dropout: probability at which attention weights are dropped.
+        sliding_window: how many positions a query sees, itself and those before; None for all.
+
     Raises: RuntimeError if the module is of a model that is not spread.
     """
     context = vars(module).get(_MARK)

@@ -52,6 +52,12 @@ def visible(rank: int, source: int, length: int) -> Visible:
 def positions_of(rank: int, size: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
     """Return the positions in the whole sequence of a rank's part of `length`, [S].
 
+    Args:
+        rank: in the context group.
+        size: number of ranks in that group.
+        length: of the part, S; the whole is `size` times as long.
+        device: None is torch's default.
+
     Raises: ValueError if `length` is odd.
     """
     if length % 2:

@@ -29,7 +29,14 @@ Compute = Callable[[torch.Tensor, list[int]], torch.Tensor]  # rows in the order
 def mix_by_exchange(
     hidden: torch.Tensor, routes: Routes, compute: Compute, group: TensorGroup, num_experts: int
 ) -> torch.Tensor:
-    """Return the weighted sum of each token's experts, [T, D]; a token goes to the ranks of its experts alone."""
+    """Return the weighted sum of each token's experts, [T, D]; a token goes to the ranks of its experts alone.
+
+    Args:
+        hidden: [T, D].
+        routes: experts and weights of the tokens, each [T, K].
+        compute: from rows [R, D] in the order of this rank's experts, and the rows of each, to outputs [R, D].
+        num_experts: E, of all ranks together; the size of the group divides it.
+    """
     num_choices = routes.experts.shape[1]
     expert_of_row = routes.experts.flatten()
     order = expert_of_row.argsort(stable=True)
@@ -47,7 +54,10 @@ def mix_by_exchange(
 def mix_by_gathering(
     hidden: torch.Tensor, routes: Routes, compute: Compute, group: TensorGroup, num_experts: int
 ) -> torch.Tensor:
-    """Return the weighted sum of each token's experts, [T, D]; all tokens go to all ranks of the group."""
+    """Return the weighted sum of each token's experts, [T, D]; all tokens go to all ranks of the group.
+
+    Args: as `mix_by_exchange`.
+    """
     num_tokens, num_choices = routes.experts.shape
     longest = int(collectives.gather_whole(torch.tensor([num_tokens], device=hidden.device), group).max())
     missing = longest - num_tokens
@@ -70,6 +80,7 @@ def shuffle(rows: torch.Tensor, group: TensorGroup, seed: int) -> tuple[torch.Te
     """Return rows of all ranks, mixed, and the function that takes results back to where their rows came from.
 
     Args:
+        rows: [n, ...], of this rank; ranks may have different n.
         seed: of this rank; the same seed and number of rows give the same order, also when it is computed again.
     """
     order = torch.randperm(rows.shape[0], generator=torch.Generator().manual_seed(seed)).to(rows.device)
@@ -84,6 +95,7 @@ def exchange_rows(rows: torch.Tensor, sends: list[int], receives: list[int], gro
     """Return the rows that the ranks of the group have for this one, in their order; empty shares are allowed.
 
     Args:
+        rows: [sum of `sends`, ...]; the result is [sum of `receives`, ...].
         sends: how many rows, from the first on, go to each rank; `receives`: how many come from each.
     """
     if group.size == 1:

@@ -145,8 +145,8 @@ class ListedExperts(OwnExperts):
 def drawing_apart(module: nn.Module) -> Iterator[None]:
     """Make random values drawn for a module of experts, or a part of one, differ between the ranks of its group.
 
-    Where: whoever initialises parameters that were on the meta device, and are not drawn whole and cut then, enters it,
-    for whatever module. Modules that are no experts draw as if it was not there; after it all draw on as before.
+    Where: code that initialises parameters which were on the meta device, and are not drawn whole and cut then, enters
+    it for every module. For modules other than experts it changes nothing; after it all draw on as before.
     """
     spread = getattr(module, "_clary_spread", None)
     if spread is None or isinstance(module, MoELayer):

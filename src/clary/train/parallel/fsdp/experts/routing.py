@@ -1,4 +1,4 @@
-"""The experts of each token, and their weights.
+"""Routing: chooses the experts of each token, and their weights.
 
 Shapes: T tokens of this rank, E experts of the layer, K experts a token goes to.
 
@@ -67,14 +67,23 @@ def best_routes(logits: torch.Tensor, top_k: int) -> Routes:
 
 
 def even_share_loss(logits: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-    """Return E times the sum over experts of share of tokens x mean probability: 1 where shares are even, up to E."""
+    """Return E times the sum over experts of share of tokens x mean probability: 1 where shares are even, up to E.
+
+    Args:
+        logits: [T, E]; gradients flow through the probabilities alone.
+        experts: [T, K], chosen for each token.
+    """
     num_tokens, num_experts = logits.shape
     shares = torch.bincount(experts.flatten(), minlength=num_experts) / max(experts.numel(), 1)
     return num_experts * (shares * _softmax(logits).sum(0)).sum() / max(num_tokens, 1)
 
 
 def z_loss(logits: torch.Tensor) -> torch.Tensor:
-    """Return the mean over tokens of the square of log sum exp(logits)."""
+    """Return the mean over tokens of the square of log sum exp(logits).
+
+    Args:
+        logits: [T, E].
+    """
     return logits.float().logsumexp(-1).square().sum() / max(logits.shape[0], 1)
 
 

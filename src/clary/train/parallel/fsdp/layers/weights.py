@@ -30,7 +30,10 @@ def cut_weights(
 ) -> None:
     """Replace parameters by this rank's slices and mark them, one after the other; tied ones stay tied.
 
-    Parameters on the meta device become slices there. See `cutting.cut_layers` for the arguments.
+    Parameters on the meta device become slices there.
+
+    Args: as `cutting.cut_layers`, and
+        places: the parameters to cut; a tied one with each of its owners.
 
     Raises: ValueError if ranks of a group differ in what is on the meta device, rank 0 has no values to send, or a
         parameter is tied to one that stays whole.

@@ -72,11 +72,11 @@ class Architecture:
 
     @property
     def is_by_head(self) -> bool:
-        """Whether a state of theirs can be read with the number of heads alone."""
+        """Whether the number of heads is needed to read a state of theirs."""
         return any(rule.is_by_head for rule in self.translation.layer)
 
     def modules_of(self, *ours: str) -> tuple[str, ...]:
-        """Return the names, without paths, of their modules that hold the weights of modules of ours."""
+        """Return the names, without paths, of transformers' modules that hold the weights of modules of ours."""
         wanted = {f"{one}.weight" for one in ours}
         rules = (*self.translation.layer, *self.translation.model)
         return tuple(rule.theirs.split(".")[-2] for rule in rules if wanted & set(rule.ours))

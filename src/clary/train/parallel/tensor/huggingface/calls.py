@@ -164,7 +164,15 @@ def refuse(who: str, given: Mapping[str, Any], *names: str) -> None:
 
 
 def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of a method by their names."""
+    """Return arguments of a method by their names.
+
+    Args:
+        signature: of the method, `self` included.
+        args: without `self`.
+        kwargs: ones that the method takes as ** come back under their own names.
+
+    Raises: TypeError for arguments that the method does not take.
+    """
     bound = signature.bind(None, *args, **kwargs).arguments
     more = {one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD}
     found = {name: value for name, value in bound.items() if name not in more}

@@ -30,7 +30,14 @@ class Rule:
     is_by_head: bool = False
 
     def split(self, tensor: torch.Tensor, num_heads: int | None) -> list[torch.Tensor]:
-        """Return ours for theirs."""
+        """Return ours for theirs.
+
+        Args:
+            tensor: theirs: a weight [out, in], [in, out] if `is_transposed`, or a bias [out].
+            num_heads: needed if `is_by_head`.
+
+        Raises: ValueError if `num_heads` is needed and None.
+        """
         if self.is_transposed:
             tensor = tensor.t()
         if self.is_by_head:
@@ -49,7 +56,14 @@ class Rule:
 
 
 def linear(ours: str | Sequence[str], theirs: str, *, transposed: bool = False, by_head: bool = False) -> list[Rule]:
-    """Return the rules of a linear layer, or of several that are one of theirs; biases may be missing."""
+    """Return the rules of a linear layer, or of several that are one of theirs; biases may be missing.
+
+    Args:
+        ours: path of our layer, or of several whose outputs lie behind each other in theirs.
+        theirs: path of their layer.
+        transposed: whether the weight of theirs is [in, out].
+        by_head: whether theirs has the parts of each head together, rather than all heads of each part.
+    """
     names = (ours,) if isinstance(ours, str) else tuple(ours)
     return [
         Rule(tuple(f"{name}.weight" for name in names), f"{theirs}.weight", transposed, by_head),
@@ -110,7 +124,10 @@ class Translation:
     def layer_to_theirs(
         self, state: StateDict, *, num_heads: int | None = None, max_seq_len: int | None = None
     ) -> StateDict:
-        """Return the way back from `layer_to_ours`; arguments as `to_theirs`."""
+        """Return the way back from `layer_to_ours`.
+
+        Args: as `to_theirs`.
+        """
         return self._translate_layers(state, num_heads, is_ours=True, max_seq_len=max_seq_len)
 
     def _translate_layers(
