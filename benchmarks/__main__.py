@@ -80,7 +80,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
 
 
 def main() -> int:
-    """Run what was named."""
+    """Run the benchmarks that the command line names; without a name list all of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS))
     parser.add_argument("--all", action="store_true")

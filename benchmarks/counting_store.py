@@ -41,7 +41,7 @@ class CountingStore:
         return f's3_endpoint_url = "{self.url}"\ns3_access_key_id = "{KEY_ID}"\ns3_secret_access_key = "{SECRET}"\n'
 
     def objects_read(self, since: int) -> list[str]:
-        """Return the paths of the GETs of objects after the first `since` requests; lists of a bucket are none."""
+        """Return the paths of the GETs of objects after the first `since` requests; lists of a bucket do not count."""
         gets = [urlsplit(path) for method, path in self.requests[since:] if method == "GET"]
         return [url.path for url in gets if "/" in url.path.strip("/") and "uploadId=" not in url.query]
 

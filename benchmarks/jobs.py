@@ -1,4 +1,4 @@
-"""Jobs in script mode as the benchmarks submit them, and what came of them, by boto3."""
+"""Jobs in script mode as the benchmarks submit them, and their outcomes, by boto3."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class BenchmarkJobs:
         }
 
     def wait(self, name: str, *, status: str) -> dict[str, Any]:
-        """Return what Describe says at the end of a job; exits if it ends otherwise than in `status`."""
+        """Return the description of a job at its end; exits if its status is another than `status`."""
         deadline = time.monotonic() + TIMEOUT_S
         facts: dict[str, Any] = self.sagemaker.describe_training_job(TrainingJobName=name)
         while facts["TrainingJobStatus"] not in TERMINAL and time.monotonic() < deadline:

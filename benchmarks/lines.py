@@ -19,7 +19,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What docs/benchmarks.md says of a result line; `ratio` is above 1 when ours is better."""
+    """A result line, as docs/benchmarks.md describes it; `ratio` is above 1 when ours is better."""
 
     case: str
     metric: str

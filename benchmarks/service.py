@@ -20,7 +20,7 @@ TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
 
 @dataclass(frozen=True)
 class BenchmarkService:
-    """A running service and what clients of it have in their environment."""
+    """A running service, and the environment for its clients."""
 
     home: Path
     environment: dict[str, str]
@@ -31,7 +31,7 @@ class BenchmarkService:
         _clary(self.own_environment, "up")
 
     def clary(self, *arguments: str) -> str:
-        """Run a command of `clary` against the service and return what it prints; exits if it fails."""
+        """Run a command of `clary` against the service and return its output; exits if it fails."""
         return _clary(self.own_environment, *arguments)
 
 

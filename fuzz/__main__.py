@@ -1,4 +1,4 @@
-"""`python -m fuzz [TARGET...] [--seconds N]`: fuzz each target, keep what it found, and say how it went.
+"""`python -m fuzz [TARGET...] [--seconds N]`: fuzz each target, keep its new inputs, and report the outcome.
 
 Where: `make fuzz`. Each target runs in a process of its own; its working files, and inputs that led to a finding, lie
 in .cache/fuzz/TARGET. The kept corpus is the smallest that covers what the target has ever covered.
@@ -98,12 +98,12 @@ def _fuzz(target: str, *, seconds: int) -> Outcome:
 
 
 def _findings(folder: Path) -> set[Path]:
-    """Return the inputs that led to a finding; slow ones are none, they say that the machine was busy."""
+    """Return the inputs that led to a finding; slow inputs do not count, they only show that the machine was busy."""
     return {path for kind in ("crash", "timeout", "oom", "leak") for path in folder.glob(f"{kind}-*")}
 
 
 def _merged(target: str, corpus: Path) -> list[bytes]:
-    """Return the smallest part of a corpus that covers what the whole does."""
+    """Return the smallest part of a corpus with the same coverage as the whole."""
     merged = CACHE / target / "merged"
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a hostile agent can send: reports and log batches with anything in them.
+"""Messages that a hostile agent can send: reports and log batches with any content.
 
 Where: `agent_target` sends them. A program that gets at its host's token can send the same.
 """
@@ -156,7 +156,7 @@ class MessageMaker:
         return self._maybe(lambda: {str(self._text()): make() for _ in range(max(0, self._reader.byte() % 8 - 5))})
 
     def _maybe(self, make: Callable[[], Any]) -> Any:
-        """Return what `make` makes; once in a while anything else."""
+        """Return the result of `make`; once in a while any other value."""
         return self._anything() if self._reader.chance(40) else make()
 
     def _anything(self) -> Any:

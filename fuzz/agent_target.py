@@ -130,7 +130,7 @@ class _World:
         require(len(self._secrets) >= 3, "the victim has no secrets to look for", secrets=self._secrets)
 
     async def run(self, reader: ByteReader) -> None:
-        """Send up to four requests, look at what has become of both jobs, and put the hostile one back."""
+        """Send up to four requests, check both jobs afterwards, and put the hostile job back."""
         self.num_runs += 1
         for _ in range(1 + reader.below(MAX_REQUESTS)):
             request = self._request(reader)
@@ -240,7 +240,7 @@ def _parent_folder() -> str | None:
 
 
 def _secrets_of(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every text that is hidden from people who look at a plan."""
+    """Yield every text of a plan that `without_secrets` hides."""
     waiting: list[tuple[Any, Any]] = [(plan, without_secrets(plan))]
     while waiting:
         shown, hidden = waiting.pop()

@@ -27,7 +27,7 @@ class ByteReader:
         return self._at >= len(self._data)
 
     def byte(self) -> int:
-        """Return the next byte, 0 when there is none."""
+        """Return the next byte, or 0 at the end."""
         if self._at >= len(self._data):
             return 0
         self._at += 1
@@ -62,7 +62,7 @@ class ByteReader:
         return self.take(len(self._data))
 
     def text(self) -> str:
-        """Return text as HTTP libraries hand it over: UTF-8, and bytes that are none as lone surrogates."""
+        """Return text as HTTP libraries hand it over: UTF-8, with undecodable bytes as lone surrogates."""
         return self.chunk().decode("utf-8", "surrogateescape")
 
     def word(self, known: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ def corpus_file(target: str) -> Path:
 
 
 def read_corpus(target: str) -> list[bytes]:
-    """Return the kept inputs of a target; none if it has no corpus yet."""
+    """Return the kept inputs of a target; an empty list if it has no corpus yet."""
     path = corpus_file(target)
     if not path.exists():
         return []

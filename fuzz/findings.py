@@ -1,4 +1,4 @@
-"""What a target raises when the product breaks its word."""
+"""Findings: the errors that a target raises when the product breaks a promise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class FindingError(AssertionError):
-    """The product did something that it must never do; the message says what, with the input that led to it."""
+    """The product did something that it must never do; the message names it, with the input that led to it."""
 
 
 def found(what: str, **evidence: object) -> NoReturn:

@@ -125,7 +125,7 @@ def _run(data: bytes, place: Path) -> None:
 
 
 def _fill(reader: ByteReader, folder: Path) -> None:
-    """Make what a program could: files, folders, links, pipes."""
+    """Make entries of a folder as a program could: files, folders, links, pipes."""
     for _ in range(reader.below(6)):
         path = folder / reader.choose(("a", "a/b", "a/b/c", "b", "a/c"))
         kind = reader.below(4)

@@ -71,7 +71,7 @@ def _run(data: bytes, runner: asyncio.Runner) -> None:
 
 
 def _run_signed(reader: ByteReader) -> None:
-    """Sign a form, change fields of it, and see what is accepted."""
+    """Sign a form, change fields of it, and check that an accepted form stays within its signed policy."""
     is_version_4 = not reader.chance()
     fields = _signed(is_version_4)
     policy = fields["policy"]
@@ -137,7 +137,7 @@ def _judge(fields: dict[str, str], *, file_name: str) -> FormUpload | None:
 
 
 def _run_file(reader: ByteReader, runner: asyncio.Runner) -> None:
-    """Put a file into a form that is whole, cut or changed, and see what comes out."""
+    """Put a file into a whole or cut form, and check that exactly this file passes, or nothing."""
     content = b"".join(reader.choose(_FORM) if reader.chance(4) else reader.chunk() for _ in range(reader.below(6)))
     if b"\r\n--xyz" in b"\r\n" + content:
         return  # no browser chooses a boundary that stands in the file

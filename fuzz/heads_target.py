@@ -277,7 +277,7 @@ def _run_matching(reader: ByteReader) -> None:
 
 
 def _run_budget(reader: ByteReader) -> None:
-    """Whatever bodies grow and end, the bounds of all and of one client hold, and nothing stays held."""
+    """Grow and end bodies in any order: the total bound always holds, and no bytes stay held at the end."""
     total = reader.choose((0, 1, 100, 300_000))
     budget = BodyBudget(total)
     open_ones: list[tuple[str, BodyTicket]] = []

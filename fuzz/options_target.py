@@ -1,4 +1,4 @@
-"""What a user's strings and a program's output become: hyperparameters, distribution, MPI options, log lines, words.
+"""Functions over a user's strings and a program's output: hyperparameters, distribution, MPI options, log lines, words.
 
 What must hold: none of these functions raises for any text that passes the wire, command lines can be carried, and how
 a program's output is cut into pieces changes nothing of its lines.

@@ -134,7 +134,7 @@ def _run_request(reader: ByteReader, kind: int) -> None:
 
 
 def check(sent: Sent) -> Caller | None:
-    """Return who sent a request, as the front finds out; None for a refusal."""
+    """Return the caller of a request, as the front authenticates it; None for a refusal."""
     try:
         caller = authenticate(
             sigv4.SigningRequest(sent.method, sent.raw_path, sent.query, sent.headers),
@@ -203,7 +203,7 @@ def _covered(sent: Sent) -> frozenset[str]:
 
 
 def _asked(sent: Sent) -> S3Request | str:
-    """Return what the front takes a request for, or the code of its refusal."""
+    """Return the request as the front parses it, or the code of its refusal."""
     bucket = s3_request.bucket_of_host(sent.header("host"))
     try:
         return s3_request.parse_request(
@@ -239,7 +239,7 @@ def _meaning_of_version_2(sent: Sent) -> dict[str, object]:
 
 
 def _run_chunks(reader: ByteReader, runner: asyncio.Runner) -> None:
-    """Frame data as signed chunks, change the frame, and see what passes."""
+    """Frame data as signed chunks, change the frame, and check that only the signed data passes."""
     data = reader.chunk()
     with_trailer = reader.chance()
     caller = check(_signed(ByteReader(b""), _HEADER))
@@ -266,7 +266,7 @@ def _run_chunks(reader: ByteReader, runner: asyncio.Runner) -> None:
 
 
 def _run_bodies(reader: ByteReader, runner: asyncio.Runner) -> None:
-    """Bodies with a hash, and what DeleteObjects, copy sources and hosts hold."""
+    """Check bodies against their hash, and the parsers of DeleteObjects, copy sources and targets."""
     data = reader.chunk()
     signed_hash = hashlib.sha256(data).hexdigest()
     body = data if reader.chance() else reader.chunk()
@@ -332,7 +332,7 @@ async def _pieces(body: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 async def _collect(pieces: AsyncIterator[bytes]) -> bytes | None:
-    """Return what has passed, None if the end was withheld."""
+    """Return the bytes that passed, or None if the end was withheld."""
     try:
         return b"".join([piece async for piece in pieces])
     except WireError:

@@ -56,7 +56,7 @@ class Sent:
     body: bytes = b""
 
     def header(self, name: str) -> str:
-        """Return the first header of a name, empty if there is none."""
+        """Return the first header of a name; empty if the request has no such header."""
         return next((value for key, value in self.headers if key.lower() == name), "")
 
 

@@ -22,6 +22,6 @@ TARGETS = {
 
 
 def open_target(name: str) -> AbstractContextManager[Run]:
-    """Return the context of one target: what it yields takes an input and raises for a finding."""
+    """Return the context of one target; it yields a function that takes an input and raises for a finding."""
     opened: AbstractContextManager[Run] = import_module(TARGETS[name]).open_target()
     return opened

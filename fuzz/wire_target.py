@@ -85,7 +85,7 @@ def _run(data: bytes, operations: list[Operation]) -> None:
 
 
 def answer_or_params(request: HttpRequest, *, secret: str = "") -> None:
-    """Take a request as far as it goes, and look at what comes out."""
+    """Route, parse and validate a request; if it is refused, check the answer."""
     operation = None
     try:
         operation = route(request)

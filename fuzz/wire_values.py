@@ -138,7 +138,7 @@ def json_body(value: Any) -> bytes:
 
 
 def form_fields(shape: Any, value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Return a value as fields of a query form; what has another type than the shape is written as it comes."""
+    """Return a value as fields of a query form; a value of another type than the shape's is written as it is."""
     type_name = shape.type_name if shape is not None else ""
     if isinstance(value, dict) and type_name == "structure":
         fields: list[tuple[str, str]] = []

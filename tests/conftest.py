@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Plugins and settings of all tests."""
 
 import pytest
 from hypothesis import settings

@@ -111,11 +111,11 @@ class LeftoversCheck:
             self.owners.look(request.node.nodeid, self._world.pids(entries))
 
     def _is_clean(self):
-        """Whether nothing has changed on what is quick to look at: then all else is as it was, too."""
+        """Whether a quick look finds nothing changed: then all else is as it was, too."""
         return self._world.is_alone(is_thorough=self._is_thorough) and self._quick_look() == self._clean
 
     def _words_on_leftovers(self, item):
-        """Wait until nothing is left; return what is at the deadline, in words."""
+        """Wait until nothing is left; return the leftovers at the deadline, in words."""
         deadline = time.monotonic() + DEADLINE_S
         while not self._is_clean():
             is_last = time.monotonic() > deadline  # asked first: however slow the machine, one look comes after it
@@ -143,7 +143,7 @@ class LeftoversCheck:
         )
 
     def _quick_look(self):
-        """Return what tells quickly whether mounts, memory or namespaces have changed."""
+        """Return content by which changes of mounts, memory or namespaces show quickly."""
         files = [os.pread(descriptor, _QUICK_BYTES, 0) for descriptor in self._quick_files]
         return files, [os.listdir(folder) for folder in self._quick_folders]
 
@@ -194,5 +194,5 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope="session")
 def leftover_owners(pytestconfig):
-    """Who may have what after a test; a fixture that works beside the tests says so here, with a reason."""
+    """The allowed owners of leftovers; a fixture that works beside the tests registers here, with a reason."""
     return pytestconfig.pluginmanager.get_plugin(_PLUGIN).owners

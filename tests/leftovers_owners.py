@@ -26,7 +26,7 @@ TEST_VARIABLE = "PYTEST_CURRENT_TEST"  # pytest sets it, everything that a test 
 
 @dataclass
 class Kept:
-    """What one fixture of a module or session keeps."""
+    """Things and homes that one fixture of a module or session keeps."""
 
     fixture: str
     keys: set = field(default_factory=set)
@@ -34,7 +34,7 @@ class Kept:
 
 
 class Owners:
-    """What is known of who started what; `look` adds to it."""
+    """Knowledge of the owners of processes and things; `look` adds to it."""
 
     def __init__(self):
         self._kept = {}  # fixture definition -> Kept
@@ -48,7 +48,7 @@ class Owners:
         self.sockets = set()  # paths at which processes of ours have listened
 
     def keep(self, fixture_definition, name, things, pids):
-        """Note what a fixture has made."""
+        """Note the things that a fixture has made."""
         kept = Kept(name, {thing.key for thing in things}, {home for pid in pids if (home := _home_of(pid))})
         self._kept[fixture_definition] = kept
         self._fixture_of.update(dict.fromkeys(kept.keys, name))
@@ -58,7 +58,7 @@ class Owners:
         self._kept.pop(fixture_definition, None)
 
     def excuse(self, text, reason):
-        """Allow processes with this text in their command line, for a reason; the reason is for who reads the call."""
+        """Allow processes with this text in their command line; `reason` is for readers of the call."""
         assert reason
         self._excuses[text] = reason
 
@@ -67,7 +67,7 @@ class Owners:
         self._excuses.pop(text, None)
 
     def look(self, test, pids):
-        """Note what can be told only while processes live: homes, attempts, cgroups, sockets, users of memory."""
+        """Note facts that show only while processes live: homes, attempts, cgroups, sockets, users of memory."""
         self._homes |= {home for pid in pids if (home := _home_of(pid))}
         for home in self._homes:
             for folder in attempt_folders(Path(home) / "jobs"):

@@ -1,4 +1,4 @@
-"""A world of its own for the process that runs tests, so that whatever is left in it was left by its own tests.
+"""A world of its own for the process that runs tests, so that all leftovers in it come from its own tests.
 
 Two workers of pytest-xdist, and other people's programs, share a machine. Where the kernel allows it (root), a worker
 gets what nobody else can leave anything in: a mount namespace with /dev/shm and /run/netns of its own, an IPC
@@ -35,7 +35,7 @@ class OwnWorld:
         self._folder = -1  # its folder, kept open because it is looked into after every test
 
     def enter(self):
-        """Take what can be had."""
+        """Enter the namespaces and the cgroup that the kernel allows."""
         os.environ[MARK] = f"{os.getpid()}"
         try:
             _call("unshare", CLONE_NEWNS | CLONE_NEWIPC)

@@ -1,4 +1,4 @@
-"""What tests need on a machine beside the service's environment, and what becomes of them where it is missing.
+"""Needs of tests beside the service's environment, and the skip or failure of a test without them.
 
 A plugin that tests/conftest.py names. `@pytest.mark.needs("hf")` says what a test needs; `make test` brings all of it.
 Where it is missing the test is skipped with what brings it. In CI (the variable CI is true) it fails: a part that is
@@ -80,7 +80,7 @@ def require_python(path: Path) -> None:
 
 
 def require(name: str) -> None:
-    """Skip the test that runs if what it needs is missing; fail it in CI."""
+    """Skip the running test if the thing that it needs is missing; fail it in CI."""
     need = NEEDS[name]
     if need.is_met:
         return

@@ -1,4 +1,4 @@
-"""Samples: what of the tests that take longest runs in one `make test`.
+"""Samples of the tests that take longest, for one `make test`.
 
 A plugin that tests/conftest.py names. `make test` gives a seed in CLARY_TEST_SEED; what the seed leaves out is skipped
 with that seed as the reason. Without it, as under `make test-all` and plain pytest, everything runs.
@@ -21,7 +21,7 @@ LONG_PART = 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what the seed leaves out."""
+    """Skip the tests that the seed leaves out."""
     seed = os.environ.get(SEED)
     if not seed:
         return
@@ -57,11 +57,11 @@ def _sample_sweeps(seed: str, items: Iterable[pytest.Item]) -> None:
 
 
 def choose(seed: str, function: str, values: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return one of the values of a sweep; every worker of a run gets the same, whatever the order of its tests."""
+    """Return one of the values of a sweep; every worker of a run gets the same, in any order of its tests."""
     return random.Random(f"{seed}:{function}").choice(sorted(set(values), key=repr))
 
 
 def choose_long(seed: str, names: Iterable[str]) -> set[str]:
-    """Return one in LONG_PART of the names, rounded up; every worker gets the same, whatever the order."""
+    """Return one in LONG_PART of the names, rounded up; every worker gets the same, in any order of names."""
     ordered = sorted(set(names))
     return set(random.Random(seed).sample(ordered, math.ceil(len(ordered) / LONG_PART)))

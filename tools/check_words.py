@@ -1,9 +1,9 @@
-"""Fail when the first line of a docstring in `src` has a word that hides its subject.
+"""Fail when the first line of a docstring has a word that hides its subject.
 
 A first line begins with a verb or a concrete noun and names the thing itself. "What the ranks do now", "those that have
 left" and "none where there is none" make a stranger read twice. Texts in backticks are not looked at.
 
-Run: `python tools/check_words.py PATH...` lists them; without a path those of `src`, where there may be none.
+Run: `python tools/check_words.py PATH...` lists them; without a path those of FOLDERS, where there may be none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import sys
 from pathlib import Path
 
+FOLDERS = ("src", "tests", "benchmarks", "tools", "fuzz", "examples")
 HIDING = re.compile(
     r"\b([Ww]hat|[Ww]ho|[Ww]hom|[Ww]hoever|[Ww]hatever|[Tt]hose (?:that|who|which)|none|one of which)\b"
 )
@@ -21,8 +22,8 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def main(arguments: list[str]) -> int:
-    """Print the first lines with such a word in the paths, or in `src`; return 1 if there are any."""
-    files = sorted(path for given in arguments or ["src"] for path in _files_of(Path(given)))
+    """Print the first lines with such a word in the paths, or in FOLDERS; return 1 if there are any."""
+    files = sorted(path for given in arguments or FOLDERS for path in _files_of(Path(given)))
     told = [line for path in files for line in _findings(path)]
     if told:
         print("\n".join(told))

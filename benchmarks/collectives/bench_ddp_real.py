@@ -25,7 +25,7 @@ LOSS_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class RealCase:
-    """What is trained where; `shape` None is one host."""
+    """A model, and the ranks and network that train it; `shape` None is one host."""
 
     model: str
     num_ranks: int

@@ -29,7 +29,7 @@ SEED = 40_000
 
 @dataclass(frozen=True)
 class Topology:
-    """Ranks and what is between them; `shape` None is one host."""
+    """Ranks and the network between them; `shape` None is one host."""
 
     num_ranks: int
     shape: LabShape | None

@@ -1,4 +1,4 @@
-"""What compression of gradients buys at 100 Mbit/s: tokens a second, bytes on the link and loss of each, on 4 hosts.
+"""Effect of compressing gradients at 100 Mbit/s, on 4 hosts: tokens a second, bytes on the link, and loss.
 
 The compressions are those of `adapters.torch.compression` and, as `local`, `LocalUpdates`, over smddp and over gloo, on
 a small transformer that predicts bytes of real text. All runs live in the same processes and are stepped in turns. A

@@ -1,4 +1,4 @@
-"""A file that the ranks of one machine map: where they start together and show each other what they have.
+"""A file that the ranks of one machine map: they start together there, and exchange small data.
 
 Where: `collective_rank` meets here before each timed call and compares results here after it, so that neither goes
 through the collectives under test, nor through the network between hosts under test.
@@ -59,7 +59,7 @@ class Board:
                 self._check(deadline_s)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Show `data`, at most SHELF_BYTES less 8, and return what every rank shows, in rank order."""
+        """Show `data`, at most SHELF_BYTES less 8, and return the data of every rank, in rank order."""
         if len(data) > SHELF_BYTES - _LENGTH_BYTES:
             raise ValueError(f"a rank can show {SHELF_BYTES - _LENGTH_BYTES} bytes, got {len(data)}")
         place = self._shelf(self._rank)

@@ -1,4 +1,4 @@
-"""Contenders take turns at the same collective: who was how fast, with what spread, and whether every result was right.
+"""Contenders take turns at the same collective: their speed, its spread, and whether every result was right.
 
 Where: the benchmarks of collectives build gangs, name contenders, and get `Series` of samples back. A sample is the
 longest time that any rank took for one call, ranks having started together; of quick calls a sample has as many as
@@ -45,7 +45,7 @@ class Series:
 
     @property
     def fast_s(self) -> float:
-        """The tenth percentile: what is left of other work on the machine has little part in it."""
+        """The tenth percentile, which other work on the machine disturbs little."""
         return percentile(self.times_s, 10)
 
     @property

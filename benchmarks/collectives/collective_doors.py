@@ -24,7 +24,7 @@ class Door(Protocol):
     """One way to call a group."""
 
     def call(self, collective: str, output: Any, values: Any) -> Callable[[], None]:
-        """Return what runs the collective once on these arrays and returns when the result is there.
+        """Return a function that runs the collective once on these arrays and returns when the result is there.
 
         Args:
             collective: `all_reduce` (in place: `output` is `values`), `all_gather` (`values` is the own chunk) or
@@ -59,7 +59,7 @@ class TorchDoors:
         self._communicators: dict[str, Any] = {}
 
     def open(self, name: str, backend: str, environment: dict[str, str]) -> None:
-        """Form another group of all ranks; what reads its settings from the environment finds `environment` there.
+        """Form another group of all ranks, with `environment` set meanwhile for backends that read settings from it.
 
         Args:
             backend: of torch.distributed; or `communicator`, which is ours without torch around it.

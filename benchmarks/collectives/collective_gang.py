@@ -33,11 +33,11 @@ MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none
 
 
 class GangError(Exception):
-    """A gang that did not start, or did not do what it was told: whose words, and what they were."""
+    """A gang did not start, or a rank did not carry out an order; the message names the rank and has its last words."""
 
 
 class Gang:
-    """Running ranks; a context manager that leaves none behind.
+    """Running ranks; a context manager that ends all of them.
 
     Args:
         kind: `torch` ranks hold process groups of torch.distributed, `mpi` ranks are started by mpirun.
@@ -83,7 +83,7 @@ class Gang:
 
     @property
     def about(self) -> dict[str, str]:
-        """Versions of what the ranks run on, as rank 0 says them."""
+        """Versions of the software that the ranks run on, as rank 0 reports them."""
         return self._ranks[0].about
 
     def ask(self, order: dict[str, Any], *, limit_s: float = ORDER_LIMIT_S) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ class HostBenchmark:
     copy_goal: float | None = None
 
     def least_copied(self, num_ranks: int) -> float:
-        """What a rank must at least read and write of its own buffers, as bytes of a memcpy over those of the array."""
+        """Least traffic of a rank in its own buffers, as bytes of a memcpy over those of the array."""
         return {
             "all_reduce": 1.0,  # the whole array is read and written
             "all_gather": 1.0,  # the whole array is written, from as many bytes elsewhere

@@ -42,7 +42,7 @@ class LabShape:
 
     @property
     def our_link(self) -> str:
-        """What our groups are told of the link, as a launcher that knows its network would."""
+        """Latency and rate of the link for our groups, as a launcher that knows its network would give them."""
         return f"latency_us={BRIDGE_LATENCY_US + self.delay_ms * 1000:g},gbit={self.rate_mbit_s / 1000:g}"
 
 
@@ -55,7 +55,7 @@ class Lab:
     mpi: Gang | None
 
     def sent_bytes(self) -> list[int]:
-        """What each host has sent so far."""
+        """Number of bytes that each host has sent so far."""
         return [self.network.counters(host).sent_bytes for host in self.network.hosts]
 
 

@@ -110,7 +110,7 @@ class Overlap:
         return seconds
 
     def buckets(self, name: str) -> str:
-        """Say what tuning did."""
+        """Return the outcome of tuning the buckets of a model; empty if they are not tuned."""
         return str(self._tunings[name].outcome) if name in self._tunings else ""
 
     def problems(self, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""One rank of a gang: connects to who gives orders, carries them out, leaves when there are no more.
+"""One rank of a gang: it connects to the benchmark, carries out its orders, and leaves when they end.
 
 Run: `python -m benchmarks.collectives.collective_rank torch|mpi FOLDER SIZE [RANK]`; `collective_gang` does. Ranks of
 MPI learn their number from MPI.
@@ -22,7 +22,7 @@ ORDERS_BYTES = 1 << 16
 
 
 class Rank:
-    """What a rank can be told to do; a method an order, arguments by name."""
+    """The orders that a rank carries out: one method for each order, arguments by name."""
 
     def __init__(self, doors: TorchDoors | MpiDoors, board: Board) -> None:
         self._doors, self._board = doors, board
@@ -37,7 +37,7 @@ class Rank:
         return {}
 
     def explain(self, *, door: str, num_bytes: int) -> dict[str, Any]:
-        """Say what our cost model chooses for an all_reduce."""
+        """Return the choice of our cost model for an all_reduce, in words."""
         assert isinstance(self._doors, TorchDoors)
         return {"text": self._doors.explain(door, num_bytes)}
 
@@ -84,7 +84,7 @@ class Rank:
         return digests
 
     def begin_overlap(self, *, models: dict[str, list[str]], **arguments: int) -> dict[str, Any]:
-        """Make these slow models; each is a door and what sets its buckets."""
+        """Make these slow models; each value is the name of a door and the source of the bucket sizes."""
         from benchmarks.collectives.collective_overlap import Overlap
 
         assert isinstance(self._doors, TorchDoors)

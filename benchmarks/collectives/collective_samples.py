@@ -52,7 +52,7 @@ class Samples:
             self._values, self._output = whole, allocate(self._chunk)
 
     def take(self, door: Door, *, seed: int, first: int, num_samples: int, num_calls: int) -> dict[str, Any]:
-        """Run samples number `first` and following; times of one call in seconds, and what was wrong."""
+        """Run samples from number `first` on; return the seconds of one call in each, and the problems found."""
         call = door.call(self._collective, self._output, self._values)
         times_s, problems = [], []
         for number in range(first, first + num_samples):

@@ -42,7 +42,7 @@ class Training:
         }
 
     def about(self) -> dict[str, int]:
-        """What is trained, and with how many samples a step and rank."""
+        """Number of parameters of the model, and samples a step and rank."""
         workload = next(iter(self._runs.values())).workload
         return {"parameters": workload.num_parameters, "batch_size": workload.batch_size}
 

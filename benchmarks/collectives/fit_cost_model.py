@@ -1,4 +1,4 @@
-"""Fit the host's constants of the native cost model to what `select` measured: the least regret over all cases.
+"""Fit the host's constants of the native cost model to measurements of `select`: the least regret over all cases.
 
 Run: `python -m benchmarks select > lines.jsonl`, then `python -m benchmarks.collectives.fit_cost_model lines.jsonl
 ...`. Prints the constants of native/src/topology/cost_model.cc. An algorithm's time is modelled as there:
@@ -33,7 +33,7 @@ BYTES_PER_S = tuple(2e9 * 1.35**i for i in range(11))
 
 
 class Modelled(NamedTuple):
-    """One algorithm in one case: how long it took, and what the model counts."""
+    """One algorithm in one case: its measured time, and the quantities that the model counts."""
 
     seconds: float
     link_s: float
@@ -42,7 +42,7 @@ class Modelled(NamedTuple):
     bytes_read: float
 
     def predicted_s(self, step_s: float, message_s: float, bytes_per_s: float) -> float:
-        """Return what the model says."""
+        """Return the time that the model predicts with these constants."""
         return self.link_s + self.steps * step_s + self.messages * message_s + self.bytes_read / bytes_per_s
 
 

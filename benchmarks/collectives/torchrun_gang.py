@@ -111,7 +111,7 @@ class TorchrunGang:
         return None
 
     def replace_host(self) -> None:
-        """Start the second agent anew, as whoever watches over hosts would, and at once."""
+        """Start the second agent again as soon as it has ended, as a service that watches over hosts would."""
         self._agents[1].wait(timeout=5)
         self._agents[1] = self._start_agent(1)
 
@@ -129,7 +129,7 @@ class TorchrunGang:
         self._agents = [self._start_agent(index) for index in range(NUM_AGENTS)]
 
     def said(self) -> str:
-        """Return what agents and ranks have printed."""
+        """Return the output of agents and ranks so far."""
         return (self._root / "torchrun.log").read_text(errors="replace")
 
     def _start_agent(self, index: int) -> subprocess.Popen[bytes]:

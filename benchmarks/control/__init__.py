@@ -1,1 +1,1 @@
-"""Benchmarks of the service: its API, its edge, its console, and what it takes when idle."""
+"""Benchmarks of the service: its API, its edge, its console, and its load when idle."""

@@ -33,7 +33,7 @@ def request(name: str, command: str = "true") -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one act and print what was measured as JSON."""
+    """Run one act of the command line and print its measurements as JSON."""
     act, amount, index = sys.argv[1], float(sys.argv[2]), sys.argv[3]
     config = Config(retries={"max_attempts": 1}, parameter_validation=False)
     client = boto3.client("sagemaker", config=config)

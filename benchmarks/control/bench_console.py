@@ -1,4 +1,4 @@
-"""The console: how long the service takes for what its pages ask, with 10,000 jobs and a million log lines.
+"""The console: the service's time for the requests of its pages, with 10,000 jobs and a million log lines.
 
 Each page is asked for one after the other over one connection, by cookie, as a browser does, and the time of the
 middle one counts; `slowest` stands in the details. A search that finds nothing goes through the whole log: the time
@@ -35,7 +35,7 @@ Check = Callable[[Any], bool]
 
 
 class Visitor:
-    """Somebody who is signed in, on one connection."""
+    """A signed-in user of the console, on one connection."""
 
     def __init__(self, service: BenchmarkService) -> None:
         token = json.loads((service.home / "secrets" / "root.json").read_text())["admin_token"]

@@ -1,4 +1,4 @@
-"""p99 of the health check while strangers attack the port, and what the service holds of their bodies.
+"""p99 of the health check while strangers attack the port, and the memory that the service holds for their bodies.
 
 Each attack comes from a process of its own, without a key: 8 MB of JSON for the door where people sign in, bodies of
 8 MB on 120 connections, headers and bodies that come a piece a second on 400 connections, and the JSON once more from

@@ -1,4 +1,4 @@
-"""What a service with nothing to do takes of the machine: percent of one core, fresh and after jobs.
+"""Load of the machine by a service with nothing to do: percent of one core, fresh and after jobs.
 
 Prediction, written before the first change: 0.9 % fresh and 4.4 % after jobs and a restart become 0.45 % in both, since
 what is left is the store's own timers (a hundred wake-ups a second of Go's scheduler) and three wake-ups of ours.

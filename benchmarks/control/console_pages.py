@@ -69,7 +69,7 @@ def browser_lines(service: BenchmarkService, size: str, *, repeats: int) -> Iter
 
 
 def _acts(url: str) -> Iterator[tuple[str, float, Act, Act]]:
-    """Yield what is measured: its name, its goal, what comes before it, and the act."""
+    """Yield the acts to measure, each as its name, its goal, the preparation, and the act itself."""
 
     def nothing(page: Page) -> None:
         page.goto("about:blank")
@@ -131,7 +131,7 @@ def _acts(url: str) -> Iterator[tuple[str, float, Act, Act]]:
 
 
 def _see(page: Page, selector: str, words: str = "") -> None:
-    """Wait for what an act is to bring into the page."""
+    """Wait until an element that an act brings into the page can be seen, with `words` in it."""
     page.evaluate(SEEN, [selector, words, PATIENCE_MS])
 
 

@@ -1,4 +1,4 @@
-"""50 jobs at once, submitted, stopped and deleted by 8 clients: what every call takes, and what the service keeps.
+"""50 jobs at once, submitted, stopped and deleted by 8 clients: the time of every call, and the service's memory.
 
 The clients are processes with boto3 (`clary.testing.many_jobs`); they share the machine with the service and the jobs.
 A line is verified if every answer was AWS's, every job ended as it had to, none overtook an older one, no terminal
@@ -67,7 +67,7 @@ def _outcome(report: CrowdReport, case: str, is_right: bool) -> Line:
 
 
 def _memory(report: CrowdReport, case: str, is_right: bool) -> Line:
-    """What the service has grown since its first look under load, which is after a minute of the long run."""
+    """Return the growth of the service's memory since its first look under load (after a minute of the long run)."""
     warm = report.samples[1]
     growth_mib = (report.samples[-1].rss_bytes - warm.rss_bytes) / MIB
     return Line(

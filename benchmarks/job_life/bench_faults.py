@@ -1,4 +1,4 @@
-"""Faults by kind that strike a service at work: how many there were, and what was lost, doubled or hung (nothing)."""
+"""Faults by kind that strike a service at work: how many it survived, and how many lost, doubled or hung something."""
 
 from __future__ import annotations
 

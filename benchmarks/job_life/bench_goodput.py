@@ -54,7 +54,7 @@ PEER_NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One job and what struck it."""
+    """One job and the deaths that struck it."""
 
     steps: History
     died_at_s: tuple[float, ...]

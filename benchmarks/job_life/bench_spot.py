@@ -1,4 +1,4 @@
-"""A job under a trace of spot capacity: what a step costs, and how many there are of those that could have been.
+"""A job under a trace of spot capacity: the cost of a step, and the share of the possible steps that it took.
 
 Four hosts take steps as in `goodput`; the service plays the trace `time_scale` times as fast as it was. The oracle
 takes a step in every moment in which the trace has enough hosts, at the rate of this job while nothing strikes it, and
@@ -122,7 +122,7 @@ def _origin_s(service: BenchmarkService, trace: Trace, scale: float) -> float:
 
 
 def _bill_problems(facts: dict[str, Any], page: dict[str, Any]) -> list[str]:
-    """Say what of time and money is not as documented."""
+    """Return a sentence for each time or amount of the bill that is not as documented."""
     training_s, billable_s = facts["TrainingTimeInSeconds"], facts["BillableTimeInSeconds"]
     rows = facts["SecondaryStatusTransitions"]
     begins = [row["StartTime"] for row in rows if row["Status"] == "Downloading"]

@@ -67,7 +67,7 @@ class Start:
 
 
 def run(quick: bool) -> Iterator[Line]:
-    """Measure the three in turns, then count what is read."""
+    """Measure cold starts, warm starts and torchrun in turns, then count the objects read."""
     num_samples = 2 if quick else NUM_SAMPLES
     drops = os.environ.get("CLARY_BENCH_DROP_CACHES") == "1"
     with running_service(SETTINGS) as service:

@@ -76,7 +76,7 @@ class SteppingJob:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return what the API says of it."""
+        """Return the API's description of the job."""
         facts: dict[str, Any] = self._jobs.sagemaker.describe_training_job(TrainingJobName=self.name)
         return facts
 
@@ -118,7 +118,7 @@ class SteppingJob:
         raise SystemExit(f"{self.name}: {host} had no process to kill within {LIMIT_S:g} s")
 
     def stop(self) -> dict[str, Any]:
-        """Stop it; return what Describe says at its end."""
+        """Stop the job; return its description at the end."""
         self._jobs.sagemaker.stop_training_job(TrainingJobName=self.name)
         facts = self._jobs.wait(self.name, status="Stopped")
         self.read()

@@ -1,4 +1,4 @@
-"""What `goodput` and `spot` train: one plain Python process a host, a barrier over TCP a step, no torch.
+"""The program of `goodput` and `spot`: one plain Python process a host, a barrier over TCP a step, no torch.
 
 Each host puts something of its own into every step; rank 0 gathers it and sends it round, and the state after a step
 is the hash of the state before it and of all of that (`step_history.states` works the same chain out). Whoever goes on

@@ -1,1 +1,1 @@
-"""Benchmarks of what is seen of jobs: logs, metrics, samples, tensors, verdicts."""
+"""Benchmarks of the views of jobs: logs, metrics, samples, tensors, verdicts."""

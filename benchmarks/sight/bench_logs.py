@@ -1,4 +1,4 @@
-"""A job's log from its standard output into the store: how much a second, what it costs, how soon, who is held up.
+"""A job's log from its standard output into the store: throughput, cost, delay, and stalls of the program.
 
 `flood` is one job that prints as fast as it is let, until its last line can be read through GetLogEvents; every line is
 read back and compared. `steady` prints 1 MiB/s, one line a write, and times each write. The same is then done while the
@@ -65,7 +65,7 @@ def run(quick: bool) -> Iterator[Line]:
 
 
 def _flood(service: BenchmarkService, name: str, num_lines: int) -> tuple[PrintedJob, bool]:
-    """Return what was seen of a flood, and whether each line is in the log once, as it was printed."""
+    """Return the measurements of a flood, and whether each line is in the log once, as it was printed."""
     print(name, file=sys.stderr)
     submit(service, name, f"flood {num_lines} {LINE_BYTES}")
     job = watch_to_end(service, name, reads_all=False)
@@ -83,7 +83,7 @@ def _steady(
     *,
     trouble: Callable[[BenchmarkService], None] = lambda _: None,
 ) -> tuple[PrintedJob, bool]:
-    """Return what was seen of a steady job, and whether each line is in the log once."""
+    """Return the measurements of a steady job, and whether each line is in the log once."""
     print(f"{name} for {seconds:g} s", file=sys.stderr)
     submit(service, name, f"steady {seconds:g} {STEADY_BYTES_PER_S}")
     job = watch_to_end(service, name, reads_all=True, at_begin=lambda: trouble(service))

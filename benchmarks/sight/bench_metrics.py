@@ -62,7 +62,7 @@ def run(quick: bool) -> Iterator[Line]:
 
 
 def host_rows(host: int, first_row: int, num_rows: int) -> SeriesTable:
-    """Return what a host with ranks could have measured, with the rounding of agents; the same for the same numbers."""
+    """Return made-up rows of a host with ranks, rounded as agents do; the same arguments give the same rows."""
     chance = random.Random(host * 1_000_003 + first_row)
     rows = range(first_row, first_row + num_rows)
     columns: dict[str, list[float]] = {

@@ -1,4 +1,4 @@
-"""What being looked at costs a training: everything at its defaults against nothing, and deep profiles.
+"""Cost of observing a training: everything at its defaults against nothing, and deep profiles.
 
 Two processes train the same model in blocks that take turns, one at a time. One runs as a job's program does (our
 folder on its PYTHONPATH, so that torch calls `clary_autoload`; steps recorded, profiles looked for), with its host
@@ -58,7 +58,7 @@ class Rank:
         self.facts = self._answer()
 
     def do(self, kind: str, number: int) -> dict[str, Any]:
-        """Train a block and return what it took."""
+        """Train a block and return its measurements."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{kind} {number}\n")
         self.process.stdin.flush()
@@ -206,7 +206,7 @@ def _profiles(ours: Rank, model: str, *, quick: bool) -> Line:
 
 
 def _job_variables(tree: MlTree) -> dict[str, str]:
-    """Return what a job's program has in its environment of what looks at it."""
+    """Return the variables by which our library observes a job's program."""
     write_train_library(tree)
     for folder in (profiles_folder(tree), steps_folder(tree)):
         folder.mkdir(parents=True)
@@ -238,7 +238,7 @@ def _rank(model: str, variables: dict[str, str]) -> Iterator[Rank]:
 
 @contextmanager
 def _measured(pid: int, steps: Path, load: dict[str, float]) -> Iterator[None]:
-    """Measure a host beside its program, as an agent does; add to `load` what that takes."""
+    """Measure a host beside its program, as an agent does; add the rows, processor time and seconds to `load`."""
     sources: list[Source] = [
         AgentSource(),
         MachineSource(),

@@ -1,4 +1,4 @@
-"""What it costs a host to measure itself: processor time of 1000 rows, with 1, 4 and 8 ranks on it.
+"""Cost of measuring a host on itself: processor time of 1000 rows, with 1, 4 and 8 ranks on it.
 
 Each rank is a process of 12 threads with two workers below it, as training with a data loader has them, all asleep:
 what is measured is the reading. The goal is that of measuring twice a second, the default. The peer opens every file

@@ -1,4 +1,4 @@
-"""What saving all weights costs a training, every 10 steps and every 200.
+"""Cost for a training of saving all weights, every 10 steps and every 200.
 
 Three models that are the same to the bit are trained in turns of ten steps: one without a hook, one with ours, one
 that writes on the training thread with `torch.save`. A block of steps saves once. Losses are compared bit by bit, and

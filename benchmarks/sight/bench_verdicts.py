@@ -1,4 +1,4 @@
-"""Whether verdicts are right: a host of a real job is slowed or led astray on purpose, and the service is asked who.
+"""Correctness of verdicts: a host of a real job is slowed or led astray on purpose, and the service must name it.
 
 Part `stragglers`: jobs of three hosts with a rank each under DDP over gloo (`straggler_program`), where the last host
 
@@ -59,7 +59,7 @@ PROGRAM = Path(__file__).with_name("straggler_program.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A job that is slowed in one way, and what should be said of it."""
+    """A job that is slowed in one way, and the verdict that is right for it."""
 
     name: str
     kind: str  # of the verdict; nobody for innocents
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def host(self) -> str:
-        """Whom the verdict should name; empty for nobody."""
+        """The host that the verdict should name; empty for nobody."""
         return SLOW_HOST if self.kind != "nobody" else ""
 
 

@@ -1,4 +1,4 @@
-"""A job of one host that prints, and what became of its output, for `bench_logs`."""
+"""A job of one host that prints, and the measured way of its output into the log, for `bench_logs`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class PrintedJob:
-    """What was seen of one job."""
+    """Measurements of one job that prints."""
 
     name: str
     began_at: float = 0.0  # when the program printed its first line

@@ -1,4 +1,4 @@
-"""What else carries a process's output to a file, for `bench_logs`: syslog-ng with a disk buffer, and nothing but cat.
+"""Peers for `bench_logs` that carry a process's output to a file: syslog-ng with a disk buffer, and plain cat.
 
 fluent-bit and vector come from registries that this project does not use; of what Debian has, syslog-ng is the one that
 starts a program itself and reads its standard output. Lines go through two of its processes, as ours do: one beside the
@@ -37,7 +37,7 @@ log {{ source(s); destination(d); flags(flow-control); }};
 
 
 def syslog_ng_version() -> str | None:
-    """Return what to call it; None if it is not installed."""
+    """Return syslog-ng's name with its version; None if it is not installed."""
     path = shutil.which(SYSLOG_NG, path=os.environ.get("PATH", "") + ":/usr/sbin")
     if path is None:
         print("no peer: syslog-ng is not installed (apt-get install syslog-ng-core)", file=sys.stderr)

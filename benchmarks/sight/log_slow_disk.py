@@ -33,7 +33,7 @@ PAUSE_S = 0.5
 
 
 def main() -> None:
-    """Print, as JSON, what the program said of its writes, and whether every line came."""
+    """Print, as JSON, the program's report on its writes, and whether every line came."""
     seconds, bytes_per_s = sys.argv[1:]
     real_pwrite = os.pwrite
 

@@ -1,4 +1,4 @@
-"""What the ranks of the benchmark of stragglers train: a small model under DDP, its batches read from a file."""
+"""The program of the ranks in the benchmark of stragglers: a small model under DDP, its batches read from a file."""
 
 import os
 import time
@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 
 class Batches(Dataset):
-    """Reads from the disk each time: what was read is not kept in memory."""
+    """Batches that are read from the disk each time: the page cache is told to drop them."""
 
     def __init__(self) -> None:
         with open(PLACE, "wb") as file:

@@ -36,7 +36,7 @@ class Orders:
 
 
 class Plain:
-    """Saves all weights on the training thread, every so many steps: what a hook without a writer would cost."""
+    """Saves all weights on the training thread, every so many steps, like a hook without a writer of its own."""
 
     def __init__(self, folder: Path, interval: int) -> None:
         self._folder, self._interval, self._step = folder, interval, -1
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _means(step_seconds: list[float], interval: int) -> float:
-    """Return the seconds of a step, those that save with their share: medians, which other work disturbs less."""
+    """Return the mean seconds of a step over an interval, from the medians of saving steps and of other steps."""
     saving = step_seconds[::interval]
     others = [seconds for step, seconds in enumerate(step_seconds) if step % interval]
     return (statistics.median(saving) + (interval - 1) * statistics.median(others)) / interval

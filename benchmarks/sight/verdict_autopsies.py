@@ -140,7 +140,7 @@ def autopsies(num_runs: int) -> Iterator[Line]:
 
 
 def _one(service: BenchmarkService, jobs: BenchmarkJobs, case: Case, name: str, culprit: int) -> tuple[str, list[str]]:
-    """Hold one job up; return the outcome and what was said of the suspects."""
+    """Hold one job up; return the outcome, and the service's suspicions in words."""
     jobs.create(
         name,
         instance_type=INSTANCE_TYPE,

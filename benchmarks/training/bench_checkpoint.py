@@ -1,4 +1,4 @@
-"""What a checkpoint costs training, how fast it reaches the disk, and how fast other ranks read it.
+"""Cost of a checkpoint for training, its rate to the disk, and the speed at which other ranks read it.
 
 One process has a model with Adam's moments in host memory. All ways take turns: one copy of as many bytes into memory
 that is there already, `torch.save`, torch's `dcp.async_save`, ours, and a plain write and fsync of the same bytes.

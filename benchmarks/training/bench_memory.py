@@ -72,7 +72,7 @@ def run(quick: bool) -> Iterator[Line]:
 
 
 class _Values:
-    """What the processes of one way measured."""
+    """Measurements by the processes of one way."""
 
     def __init__(self, answers: list[dict[str, Any]]) -> None:
         self.answers = answers

@@ -40,7 +40,7 @@ QUICK_MINILM = replace(MINILM_RUN, num_steps=6, num_batches=2)
 
 @dataclass(frozen=True)
 class Curve:
-    """What a run has come to: the loss of every step, and how long each took."""
+    """The curve of a run: the loss and the seconds of every step."""
 
     losses: list[float]
     seconds: list[float]

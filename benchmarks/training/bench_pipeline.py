@@ -1,4 +1,4 @@
-"""How idle the ranks of a pipeline are, against what the schedule's formula says, ours beside torch's.
+"""Idle time of the ranks of a pipeline, against the formula of its schedule, ours beside torch's.
 
 Four ranks of one host over gloo. Compute is emulated: stages sleep in the forward pass, in the gradient of the input
 and in that of the weight, all alike, so that four ranks on two cores do not wait for processors; a whole backward takes

@@ -125,7 +125,7 @@ class Links:
 
     @property
     def compute_s(self) -> float:
-        """Half of what flat full sharding takes on the links, a backward pass."""
+        """Seconds of compute in a step: for each backward pass, half of the link time of flat full sharding."""
         return WAYS[FLAT].gloo_of_M * self.model_bytes / self.rate_bytes_s / COMMUNICATION_TO_COMPUTE * self.passes
 
     @property
@@ -136,7 +136,7 @@ class Links:
         )
 
     def sent_bytes(self, way: Way) -> float:
-        """What a host is predicted to send in a step: only full sharding sends for every backward pass."""
+        """Return the predicted bytes that a host sends in a step: only full sharding sends for every backward pass."""
         of_M = way.gloo_of_M if self.backend == "gloo" else way.smddp_of_M
         # Token buckets below 1 Gbit/s are too small for what the kernel would hand over in one piece: every frame has
         # headers there, and the interface counts them.
@@ -317,7 +317,7 @@ def _memories(quick: bool) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class _Ran:
-    """What the ranks of one run measured, the worst of them."""
+    """Measurements of one run, the worst of its ranks."""
 
     step_s: float
     sent_bytes: float  # a step, by the host that sent most

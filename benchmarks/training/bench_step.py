@@ -39,7 +39,7 @@ BOUND = "bound"
 
 @dataclass(frozen=True)
 class Layout:
-    """What is measured.
+    """A layout to measure, and the contenders in it.
 
     Args:
         peers: names of contenders, and what they are.
@@ -74,7 +74,7 @@ def run(quick: bool) -> Iterator[Line]:
 
 
 def run_ranks(module: str, plan: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
-    """Run a program of ranks; return what rank 0 prints last, as JSON.
+    """Run a program of ranks; return the last output of rank 0, parsed as JSON.
 
     Raises: RuntimeError with their last words if a rank fails, or takes longer than `limit_s`.
     """

@@ -1,4 +1,4 @@
-"""One training process of `bench_checkpoint`: what a save costs it, or what restoring on other ranks takes.
+"""One training process of `bench_checkpoint`: it measures the cost of a save, or a restore on other ranks.
 
 Where: `bench_checkpoint` starts `python -m benchmarks.training.checkpoint_rank JSON_OF_ORDERS`; one line of JSON comes
 back.
@@ -134,7 +134,7 @@ def _torch_save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def _async_save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Return what torch's own asynchronous save keeps the program for, and how long until it is written."""
+    """Return the seconds for which torch's own asynchronous save stalls the program, and those until it is written."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     writer = dcp.FileSystemWriter(folder / "async", overwrite=True)
     began = time.perf_counter()
@@ -169,7 +169,7 @@ def _sync(path: Path) -> None:
 
 
 def reshard(orders: Orders) -> dict[str, Any]:
-    """Restore what other ranks saved, check its bits, and save; half of the ranks see one folder, half another."""
+    """Restore the checkpoint of other ranks, check its bits, and save; each half of the ranks has its own folder."""
     side = "host-a" if orders.rank < (orders.size + 1) // 2 else "host-b"
     keeper = checkpoint.Keeper(Path(orders.folder) / side, keep=1)
     model = layers(orders.state_mib)

@@ -101,7 +101,7 @@ class _SavedFile:
 
 
 def _hooks(way: str, folder: Path) -> Any:
-    """What torch offers: its hook for host memory; or one that saves to files, as its documentation shows."""
+    """Return torch's own means: its hook for host memory, or hooks that save to files, as its documentation shows."""
     if way == "torch save_on_cpu":
         return torch.autograd.graph.save_on_cpu()
     if way != "torch.save hooks":

@@ -81,7 +81,7 @@ class NextSentence(nn.Module):
 
 
 def make_batches(run: ParityRun, folder: Path, trained: str) -> Callable[[int], Batch]:
-    """Return what gives the global batch of a step, the same on all ranks."""
+    """Return a function that gives the global batch of a step, the same on all ranks."""
     if run.task == "gpt2":
         text = torch.frombuffer(bytearray((folder / "text").read_bytes()), dtype=torch.uint8).long()
 
@@ -113,7 +113,7 @@ def make_batches(run: ParityRun, folder: Path, trained: str) -> Callable[[int], 
 
 
 def make_step(run: ParityRun, make_model: Callable[[], nn.Module]) -> Step:
-    """Return what trains one step on a global batch and returns its loss."""
+    """Return a function that trains one step on a global batch and returns its loss."""
     return _ddp_step(run, make_model()) if run.way == "ddp" else _smp_step(run, make_model)
 
 
@@ -170,7 +170,7 @@ def _smp_step(run: ParityRun, make_model: Callable[[], nn.Module]) -> Step:
 
 
 def main() -> None:
-    """Train, and write what came of it."""
+    """Train, and write losses, seconds and torch's version into a file."""
     folder, run, trained = Path(sys.argv[1]), ParityRun(**json.loads(sys.argv[2])), sys.argv[3]
     torch.set_num_threads(1)
 

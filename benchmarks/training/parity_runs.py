@@ -46,7 +46,7 @@ class ParityRun:
 
 
 def docstrings() -> Iterator[str]:
-    """Yield the docstrings of the standard library's modules, "" where there is none; packages are not searched."""
+    """Yield the docstrings of the standard library's modules, "" for a missing one; packages are not searched."""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         tree = ast.parse(path.read_bytes())
         for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Traces models and prints what their modules cost, as JSON; run by the interpreter that has torch, and transformers.
+"""Traces models and prints the costs of their modules as JSON; its interpreter needs torch and transformers.
 
 python -m benchmarks.training.partition_models
 """

@@ -1,4 +1,4 @@
-"""What `bench_sharded` tells the ranks of one run; needs no torch."""
+"""Orders from `bench_sharded` to the ranks of one run; needs no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Order:
-    """What to train and how.
+    """A model to train, and the way to shard it.
 
     Args:
         way: `ours`, `fsdp2`, `ddp` or `deepspeed` (ZeRO-3).

@@ -1,5 +1,6 @@
-"""One rank that trains stacks of layers, sharded one way after another, and says how long steps took, what was sent and
-what was held.
+"""One rank that trains stacks of layers, sharded one way after another.
+
+It reports the seconds of its steps, the bytes sent and the memory held.
 
 Run: `python -m benchmarks.training.sharded_rank FOLDER RANK SIZE ORDERS`, ORDERS being JSON of a list of `Order`;
 `bench_sharded` does. The answer to the order in a place is the file `answer-PLACE-RANK` in the folder.
@@ -67,7 +68,7 @@ def make_model(order: Order) -> nn.Sequential:
 
 @dataclass
 class Trained:
-    """A model being trained: what a step does, and the sum of squares of its weights, that all ways must agree on."""
+    """A model being trained: its backward pass, its step, and the sum of its squared weights, equal in all ways."""
 
     backward: Callable[[torch.Tensor, bool], None]
     step: Callable[[], None]

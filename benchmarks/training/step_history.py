@@ -31,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What became of all steps."""
+    """The outcome of all steps of a job."""
 
     committed: int
     executed: int

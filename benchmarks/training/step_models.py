@@ -18,7 +18,7 @@ UP = 4  # channels between the two products of a block, in widths
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a GPT is made of.
+    """Sizes of a GPT and of its batches.
 
     Args:
         batch: sequences a step, of all replicas together.
@@ -96,7 +96,7 @@ def make_gpt(sizes: Sizes) -> Gpt:
 
 
 def attend(parts_BTC: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Return what heads read; `parts_BTC` has queries, keys and values behind each other."""
+    """Return the output [B, T, C] of causal attention; `parts_BTC` holds queries, keys and values side by side."""
     query_BHTE, key_BHTE, value_BHTE = (
         part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts_BTC.chunk(3, dim=-1)
     )
@@ -110,7 +110,7 @@ def loss_of(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
 
 
 def batch_of(sizes: Sizes, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens [B, T] of a step, and what should come next: a count with gaps, which can be learnt."""
+    """Return tokens [B, T] of a step, and the tokens that follow: a count with gaps, which can be learnt."""
     generator = torch.Generator().manual_seed(number)
     starts = torch.randint(0, sizes.vocabulary, (sizes.batch, 1), generator=generator)
     tokens = (starts + 3 * torch.arange(sizes.length + 1)) % sizes.vocabulary

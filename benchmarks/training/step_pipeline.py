@@ -26,14 +26,14 @@ Step = Callable[[int], torch.Tensor | None]
 
 @smp.step
 def train_step(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """What a script of smp says."""
+    """Run the forward and backward pass as a script of smp writes them."""
     loss = loss_of(model(tokens), targets)
     model.backward(loss)
     return loss
 
 
 def contenders(rank: int, sizes: Sizes, num_microbatches: int) -> dict[str, Step]:
-    """Return what takes one step each; its loss on ranks that know it."""
+    """Return for each contender a function that takes one step and returns its loss, on ranks that know it."""
     make = functools.partial(make_gpt, sizes)
     return {
         "ours": _ours(make(), sizes, num_microbatches),

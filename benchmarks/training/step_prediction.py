@@ -84,7 +84,7 @@ def _resnet(plan: dict[str, Any]) -> tuple[Callable[[], nn.Module], Batch, Loss]
 
 
 class _Count:
-    """What this rank has sent over the streams of a pipeline."""
+    """Number of messages and bytes that this rank has sent over the streams of a pipeline."""
 
     num_messages = 0
     num_bytes = 0

@@ -24,7 +24,7 @@ FLOAT_BYTES = 4
 
 
 def contenders(rank: int, size: int, sizes: Sizes) -> dict[str, Step]:
-    """Return what takes one step each, with the loss of this replica."""
+    """Return for each contender a function that takes one step and returns the loss of this replica."""
     return {
         "ours": _ours(rank, size, sizes),
         "hand": _Hand(rank, size, sizes, communicates=True).step,

@@ -21,7 +21,7 @@ from benchmarks.training.step_pipeline import Step, train_step
 
 
 def contenders(rank: int, size: int, sizes: Sizes) -> dict[str, Step]:
-    """Return what takes one step each, with its loss."""
+    """Return for each contender a function that takes one step and returns its loss."""
     return {
         "ours": _ours(sizes),
         "hand": _hand(sizes, rank, size, reduces=True),

@@ -168,7 +168,7 @@ print(json.dumps(facts))
 
 
 def as_user(*entered):
-    """Let a user without rights, in a cgroup or where we are, have a host; returns what came of it."""
+    """Let a user without rights, in these cgroups or in our own, make a host; return the outcome."""
     script = AS_USER.format(sources=SOURCES, enter=[f"{folder}/cgroup.procs" for folder in entered], user=USER)
     done = subprocess.run(
         [sys.executable, "-I", "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=False

@@ -50,7 +50,7 @@ class Listener:
 
 
 class HostWorld:
-    """Makes sandboxes of one mode: `root` and `user` are namespaces, `plain` is none."""
+    """Makes sandboxes of one mode: `root` and `user` use namespaces, `plain` uses plain processes."""
 
     def __init__(self, mode):
         self.mode = mode

@@ -43,7 +43,7 @@ async def engine(tmp_path):
 
 
 async def reaches(plan, host, other, *, timeout_s):
-    """Return what comes of a connection: `x` if there is one."""
+    """Return the outcome of a connection: `x` if there is one."""
     address = plan.host(f"algo-{other}").address
     return await Host(plan, f"algo-{host}").run(TRY.format(address=address, timeout_s=timeout_s))
 

@@ -242,7 +242,7 @@ while True:
 
 
 class MachineServer:
-    """A server on the machine's own 127.0.0.1, as the service is one; answers with what `handle` makes of a request."""
+    """A server on the machine's own 127.0.0.1, like the service; `handle` makes its answers."""
 
     def __init__(self, handle, port=0):
         self._listener = socket.create_server(("127.0.0.1", port))

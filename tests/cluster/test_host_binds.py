@@ -1,4 +1,4 @@
-"""What a host is given of the machine, while others write links on the way: nothing else is shown, made or written."""
+"""Binds of a host while others write links on the way: nothing else is shown, made or written."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the kernel refuses to programs of a host: system calls, keys, and everything of the machine's own users."""
+"""Refusals of the kernel to programs of a host: system calls, keys, and everything of the machine's own users."""
 
 import ctypes
 import json
@@ -51,7 +51,7 @@ world = world_of(ISOLATED)
 
 
 def outcome(world, script, *arguments, sandbox=None):
-    """Run a script of Python in a host; returns what it printed, read as JSON."""
+    """Run a script of Python in a host; return its output, parsed as JSON."""
     spec = python(script)
     spec = type(spec)(**{**vars(spec), "argv": (*spec.argv, *arguments)})
     program, listener = world.start(spec, sandbox=sandbox)

@@ -1,4 +1,4 @@
-"""Hosts and a real GPU: who is given one sees it and computes on it, who is not sees none."""
+"""Hosts and a real GPU: a host with a GPU sees it and computes on it, a host without one sees no GPU."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Installations attacked by what they install: build scripts of strangers at work in a real host. No network."""
+"""Installations attacked by their packages: build scripts of strangers at work in a real host. No network."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def library_of(prepared: PreparedEnvironment) -> Path:
 
 
 def facts_of(prepared: PreparedEnvironment) -> dict[str, object]:
-    """Return what an attack found out; the text is read, nothing is run."""
+    """Return the findings of an attack; the text is read, nothing is run."""
     text = (library_of(prepared) / "evil.py").read_text()
     return json.loads(eval(text.removeprefix("FACTS = "), {"__builtins__": {}}))
 
@@ -317,7 +317,7 @@ def test_the_memory_limit_of_the_host_holds_for_builds_and_is_named(lab: Lab) ->
 
 
 class FakeMachineWithoutCgroups(CgroupTree):
-    """What a user without any right to cgroups sees."""
+    """Cgroups as a user without any right to them sees them: no hierarchy at all."""
 
     def mountinfo(self):
         return ""

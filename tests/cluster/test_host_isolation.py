@@ -1,4 +1,4 @@
-"""What keeps a host apart: files, network, processes, rights; as root and in a user namespace."""
+"""Isolation of a host: files, network, processes, rights; as root and in a user namespace."""
 
 import os
 import subprocess
@@ -283,7 +283,7 @@ def test_where_overlays_are_refused_files_are_shared_and_it_is_said(world):
 @pytest.mark.timeout(300)
 @pytest.mark.long
 def test_everything_holds_for_a_user_without_rights(tmp_path_factory):
-    """Runs these tests again as a user who owns nothing; they make user namespaces of their own."""
+    """Runs these tests again as a user without any files; they make user namespaces of their own."""
     packages = Path(pytest.__file__).parents[1]
     sources = Path(clary.__file__).parents[1]
     here = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""What a host may use: memory, processors, processes; counted and taken away at the end."""
+"""Limits of a host: memory, processors, processes; counted and taken away at the end."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""Shared memory of a program is gone with it, whatever the host is made of and however the program ends."""
+"""Shared memory of a program is gone with it, for every kind of host and every end of the program."""
 
 import os
 import uuid

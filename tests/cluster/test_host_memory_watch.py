@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="na
 
 
 class FakeMachineWithoutCgroups(CgroupTree):
-    """What a user without any right to cgroups sees."""
+    """Cgroups as a user without any right to them sees them: no hierarchy at all."""
 
     def mountinfo(self):
         return ""

@@ -1,4 +1,4 @@
-"""Zygotes that do not do what they are asked: the caller can start everything anew. Small scripts stand for them."""
+"""Zygotes that do not do their work: the caller can start everything anew. Small scripts stand for them."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ WHOLE = "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); os._
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Return a function that starts a zygote and has it fork; it returns the answer and what the rank wrote."""
+    """Return a function that starts a zygote and has it fork; it returns the answer and the rank's output."""
     control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     forked = tmp_path / "forked"
     expect = Zygote._expect

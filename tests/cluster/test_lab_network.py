@@ -27,7 +27,7 @@ BRIDGED, SWITCHED = LabLink(), LabLink(delay_ms=0.2)
 
 
 class Program:
-    """Python inside one host; `say` is what it printed."""
+    """Python inside one host; `say` returns its output."""
 
     def __init__(self, network, host, code):
         self._process = subprocess.Popen(

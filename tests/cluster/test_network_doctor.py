@@ -40,7 +40,10 @@ NUM_TRIES = 5  # for a busy machine to be fast for a tenth of a second
 
 @pytest.fixture
 def examine(tmp_path, capsys):
-    """Run every host's network program at once; returns the findings by host. `planned` changes what peers expect."""
+    """Yield a function that runs every host's network program at once and returns the findings by host.
+
+    `planned` changes the orders, and so the values that peers expect.
+    """
     doctors = []
 
     def examine_all(network, **planned):

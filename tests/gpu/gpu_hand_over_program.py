@@ -44,7 +44,7 @@ class FakeLender:
 
 @contextlib.contextmanager
 def counted():
-    """Have this rank hand over on the GPU, and count what it lends."""
+    """Have this rank hand over on the GPU, and count the tensors that it lends."""
     counts = {"lent": 0}
     kind = FakeLender if IS_REHEARSAL else CudaLender
     lend = kind.lend

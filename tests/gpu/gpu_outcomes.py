@@ -12,7 +12,7 @@ _LIMIT_S = 100.0
 
 
 def failure_of(program: Path, function: str, size: int, *, only: str = "") -> str | None:
-    """Run a program, or one function of it; return what its ranks said of a failure of the function.
+    """Run a program, or one function of it; return the words of its ranks on a failure of the function.
 
     Ranks share a GPU where there are fewer than ranks: each is told that it is the first of its host.
     """

@@ -1,4 +1,4 @@
-"""What one rank does on a GPU: memory, precision, compiling, health and figures. Functions `test_...(rank, size)`."""
+"""Work of one rank on a GPU: memory, precision, compiling, health and figures. Functions `test_...(rank, size)`."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""What programs of this folder share: the GPU, or the CPU in its place, and what cannot run here."""
+"""Tools of the programs in this folder: the GPU or the CPU in its place, and the refusal to run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ IS_REHEARSAL = bool(os.environ.get("CLARY_CUDA_ON_CPU"))
 
 
 class Absent(Exception):
-    """This machine does not have what a function needs. The text says what."""
+    """This machine lacks something that a function needs. The text names it."""
 
 
 def gpu() -> torch.device:
@@ -26,7 +26,7 @@ def gpu() -> torch.device:
 
 
 def real_gpu(why: str) -> torch.device:
-    """Return the GPU; a rehearsal cannot do what comes now."""
+    """Return the GPU; refuse the test in a rehearsal, for the reason `why`."""
     device = gpu()
     if IS_REHEARSAL:
         raise Absent(f"rehearsed on the CPU: {why}")

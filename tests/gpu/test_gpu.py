@@ -1,4 +1,4 @@
-"""What a GPU is needed for, on one; on machines without, as far as CUDA can be rehearsed on the CPU.
+"""Tests that need a GPU, on one GPU; on machines without, as far as CUDA can be rehearsed on the CPU.
 
 `sh tools/check_gpu.sh` runs the same functions one by one, where nothing but torch is installed.
 """

@@ -1,4 +1,4 @@
-"""Writers that are killed with SIGKILL while they write, and what they had been told was stored.
+"""Writers that are killed with SIGKILL while they write, and the writes that the store had acknowledged.
 
 Run as a program, this file is the nursery: it imports the store once and forks a writer for each line on its input,
 so that twenty crashes take seconds. A writer prints every acknowledgement; the test reads them up to its death.

@@ -1,4 +1,4 @@
-"""What curves of metrics must be on every database behind the store; run against SQLite and PostgreSQL.
+"""Contract of curves of metrics for every database behind the store; run against SQLite and PostgreSQL.
 
 A test class inherits `CurveContract` beside `StoreContract`, which gives `store`.
 """
@@ -77,7 +77,7 @@ class CurveContract:
     async def test_a_curve_that_grows_is_what_a_fresh_look_at_it_would_be(
         self, store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whatever comes: values late, at the same moment, not-a-number, far ahead; and only new ones are read."""
+        """Values come late, at the same moment, as not-a-number or far ahead; only new ones are read."""
         chance = random.Random(7)
         await store.create_job(make_job("j"), {})
         read, looks = metric_curves._read_stretches, []

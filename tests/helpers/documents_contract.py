@@ -1,4 +1,4 @@
-"""What every database behind numbered documents must do; run against SQLite and PostgreSQL.
+"""Contract of numbered documents for every database behind them; run against SQLite and PostgreSQL.
 
 A test class inherits `DocumentsContract` and gives a `database_url` fixture: a fresh, empty database.
 """

@@ -1,4 +1,4 @@
-"""Dumps of made-up gangs: who computes, who waits, for whom."""
+"""Dumps of made-up gangs: ranks that compute, ranks that wait, and the ranks that they wait for."""
 
 from __future__ import annotations
 

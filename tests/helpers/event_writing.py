@@ -77,5 +77,5 @@ FILE_VERSION = double(1, 1_700_000_000.0) + block(3, b"brain.Event:2")
 
 
 def png(width: int, height: int) -> bytes:
-    """The beginning of a picture: no reader here looks at what follows."""
+    """Return the beginning of a PNG file, with its size; the readers here look at no more."""
     return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0) + b"rest"

@@ -1,4 +1,4 @@
-"""What every database behind experiments must do; run against SQLite and PostgreSQL.
+"""Contract of experiments for every database behind them; run against SQLite and PostgreSQL.
 
 A test class inherits `ExperimentsContract` and gives a `database_url` fixture: a fresh, empty database.
 """

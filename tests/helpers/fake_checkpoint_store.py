@@ -94,7 +94,7 @@ class FakeCheckpointStore:
 
 
 class FakeWriter:
-    """What `open_writer` gives."""
+    """The writer that `open_writer` returns; it stores the object if its block ends without an error."""
 
     def __init__(self, store: FakeCheckpointStore, key: str) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Says of every file that its writer has closed it, but for those that a test says something else of."""
+"""A fake judge of files: each one's writer has closed it, except where a test decides otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fakes of what the supervisor drives: a program whose processes do as the test says, and steps that can be held."""
+"""Fakes of parts that the supervisor drives: a program whose processes obey the test, and steps that can be held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job and what its key opens, for tests of the rules."""
+"""A job and the rights of its key, for tests of the rules."""
 
 from datetime import UTC, datetime
 

@@ -20,7 +20,7 @@ PATIENCE_S = 20.0
 
 
 class MirrorUnderTest:
-    """A mirror of a folder, and what it has told."""
+    """A mirror of a folder, with its facts, lines and notes."""
 
     def __init__(self, tmp_path: Path, store: FakeCheckpointStore, *, settle_s: float = 0.05) -> None:
         self.host = MirroredFolder(tmp_path, store)

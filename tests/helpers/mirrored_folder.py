@@ -67,14 +67,14 @@ class MirroredFolder:
         place.write_bytes(text.encode() if isinstance(text, str) else text)
 
     def round(self, *, settle_s: float = 0.0, publish: bool = True) -> bool:
-        """One look, and a set of what may be taken; returns whether there is a new one."""
+        """Look once and store a set of the files that may be taken; return whether there is a new set."""
         self.clock.seconds += 1
         look = self.looks.first if settle_s else self.looks.last
         choice = look(self.writer.taken, now_s=self.clock.monotonic())
         return self._take(choice, publish=publish)
 
     def pair_of_looks(self, between: Callable[[], object] = lambda: None) -> Choice:
-        """Two looks and what happens between them, then a set of what may be taken; returns what that was."""
+        """Look twice, with `between` in the middle, and store a set of the chosen files; return the choice."""
         self.clock.seconds += PACE.interval_s - PACE.settle_s
         self.looks.first(self.writer.taken, now_s=self.clock.monotonic())
         between()

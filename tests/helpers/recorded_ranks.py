@@ -76,7 +76,7 @@ class Ranks:
             time.sleep(0.05)
 
     def counted(self, is_over=False):
-        """Compare what they have recorded, as a dump of their host would hold it."""
+        """Compare the ranks' records, as a dump of their host would hold them."""
         records, now_ns = read_records(self.folder), time.monotonic_ns()
         facts = {"parent": 1, "command": "", "state": "S", "wait_channel": "", "cpu_s": 0.0, "num_waits": 0}
         facts |= {"cpu_used_s": 0.0, "bytes_moved": 0, "threads": (), "sockets": ()}

@@ -1,4 +1,4 @@
-"""Runs as they would be gathered: what a program prints and writes down, attempt by attempt."""
+"""Runs as a rehearsal gathers them: the output and the records of a program, attempt by attempt."""
 
 import json
 

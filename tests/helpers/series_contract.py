@@ -1,4 +1,4 @@
-"""What every database behind the series must do; run against SQLite and PostgreSQL.
+"""Contract of series for every database behind them; run against SQLite and PostgreSQL.
 
 A test class inherits `SeriesContract` and gives a `database_url` fixture: a fresh, empty database.
 """

@@ -1,4 +1,4 @@
-"""Sends rows of four hosts at once into a store until it is killed, and prints what it was told is stored.
+"""Sends rows of four hosts at once into a store until it is killed, and prints the store's acknowledgements.
 
 Run as a program with the URL of a database that has a job called `job`. It goes on where the store says that it is,
 and sends every batch with rows that are stored already, as agents do that have lost an answer.

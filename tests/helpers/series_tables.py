@@ -1,4 +1,4 @@
-"""Tables of series for tests: what a host with ranks would measure."""
+"""Tables of series for tests: measurements of a host with ranks."""
 
 import math
 import random
@@ -32,7 +32,7 @@ def measured(num_rows, *, num_ranks=2, start_ms=START_MS, seed=1):
 
 
 def plain(table):
-    """Return a table as lists, None for what is missing: NaN is not equal to itself."""
+    """Return a table as lists, None for missing values: NaN is not equal to itself."""
     return (
         list(table.at_ms),
         {

@@ -1,4 +1,4 @@
-"""What every database behind the store must do; run against SQLite and PostgreSQL.
+"""Contract of the store for every database behind it; run against SQLite and PostgreSQL.
 
 A test class inherits `StoreContract` and gives a `database_url` fixture: a fresh, empty database.
 """

@@ -1,4 +1,4 @@
-"""Runs test functions that need torch, with the interpreter of training programs: this environment has none.
+"""Runs test functions that need torch, with the interpreter of training programs: this environment lacks torch.
 
 A program is a file of functions `test_...`. `names` reads them without importing it; `outcomes` runs all of them in one
 process, once a session, and says of each why it failed, None if it did not. Ran as a script, this file is that process.

@@ -10,7 +10,7 @@ BASE_NS = 1_700_000_000_000_000_000
 
 
 def profile_of(rank=0, *, bounds=(0, 100), first_step=10, boot_id="machine", ahead_ms=0.0, **members):
-    """Return what a rank says of its window; its clock is ahead by so much."""
+    """Return a rank's report on its window; its clock is ahead by `ahead_ms`."""
     return RankProfile(
         rank=rank,
         state=RankState.DONE,

@@ -1,4 +1,4 @@
-"""What every database behind the findings of trainings must do; run against SQLite and PostgreSQL.
+"""Contract of the findings of trainings for every database behind them; run against SQLite and PostgreSQL.
 
 A test class inherits `TrainingContract` and gives a `database_url` fixture: a fresh, empty database.
 """

@@ -43,7 +43,7 @@ def item(name: str, value: Any, *, is_nested: bool = False) -> bytes:
 
 
 def history(step: int | None = None, *items: bytes, **values: Any) -> bytes:
-    """Return a Record that holds what one call of `wandb.log` tells."""
+    """Return a Record that holds the values of one call of `wandb.log`."""
     inner = b"".join(items) + b"".join(item(name, value) for name, value in values.items())
     if step is not None:
         inner += block(2, varint(1 << 3) + varint(step))

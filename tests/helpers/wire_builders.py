@@ -62,7 +62,7 @@ def request_by_botocore(operation: Operation, params: dict[str, Any]) -> HttpReq
 
 
 def read_by_botocore(operation: Operation, response: HttpResponse) -> dict[str, Any]:
-    """What botocore makes of an answer, metadata included."""
+    """Return botocore's reading of an answer, metadata included."""
     parser = create_parser(BOTOCORE_PROTOCOLS[operation.protocol])
     raw = {
         "status_code": response.status,

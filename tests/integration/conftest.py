@@ -42,7 +42,7 @@ class ClientRuns:
         return self._futures[script, *arguments].result(timeout=CLIENT_TIMEOUT_S)
 
     def close(self):
-        """Wait for what runs."""
+        """Wait for running calls, and drop the queued ones."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -1,4 +1,4 @@
-"""Jobs with code of their own: sources and archives in S3, requests in script mode, what came of them."""
+"""Jobs with code of their own: sources and archives in S3, requests in script mode, and their outcomes."""
 
 import io
 import json
@@ -63,18 +63,18 @@ def start(aws, request):
 
 
 def run(aws, request, *, timeout_s=100):
-    """Create the job and return what Describe says at its end."""
+    """Create the job and return its description at its end."""
     return wait(aws, start(aws, request), timeout_s=timeout_s)
 
 
 def run_script(aws, label, script, *, files=None, timeout_s=100, **options):
-    """Run `train.py` with this text and return what Describe says at its end."""
+    """Run `train.py` with this text and return the job's description at its end."""
     request = script_request(aws, unique(label), {"train.py": script, **(files or {})}, **options)
     return run(aws, request, timeout_s=timeout_s)
 
 
 def run_command(aws, label, command, *, timeout_s=100, **members):
-    """Run a bash command as the container's entry point and return what Describe says at its end."""
+    """Run a bash command as the container's entry point and return the job's description at its end."""
     return run(aws, job_request(unique(label), command, **members), timeout_s=timeout_s)
 
 
@@ -116,7 +116,7 @@ def processes_with(text):
 
 
 def wait_for_none(look, *, timeout_s=10.0):
-    """Return what `look` finds once it finds nothing, or what is left at the end of the time."""
+    """Wait until `look` finds nothing; return its last finding, which is not empty if the time was up."""
     deadline = time.monotonic() + timeout_s
     while (found := look()) and time.monotonic() < deadline:
         time.sleep(0.1)

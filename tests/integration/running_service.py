@@ -101,7 +101,7 @@ def start_service(home, settings=SETTINGS, **variables):
 
 
 def client_environment(service, *arguments):
-    """Return an environment with nothing of AWS in it but what `clary env` prints."""
+    """Return an environment whose AWS variables come from `clary env` alone."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAGEMAKER_", "CLARY_"))}
     clean["HOME"] = str(service.home / "client-home")
     Path(clean["HOME"]).mkdir(exist_ok=True)

@@ -75,7 +75,7 @@ def outcomes(program: Path, size: int, limit_s: float = 170.0, **variables: str)
 
 
 def assert_passed(program: Path, name: str, size: int, **variables: str) -> None:
-    """Fail with what each rank said of a function that failed."""
+    """Fail with the words of each rank on which the function failed."""
     failures = outcomes(program, size, **variables)[name]
     words = "\n".join(f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure is not None)
     assert not words, f"{program.name}: {name}\n{words}"

@@ -1,4 +1,4 @@
-"""What fuzzing has found stays found: every kept input passes through its target again, without the fuzzer."""
+"""Findings of fuzzing stay found: every kept input passes through its target again, without the fuzzer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that checks a machine with a GPU: what it makes of checks that fail, hang or cannot run."""
+"""The script that checks a machine with a GPU: its treatment of checks that fail, hang or cannot run."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def test_a_check_that_was_given_too_little_time_has_not_failed():
 
 
 def played(hanging, *, limit_s=530.0):
-    """Play all checks, of which some take all that they are given, others ten seconds; return what each was given."""
+    """Play all checks: the hanging ones use all of their time, the others ten seconds; return the time of each."""
     checks, left_s, given = all_checks(), limit_s, {}
     for number, check in enumerate(checks, start=1):
         given[check.name] = share_of(check, checks[number:], left_s=left_s)

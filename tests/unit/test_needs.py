@@ -1,4 +1,4 @@
-"""What tests need and is not there: they are skipped with what brings it, and fail in CI."""
+"""Missing needs of tests: the tests are skipped with the command that brings the need, and fail in CI."""
 
 from pathlib import Path
 

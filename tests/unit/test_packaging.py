@@ -1,4 +1,4 @@
-"""What a user installs: the declarations that the wheel is made from."""
+"""Declarations of the package as a user installs it: licence, commands, dependencies."""
 
 import tomllib
 from importlib import import_module

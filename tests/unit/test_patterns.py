@@ -1,4 +1,4 @@
-"""No pattern takes much longer than its text is long, whatever a stranger writes (docs/adr/0049).
+"""No pattern takes much longer than its text is long, for every text of a stranger (docs/adr/0049).
 
 Every compiled pattern of the service, the agent and what they share is given texts that nearly match it: a text made
 from the pattern, with a run of one character at each place, and an end that does not fit. A pattern with several ways
@@ -77,7 +77,7 @@ def member(items) -> str:
 
 
 def slow_text(pattern: re.Pattern) -> tuple[str, float] | None:
-    """Return a text of which the pattern takes too long, shortened, and the seconds; None if there is none."""
+    """Return a text on which the pattern takes too long, shortened, and the seconds; None if there is no such text."""
     is_bytes = isinstance(pattern.pattern, bytes)
     text = pattern.pattern.decode("latin-1") if is_bytes else pattern.pattern
     whole = sample(parser.parse(text, pattern.flags & ~re.UNICODE if is_bytes else pattern.flags), is_bytes)

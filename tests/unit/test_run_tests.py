@@ -1,4 +1,4 @@
-"""`make test` runs what failed once more, alone: exactly that, whatever its name and its group."""
+"""`make test` runs failed tests once more, alone: exactly those, for every name and group."""
 
 import re
 import subprocess

@@ -24,7 +24,7 @@ class NoteBook:
             names.append(name[:_MAX_NAME_CHARACTERS])
 
     def lines(self) -> tuple[str, ...]:
-        """Return one line a subject: `subject: name, name and 12 more`."""
+        """Return one line for each subject: `subject: name, name and 12 more`."""
         return tuple(self._line(subject, names) for subject, names in self._names.items())
 
     def _line(self, subject: str, names: list[str]) -> str:

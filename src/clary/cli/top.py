@@ -87,7 +87,7 @@ def plain(rows: Sequence[JobRow], total: int) -> str:
 
 
 def read_rows(connection: Connection) -> tuple[list[JobRow], int]:
-    """Return up to MAX_JOBS jobs that have not ended, by state as in `LIVE`, oldest first, and the number of all."""
+    """Return up to MAX_JOBS jobs that have not ended, by state as in `LIVE`, oldest first, and how many there are."""
     names: dict[str, None] = {}  # one that goes from state to state meanwhile is in both lists
     num_unnamed = 0
     for state in LIVE:

@@ -1,4 +1,4 @@
-"""Writes an event file with TensorBoard's own writers: what `torch.events.gz` and `tensor.events.gz` were made with.
+"""Writes an event file with TensorBoard's own writers; it made `torch.events.gz` and `tensor.events.gz`.
 
     pip install tensorboard torch numpy && python write_events.py FOLDER
 

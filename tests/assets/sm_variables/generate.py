@@ -1,4 +1,4 @@
-"""Write the goldens of this folder: what AWS's own launchers set for a number of jobs.
+"""Write the goldens of this folder: the variables that AWS's own launchers set for a number of jobs.
 
 Run by hand, never by tests, with the interpreter of an environment that has sagemaker-training 5.1.4:
 

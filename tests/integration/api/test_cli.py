@@ -51,7 +51,7 @@ def finished_job(aws):
 
 
 def secrets_of(service, name):
-    """Return every secret of the service and of a job that runs, by what it is."""
+    """Return every secret of the service and of a running job, by its name in words."""
     keys = StateFolder(service.home).load_secrets()
     secrets = {
         "owner's secret": keys.secret_access_key,

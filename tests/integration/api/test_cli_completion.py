@@ -1,4 +1,4 @@
-"""Completion in the shells themselves: each reads the script as its users do, and is asked what it would offer."""
+"""Completion in the shells themselves: each reads the script as its users do, and is asked for its offers."""
 
 import os
 import pty
@@ -66,7 +66,7 @@ class Terminal:
         self.text = ""
 
     def ask(self, keys, until, *, within_s=START_S):
-        """Press keys and return what the terminal shows of it, up to a pattern."""
+        """Press keys and return the terminal's output, up to a pattern."""
         self.text = ""
         os.write(self._master, keys.encode())
         deadline = time.monotonic() + within_s

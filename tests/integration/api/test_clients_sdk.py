@@ -32,7 +32,7 @@ def _all_started(client_runs):
 
 
 def facts_in(output):
-    """Return what facts.py printed, one entry a host."""
+    """Return the facts printed by facts.py, one entry for each host."""
     return [json.loads(line.split("facts: ", 1)[1]) for line in output.splitlines() if "facts: " in line]
 
 

@@ -92,7 +92,7 @@ ARCHIVES = {
 
 @pytest.fixture(scope="module")
 def archive_jobs(aws):
-    """All hostile archives at once; label -> what became of the job."""
+    """All hostile archives at once; label -> description of the ended job."""
     names = {
         label: start(aws, script_request(aws, unique(f"tar-{label}"), archive))
         for label, (archive, _) in ARCHIVES.items()

@@ -121,7 +121,7 @@ s3.put_object(Bucket=bucket, Key=own + "/report.json", Body=json.dumps(report).e
 
 
 class Tried:
-    """What a program found out about its key, and what its key is after its end."""
+    """The findings of a program about its own key, and the state of the key after the program's end."""
 
     def __init__(self, service):
         self.aws = Clients(service)

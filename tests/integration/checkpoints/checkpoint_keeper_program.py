@@ -1,4 +1,4 @@
-"""What a keeper does when things go well and when they do not: 4 ranks on two hosts without a common folder."""
+"""Behaviour of a keeper in good times and in bad: 4 ranks on two hosts without a common folder."""
 
 import os
 import shutil

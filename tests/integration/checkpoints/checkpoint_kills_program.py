@@ -90,7 +90,7 @@ def log_path(folder, rank, number):
 
 
 def told(folder, rank, number, what):
-    """Return what a rank has said in a round. A line without its end is not said: still written, or cut by a kill."""
+    """Return the lines of a rank in a round that have `what`; a line without its end does not count (cut by a kill)."""
     path = log_path(folder, rank, number)
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [one for one in map(json.loads, lines) if what in one]
@@ -107,13 +107,13 @@ def wait_until(is_so, folder, what):
 
 
 def last_words(folder, rank, number):
-    """Return what a rank says of the loss of the other, which it learns of by itself."""
+    """Return a rank's words on the loss of the other rank, which it notices by itself."""
     wait_until(lambda: told(folder, rank, number, "told"), folder, f"round {number}: rank {rank} tells of its loss")
     return [one["told"] for one in told(folder, rank, number, "told")]
 
 
 def save_seconds(folder, number):
-    """Return what a save takes, by the rounds up to this one; the first of a round waits for none before it."""
+    """Return the median seconds of a save, from the rounds up to this one."""
     ends = [
         [one["at_s"] for one in told(folder, rank, before, "whole")]
         for rank in range(NUM_RANKS)

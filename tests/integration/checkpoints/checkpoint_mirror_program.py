@@ -43,7 +43,7 @@ def checkpoints_of(store: dict, prefix: str, folder: Path, host: str, num_hosts:
 
 
 def restore_into(store: dict, prefix: str, folder: Path, host: str = "algo-1", num_hosts: int = 1) -> HostCheckpoints:
-    """Restore, and return what knows of it."""
+    """Restore, and return the host's checkpoints."""
     folder.mkdir(parents=True)
     checkpoints = checkpoints_of(store, prefix, folder, host, num_hosts)
     with ObjectStore(checkpoints._plan.object_store) as client:
@@ -66,7 +66,7 @@ def newest_step(folder: Path) -> int:
 
 
 def rolling_number(folder: Path) -> int:
-    """Return what `rolling/state` says, 0 if there is none; AssertionError if it is not whole."""
+    """Return the number in `rolling/state`, 0 if there is no file; AssertionError if the file is not whole."""
     place = folder / "rolling/state"
     if not place.exists():
         return 0

@@ -8,7 +8,7 @@ from clary.train import checkpoint
 
 
 def go_on(kind, rank, size):
-    """Restore what the ranks before have saved, go on, save; nothing is shared but what the ranks send each other."""
+    """Restore the checkpoint of earlier ranks, go on, save; ranks share nothing, they only send to each other."""
     keeper = checkpoint.Keeper(host_folder(kind, rank, size), limit_s=20)
     state = make(kind, seed=1 + size)
     restored = os.environ.get("CLARY_TEST_RESTORE")

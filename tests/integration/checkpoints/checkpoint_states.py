@@ -1,4 +1,4 @@
-"""States that tests of checkpoints save and restore, their values whole, and folders of hosts that share none."""
+"""States that tests of checkpoints save and restore, their values whole, and separate folders for hosts."""
 
 import os
 from pathlib import Path
@@ -141,7 +141,7 @@ def expected(name):
 
 
 def refused(call, kind, *words):
-    """Return what a call's error says; fail if it has none, or other words."""
+    """Return the message of a call's error; fail if it raises no such error, or one without these words."""
     try:
         call()
     except kind as error:

@@ -28,7 +28,7 @@ def job(aws):
 
 
 class Prefix:
-    """What lies below the job's prefix: nothing but what a test puts there."""
+    """The objects below the job's prefix; a test puts all of them there."""
 
     def __init__(self, aws, job):
         self._s3 = aws.s3

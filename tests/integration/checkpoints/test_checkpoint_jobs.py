@@ -1,4 +1,4 @@
-"""Jobs with CheckpointConfig through the service: what one writes, the next one finds."""
+"""Jobs with CheckpointConfig through the service: each finds the checkpoints of the one before."""
 
 from __future__ import annotations
 

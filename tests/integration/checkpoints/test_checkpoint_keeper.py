@@ -1,4 +1,4 @@
-"""`clary.train.checkpoint` on 4 ranks of two hosts: what is kept, what is told, what survives."""
+"""`clary.train.checkpoint` on 4 ranks of two hosts: kept steps, errors, and survival of losses."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment of a save, on either host or both: what is restored is whole, and no whole step is lost."""
+"""SIGKILL at any moment of a save, on either host or both: each restore is whole, and no whole step is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLD = ("log-", "checkpoint.json", "failures")  # begin the names of files whose
 
 
 def found_in(folder: Path) -> str:
-    """Return what ranks have left, each with its time by their clock: what lies in folders, what they have said."""
+    """Return the traces of ranks with their times by the ranks' clock: the files in folders, and the ranks' words."""
     since_s = time.time() - time.monotonic()
     lines = []
     for path in sorted(folder.rglob("*")):

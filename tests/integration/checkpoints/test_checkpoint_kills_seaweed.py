@@ -1,4 +1,4 @@
-"""Hosts that are killed while they mirror to a real SeaweedFS: what is restored is whole, each time."""
+"""Hosts that are killed while they mirror to a real SeaweedFS: each restore is whole."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_file_that_never_comes_to_rest_is_stored_again_and_again_and_whole(wee
 
 @pytest.fixture
 def mirrored(weed):
-    """Restore into a folder, change it, flush; returns what was noted."""
+    """Return a function that restores into a folder, changes it and flushes; it returns the notes."""
 
     def act(prefix: str, folder: Path, files: dict[str, bytes], *, host: str = "algo-1", num_hosts: int = 1):
         checkpoints = restore_into(weed, prefix, folder, host, num_hosts)

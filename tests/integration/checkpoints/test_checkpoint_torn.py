@@ -1,4 +1,4 @@
-"""Checkpoints whose writers are held up or killed in mid-file: no half is restored, whoever ends whom."""
+"""Checkpoints whose writers are held up or killed in mid-file: no half is restored, for every kind of end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def request_of(script, prefix, how="itself"):
 
 
 def found(aws, name):
-    """Return what each run of the program found at its start."""
+    """Return the findings that each run of the program printed at its start."""
     return [json.loads(line.partition("FOUND ")[2]) for line in log_of(aws, name) if "FOUND " in line]
 
 

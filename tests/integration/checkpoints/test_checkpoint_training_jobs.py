@@ -1,4 +1,4 @@
-"""`clary.train.checkpoint` in jobs: stopped on two hosts, gone on with on one, bit by bit what was saved."""
+"""`clary.train.checkpoint` in jobs: stopped on two hosts and continued on one, with the same state bit by bit."""
 
 import time
 
@@ -69,7 +69,7 @@ def request(aws, label, prefix, *, num_hosts, last_step):
 
 
 def said(aws, name, word):
-    """Return what the job's first rank said after a word; None where it has not."""
+    """Return the words that the job's first rank printed after a word; None if it has not printed it."""
     lines = [line.partition(f"{word} ")[2].split() for line in log_of(aws, name) if f"{word} " in f"{line} "]
     return lines[0] if lines else None
 

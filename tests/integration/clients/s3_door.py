@@ -1,4 +1,4 @@
-"""What clients of S3 find at the service: boto3 of this environment, and pyarrow where it has one.
+"""Results of S3 clients at the service: boto3 of this environment, and pyarrow if it has one.
 
 Everything comes from the environment that `clary env` leaves; the bucket is a new one.
 """
@@ -43,7 +43,7 @@ def post(made, content):
 
 
 def temporary():
-    """Return what keys of STS do, and what is said once their token is another."""
+    """Return the results of calls with keys of STS, and the refusal once their token is another."""
     role = "arn:aws:iam::000000000000:role/Any"
     made = boto3.client("sts").assume_role(RoleArn=role, RoleSessionName="me", DurationSeconds=900)["Credentials"]
     keys = {"aws_access_key_id": made["AccessKeyId"], "aws_secret_access_key": made["SecretAccessKey"]}
@@ -62,7 +62,7 @@ def temporary():
 
 
 def arrow(bucket):
-    """Return what pyarrow reads back, found by AWS_ENDPOINT_URL alone, and with the bucket in the name of the host."""
+    """Return pyarrow's readings: found by AWS_ENDPOINT_URL alone, and with the bucket in the name of the host."""
     if find_spec("pyarrow") is None:
         return None
     from pyarrow import fs

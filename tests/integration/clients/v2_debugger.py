@@ -1,4 +1,4 @@
-"""SDK v2: DebuggerHookConfig, rules with an action, the summary of their statuses, and what smdebug reads in S3."""
+"""SDK v2: DebuggerHookConfig, rules with an action, the summary of their statuses, and smdebug's reading from S3."""
 
 import os
 import sys

@@ -27,7 +27,7 @@ job = estimator.latest_training_job
 
 
 def until(look, wanted):
-    """Return what `look` gives once it is wanted."""
+    """Return the first result of `look` that is wanted."""
     end_s = time.monotonic() + LIMIT_S
     while not wanted(found := look()):
         assert time.monotonic() < end_s, found
@@ -36,7 +36,7 @@ def until(look, wanted):
 
 
 def refusal(change):
-    """Return what the SDK refuses a change with."""
+    """Return the error with which the SDK refuses a change."""
     try:
         change()
     except ValueError as error:

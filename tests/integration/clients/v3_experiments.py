@@ -1,4 +1,4 @@
-"""SDK v3: Run, load_run in a job, list_runs, ExperimentAnalytics, and the resource classes of what they made."""
+"""SDK v3: Run, load_run in a job, list_runs, ExperimentAnalytics, and the resource classes of their results."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""One of two ranks that takes samples through a door with a defect and prints what the benchmark's checks found.
+"""One of two ranks that takes samples through a door with a defect and prints the findings of the benchmark's checks.
 
 Run: `python benchmark_checks_program.py FOLDER RANK`; the board lies in FOLDER. Needs numpy, both trees in its path.
 """

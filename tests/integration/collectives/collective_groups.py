@@ -96,7 +96,7 @@ def run_group(size, act, *, num_hosts=1, settings=FAST, store=None):
 
 
 def open_descriptors():
-    """What this process has open, by number."""
+    """Return the open files of this process: descriptor -> target."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:

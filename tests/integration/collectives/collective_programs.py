@@ -33,7 +33,7 @@ def reduce(group):
 
 
 def wait_for_end(group):
-    """Reduce until something happens to a peer; say what, and how long it took to notice after the last good one."""
+    """Reduce until a peer fails; report the error and the seconds since the last good reduction."""
     say(pid=os.getpid())
     memory = bytearray(1000)
     last_s = time.monotonic()

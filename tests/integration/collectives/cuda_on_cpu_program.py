@@ -1,4 +1,4 @@
-"""What CUDA means under CLARY_CUDA_ON_CPU=1. Functions `test_...()`; see `torch_programs`."""
+"""Meaning of CUDA under CLARY_CUDA_ON_CPU=1. Functions `test_...()`; see `torch_programs`."""
 
 import ast
 import io

@@ -60,7 +60,7 @@ def collectives(comm):
 
 
 def refusals(comm):
-    """What is refused, with the first words why."""
+    """Return the refused calls, each with the first words of its error."""
     good = np.zeros(4, np.float32)
     frozen = good.copy()
     frozen.flags.writeable = False

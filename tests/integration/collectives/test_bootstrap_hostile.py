@@ -1,4 +1,4 @@
-"""Who should not come: garbage, silence, floods and other users at the doors of a group that is being formed."""
+"""Strangers at a group that is being formed: garbage, silence, floods and other users at its doors."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""What every core must do, on the reference and on the compiled one: results, order, limits and the ends of peers.
+"""Duties of every core, on the reference and on the compiled one: results, order, limits and the ends of peers.
 
 Ranks are threads here; `test_rank_processes` has them as processes. Values are such that sums are exact, so that bits
 do not depend on which ranks share a host.

@@ -1,4 +1,4 @@
-"""`clary run --cuda-on-cpu`: scripts that demand CUDA run unchanged, and are told what was done."""
+"""`clary run --cuda-on-cpu`: scripts that demand CUDA run unchanged, and their output tells of the replacement."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Forming groups: who shares a host, who is missing, late or wrongly set up, and that nothing is left open."""
+"""Forming groups: ranks that share a host, ranks that are missing, late or wrongly set up; and nothing is left open."""
 
 import fcntl
 import os

@@ -27,7 +27,7 @@ def _no_buffers_of_deepspeed():
 
 
 def train(backend, stage, folder):
-    """Return what each rank wrote."""
+    """Train, and return the result that each rank wrote."""
     folder.mkdir()
     environment = {
         **os.environ,

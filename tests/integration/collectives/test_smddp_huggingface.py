@@ -35,7 +35,7 @@ def aws(tmp_path_factory):
 
 
 def run_hf(aws, script, hyperparameters, **members):
-    """Run a script of `clients/source` on two hosts with two ranks each; return what Describe says at its end."""
+    """Run a script of `clients/source` on two hosts with two ranks each; return the job's description at its end."""
     request = script_request(
         aws,
         unique("hf"),
@@ -75,6 +75,6 @@ def test_trainer_uses_the_group_that_its_script_has_made(aws):
 
 @pytest.mark.long
 def test_trainer_under_smdistributed_gives_ddp_a_gpu_and_fails_where_there_is_none(aws):
-    """A limit of `Trainer._wrap_model`: it hands DDP a device index whatever the device is."""
+    """A limit of `Trainer._wrap_model`: it hands DDP a device index even if the device is no GPU."""
     reason = failure_of(run_hf(aws, "smddp_trainer.py", SMDDP))
     assert "ValueError: DistributedDataParallel device_ids and output_device arguments only work with" in reason

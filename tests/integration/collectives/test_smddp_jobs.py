@@ -1,4 +1,4 @@
-"""SMDDP end to end: what users' scripts import, under every distribution, on two hosts with two ranks each.
+"""SMDDP end to end: the imports of users' scripts, under every distribution, on two hosts with two ranks each.
 
 Programs lie in `clients/source`; SDK v2, unmodified, submits them.
 """
@@ -39,7 +39,7 @@ def submitted(client_runs):
 
 
 def check_sums(ranks, *, size=SIZE):
-    """Assert that every rank found what the collectives have to give, and all of them the same bits."""
+    """Assert that every rank found the right results of the collectives, and that all found the same bits."""
     assert len(ranks) == size
     for rank, facts in enumerate(ranks):
         assert (facts["rank"], facts["size"], facts["backend"]) == (rank, size, "smddp")

@@ -14,7 +14,7 @@ HEAVY = ("clary.train._native", "clary.train.collective.adapters.torch.process_g
 
 
 def run(source: str, *folders: Path, **variables: str) -> str:
-    """What a program printed; its errors fail the test."""
+    """Run a program and return its output; its errors fail the test."""
     path = os.pathsep.join(map(str, (*folders, ROOT / "src")))
     done = subprocess.run(
         [str(TRAIN_PYTHON), "-c", source],
@@ -30,7 +30,7 @@ def run(source: str, *folders: Path, **variables: str) -> str:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder in which a distribution announces what an installed Clary does."""
+    """A folder with a distribution that has the entry points of an installed Clary."""
     metadata = tmp_path / "clary_smddp-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: clary-smddp\nVersion: 1\n")

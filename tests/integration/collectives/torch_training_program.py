@@ -244,7 +244,7 @@ def test_fsdp1_saves_sharded_states(rank, size):
 
 
 def own_shards(value):
-    """Copies of the pieces of a sharded tensor that this rank holds; it may hold none."""
+    """Return copies of the shards of a sharded tensor that this rank holds; the list may be empty."""
     return [shard.tensor.clone() for shard in value.local_shards()] if hasattr(value, "local_shards") else []
 
 

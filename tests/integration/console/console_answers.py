@@ -71,7 +71,7 @@ def rehearsals_answer(job, text):
 
 
 def profile_answer(job, text):
-    """Return the page of a profile of two ranks, one of which comes late, and of a third that was lost."""
+    """Return the page of a profile of three ranks: one comes late, and the third was lost."""
 
     def rank(number, **changes):
         strip = ("c" * 20 + "x" * (10 + 30 * (1 - number)) + "d" * 6 + "." * (24 - 10 * (1 - number))) * 4

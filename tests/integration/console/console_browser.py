@@ -1,4 +1,4 @@
-"""Chromium for tests of the console: signed in, and what goes wrong in a page or leaves the host is written down."""
+"""Chromium for tests of the console, signed in; it records errors of pages and requests that leave the host."""
 
 import json
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ _OF_THE_BROWSER = "Failed to load resource"
 
 @dataclass
 class Watched:
-    """What was noticed of one browser context."""
+    """Events noticed in one browser context."""
 
     errors: list = field(default_factory=list)  # of scripts and of the content policy
     dialogs: list = field(default_factory=list)  # which only `alert` and its like open: the console opens none
@@ -99,7 +99,7 @@ class Console:
 
 
 def launch(playwright):
-    """Start the browser; a test is skipped where there is none."""
+    """Start the browser; skip the test if there is no browser."""
     require("chromium")
     expect.set_options(timeout=PATIENCE_MS)
     return playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
@@ -111,7 +111,7 @@ def open_job(page, console, name, tab=""):
 
 
 def keep_screenshot(page, name, *, is_whole=False):
-    """Keep what a page looks like for people: what fits its window, or all of it."""
+    """Keep a picture of a page for people: the part in its window, or all of it."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=str(SCREENSHOTS / f"{name}.png"), full_page=is_whole)
 

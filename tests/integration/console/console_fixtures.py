@@ -32,7 +32,7 @@ def console(browser, own_service):
 
 @pytest.fixture
 def page(console):
-    """A page of somebody who is signed in."""
+    """A page of a signed-in user."""
     context = console.context()
     yield context.new_page()
     context.close()

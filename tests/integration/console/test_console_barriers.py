@@ -1,4 +1,4 @@
-"""Barriers for people who read with a screen reader, by keys, or need contrast: axe-core finds none on any page.
+"""Barriers for users of screen readers, of keys, or with a need for contrast: axe-core finds no barrier on any page.
 
 Source: rules of axe-core for WCAG 2.0 to 2.2, levels A and AA, and its best practices.
 """
@@ -37,7 +37,7 @@ def own_service(tmp_path_factory):
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """Names of jobs by what they do."""
+    """Names of jobs by their behaviour."""
 
     fails: str
     lives: str
@@ -48,7 +48,7 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs(own_service):
-    """Jobs that have each a kind of page; those that have ended ended before one had to wait."""
+    """Jobs that each show one kind of page; the ended ones ended before one had to wait."""
     aws = Clients(own_service)
 
     def start(label, command, **resources):
@@ -76,7 +76,7 @@ def axe():
 
 
 def barriers(page, axe, where):
-    """Return what is found on a page in each size and colour."""
+    """Return the barriers found on a page in each size and colour."""
     found = []
     page.evaluate(axe)
     for viewport, scheme in VIEWS:

@@ -29,7 +29,7 @@ PLACE_OF = """name => {
 
 
 class Jobs:
-    """The jobs that pages are about, by what they do."""
+    """The jobs of the pages under test, by their behaviour."""
 
     def __init__(self, service):
         self.aws = Clients(service)
@@ -561,7 +561,7 @@ def test_what_hostile_jobs_say_is_text(page, console, jobs):
 
 
 def test_what_rules_progress_and_standstills_say_is_shown_as_text(page, console, jobs):
-    """The job is real; what it would take GPUs or hours to find is added to the service's answer about it."""
+    """The job is real; findings that need GPUs or hours are added to the service's answer about it."""
     changed_at = "2026-01-02T03:04:05+00:00"
     rule = {"kind": "debug", "name": ATTACK, "status": "IssuesFound", "details": f"at step 7: {ATTACK}"}
     found = {

@@ -107,7 +107,7 @@ def test_of_a_picture_that_is_not_kept_the_place_is_said(page, job):
 
 
 def test_tags_beyond_the_first_are_shown_when_asked_for_and_hostile_ones_are_text(page, console, job):
-    """The job is real; a model with many tags is what the service's answer is made to say."""
+    """The job is real; the service's answer is changed so that its model has many tags."""
     attack = "<img src=x onerror=alert(1)>"
     bucket = [[-1.0, 1.0, 5.0]]
 

@@ -215,7 +215,7 @@ def test_a_service_that_is_killed_leaves_no_rehearsal_behind_and_says_that_it_wa
 
 
 def test_what_a_hostile_certificate_says_is_text(page, console, live):
-    """Certificates are made of what programs print; this one says the worst of it."""
+    """Certificates are made of programs' output; this one holds the most hostile texts."""
     page.route(
         f"**/clary/v1/jobs/{live}/rehearsals**",
         lambda route: route.fulfill(json=rehearsals_answer(live, ATTACK)),
@@ -269,7 +269,7 @@ def test_a_profile_is_taken_shown_and_its_trace_handed_out(page, console, aws):
 
 
 def test_a_profile_of_several_ranks_shows_who_comes_late_and_what_is_hostile_is_text(page, console, live):
-    """What it takes several machines to see is put into the answer of the service."""
+    """Findings that need several machines are put into the answer of the service."""
 
     page.route(f"**/clary/v1/jobs/{live}/profile**", lambda route: route.fulfill(json=profile_answer(live, ATTACK)))
     open_job(page, console, live, "profiles")

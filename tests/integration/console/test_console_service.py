@@ -1,4 +1,4 @@
-"""The console's server side through a real service: signing in, what opens to whom, jobs that say hostile things."""
+"""The console's server side through a real service: signing in, access by cookie, jobs with hostile texts."""
 
 import http.client
 import json
@@ -23,7 +23,7 @@ CHANGES = ("POST", "DELETE", "PUT", "PATCH", "OPTIONS")
 
 
 class Browser:
-    """Sends what a browser would, with cookies and the headers that a test wants."""
+    """Sends requests as a browser would, with cookies and the headers that a test wants."""
 
     def __init__(self, service, *, is_signed_in=True):
         self.home = service.home

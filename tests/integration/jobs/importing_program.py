@@ -1,4 +1,4 @@
-"""Imports everything that programs have of Clary, and tells what could not be; run by `test_older_pythons`.
+"""Imports every module of Clary that programs can import, and reports failures; run by `test_older_pythons`.
 
 Frameworks that this interpreter does not have are Fake: modules that have whatever is asked of them, as classes.
 The argument is the folder on a job's PYTHONPATH. The last line of output is JSON.
@@ -41,7 +41,7 @@ class FakeClass(type):
 
 
 class FakeThing(metaclass=FakeClass):
-    """What is made of such a class; a decorator, too."""
+    """An instance of such a class; a decorator, too."""
 
     def __init__(self, *_, **__):
         pass

@@ -1,4 +1,4 @@
-"""What Clary does in programs, as a job has it done, on two ranks whose Python is 3.10; see `test_older_pythons`."""
+"""Clary's work in programs, as in a job, on two ranks whose Python is 3.10; see `test_older_pythons`."""
 
 import importlib
 import json

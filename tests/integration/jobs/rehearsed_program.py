@@ -1,4 +1,4 @@
-"""A training program to be rehearsed: deterministic, with momentum and shuffled data; told what to forget.
+"""A training program to be rehearsed: deterministic, with momentum and shuffled data; it forgets parts on demand.
 
 It takes part in no test by itself: `test_rehearsal` puts it into jobs. FORGETS is replaced there.
 """
@@ -25,7 +25,7 @@ class Numbers(Dataset):
 
 
 class Shuffled(Sampler):
-    """Each pass in an order of its own; begins behind what was taken."""
+    """Shuffles each epoch by its number; begins behind the samples already taken."""
 
     def __init__(self):
         self.epoch, self.taken = 0, 0

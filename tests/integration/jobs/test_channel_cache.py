@@ -46,7 +46,7 @@ class Counted:
         self._gateway = gateway
 
     def num_gets(self) -> int:
-        """Return how many objects were asked for since the last call; listings are none."""
+        """Return how many objects were asked for since the last call; listings do not count."""
         with self._gateway.lock:
             asked = list(self._gateway.requests)
             self._gateway.requests.clear()

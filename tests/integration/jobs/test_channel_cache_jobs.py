@@ -39,7 +39,7 @@ for parent, _, files in os.walk(data):
 
 
 class Site:
-    """A service whose object store counts what is asked of it."""
+    """A service whose object store counts its requests."""
 
     def __init__(self, service, gateway):
         self.service = service
@@ -47,7 +47,7 @@ class Site:
         self._gateway = gateway
 
     def num_gets(self, *prefixes):
-        """Return how many objects below these prefixes were asked for since the last call; listings are none."""
+        """Return how many objects below these prefixes were asked for since the last call; listings do not count."""
         places = tuple(f"/{BUCKET}/{prefix}" for prefix in prefixes)
         with self._gateway.lock:
             asked = list(self._gateway.requests)

@@ -1,4 +1,4 @@
-"""Folders of the machine as file systems: a job gets what the settings name, and nothing else by any key."""
+"""Folders of the machine as file systems: a job gets the folders that the settings name, and no other by any key."""
 
 import json
 

@@ -32,7 +32,7 @@ ISOLATIONS = ("namespaces", "processes")
 
 
 class Snooped:
-    """What the program found, and what the owner knows."""
+    """The findings of a program that looks for secrets, and the owner's knowledge of them."""
 
     def __init__(self, service, isolation):
         self.service = service
@@ -60,7 +60,7 @@ class Snooped:
         wait(aws, self.victim, timeout_s=START_TIMEOUT_S)
 
     def _outputs(self, aws):
-        """Return what people and clients are shown, by where."""
+        """Return the texts that people and clients are shown, by their place."""
         outputs = {"service.log": (self.service.home / "service.log").read_text()}
         outputs["doctor"] = self.service.clary("doctor", check=False).stdout
         # Each command is a start of an interpreter, which takes seconds on a busy machine.

@@ -1,4 +1,4 @@
-"""Programs on Python 3.10: everything that jobs have of Clary works there; older ones are told what they go without.
+"""Programs on Python 3.10: Clary's whole part in jobs works there; older versions are told the missing features.
 
 A true Python 3.10 imports every module, with Fake frameworks where it has no real ones, and reduces with the compiled
 core. What needs torch runs on two ranks in the environment of training programs, whose newer Python loses what 3.10
@@ -126,7 +126,7 @@ def test_a_program_on_python_3_9_is_told_once_what_is_not_recorded(library, tmp_
 
 @pytest.fixture(scope="module")
 def job_variables():
-    """What two ranks of a job have in their environment, with folders of their own that last as long as they do."""
+    """Environment of two ranks of a job, with folders of their own that last as long as the ranks do."""
     with tempfile.TemporaryDirectory(prefix="clary-older-python-") as name:
         folder = Path(name)
         write_train_library(MlTree(folder / "ml"))

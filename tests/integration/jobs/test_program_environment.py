@@ -1,4 +1,4 @@
-"""What surrounds a program on its hosts, and what becomes of it: tree, code, channels, results, ends of every kind."""
+"""Surroundings of a program on its hosts, and its fate: tree, code, channels, results, ends of every kind."""
 
 import gzip
 import hashlib
@@ -74,7 +74,7 @@ def facts_by_host(aws, described):
 
 @pytest.fixture(scope="module")
 def two_hosts(aws):
-    """What two hosts of one script job see."""
+    """Facts on the surroundings of two hosts of one script job, by host."""
     uri = put(aws, "environment/train/a.txt", "a")
     request = script_request(
         aws,
@@ -285,7 +285,7 @@ with open(f"/opt/ml/model/{os.uname().nodename}.json", "w") as file:
 
 @pytest.fixture(scope="module")
 def channels_of_two_hosts(aws):
-    """What two hosts read from channels of every kind; the second value is the job's log."""
+    """Readings of two hosts from channels of every kind; the second value is the job's log."""
     base = unique("channels")
     for index in range(5):
         put(aws, f"{base}/data/part-{index}", f"part {index}")

@@ -1,4 +1,4 @@
-"""`clary rehearse` with programs that resume well and badly: the certificate names what they forget."""
+"""`clary rehearse` with programs that resume well and badly: the certificate names the forgotten part."""
 
 import http.client
 import json

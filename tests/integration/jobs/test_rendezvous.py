@@ -85,7 +85,7 @@ def page_of(service, aws, name, *, status="Completed"):
 
 
 def meetings_of(service, page):
-    """Return the time at which each host's processes had all come, or fail with what the agents say of it."""
+    """Return the time at which each host's processes had all come, or fail with the agents' words on it."""
     words = [
         line for path in service.home.rglob("agent.log") for line in path.read_text().splitlines() if "port" in line
     ]
@@ -171,7 +171,7 @@ def test_an_attempt_after_the_loss_of_a_host_meets_anew_though_the_survivor_has_
 
 
 def wait_until_met(service, name, *, attempt):
-    """Wait until the service knows that all hosts of an attempt have met; return what the page says then."""
+    """Wait until the service knows that all hosts of an attempt have met; return its page then."""
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         page = json.loads(service.clary("describe", name, "--json").stdout)

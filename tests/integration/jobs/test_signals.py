@@ -1,4 +1,4 @@
-"""A stop as programs feel it: one SIGTERM for each rank, on all hosts at once, with a notice, whatever started them."""
+"""A stop as programs feel it: one SIGTERM for each rank, on all hosts at once, with a notice, under every launcher."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _LINE = re.compile(r"(READY|SIGNAL|DONE) (\{.*\})")
 
 
 def said(aws, name):
-    """Return word -> what ranks said with it."""
+    """Return the ranks' reports by their word: READY, SIGNAL, DONE."""
     found = {"READY": [], "SIGNAL": [], "DONE": []}
     for line in log_of(aws, name):
         for word, facts in _LINE.findall(line):
@@ -64,7 +64,7 @@ def check(aws, name, *, num_ranks, status="Stopped", reason="stop_requested"):
 
 
 def stop_and_check(aws, name, *, num_ranks):
-    """Stop a job whose ranks are ready and look at what they felt."""
+    """Stop a job whose ranks are ready, and check their reports on the signal."""
     wait_until_ready(aws, name, num_ranks)
     aws.sagemaker.stop_training_job(TrainingJobName=name)
     return check(aws, name, num_ranks=num_ranks)

@@ -24,7 +24,7 @@ LONGEST_S = 1.6  # after the request; jobs take about half of it on warm hosts, 
 
 
 def hosts_file(home, name):
-    """Return the document `name` of the pool's folder, the newest if there are several; None if there is none."""
+    """Return the document `name` of the pool's folder, the newest if there are several; None if it is missing."""
     folders = sorted((home / "jobs").glob(f"pool_*/1/{name}"), key=lambda path: path.stat().st_mtime)
     try:
         return json.loads(folders[-1].read_text()) if folders else None
@@ -33,7 +33,7 @@ def hosts_file(home, name):
 
 
 def victim(kind, home, generator):
-    """Return the process to kill, or None if there is none now."""
+    """Return the process to kill, or None if there is no such process now."""
     if kind == "service":
         record = json.loads((home / "run/service.json").read_text())
         return ProcessId(record["pid"], record["process_started"])

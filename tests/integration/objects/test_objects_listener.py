@@ -59,7 +59,7 @@ async def listener() -> AsyncIterator[Listener]:
 
 
 async def exchange(listener: Listener, text: bytes, *, context: ssl.SSLContext | None = None) -> tuple[str, bytes]:
-    """Send bytes and return head and rest of what comes until the connection is idle or closed."""
+    """Send bytes and return head and rest of the answer, until the connection is idle or closed."""
     port = listener.tls_port if context else listener.port
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", port, ssl=context, server_hostname="localhost" if context else None

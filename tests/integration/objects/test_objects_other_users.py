@@ -1,4 +1,4 @@
-"""What another user of this machine reaches of the embedded store without a key: nothing of any object."""
+"""Another user of this machine without a key reaches no object of the embedded store."""
 
 from __future__ import annotations
 

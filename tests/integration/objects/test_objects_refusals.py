@@ -1,4 +1,4 @@
-"""The S3 front with a real SeaweedFS behind it: what it must not let through, and what it must not alias."""
+"""The S3 front with a real SeaweedFS behind it: requests that it must refuse, and keys that it must not alias."""
 
 from __future__ import annotations
 

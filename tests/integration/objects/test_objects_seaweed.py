@@ -94,7 +94,7 @@ async def until(condition: object, timeout_s: float = 20.0) -> None:
 
 @contextlib.contextmanager
 def killable_service(home: Path) -> object:
-    """Run SERVICE; whatever the test does, neither it nor its store is left."""
+    """Run SERVICE; neither it nor its store is left after the test."""
     process = subprocess.Popen([sys.executable, "-c", SERVICE, str(home)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""What S3 tells of objects by a real client and a real SeaweedFS: encryption that was asked for, checksums, regions."""
+"""S3's facts on objects by a real client and a real SeaweedFS: requested encryption, checksums, regions."""
 
 from __future__ import annotations
 

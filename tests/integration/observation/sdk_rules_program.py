@@ -1,4 +1,4 @@
-"""What smdebug_rulesconfig of SDK v2 says of rules: run by that environment; prints one line of JSON."""
+"""Rule configurations of SDK v2's smdebug_rulesconfig, printed as one line of JSON; runs in that SDK's environment."""
 
 import inspect
 import json

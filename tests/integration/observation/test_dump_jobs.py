@@ -1,4 +1,4 @@
-"""`clary dump` of real jobs that do not move: the culprit is named, and none where a job gets on."""
+"""`clary dump` of real jobs that do not move: it names the culprit, and nobody if a job gets on."""
 
 import json
 import time

@@ -35,7 +35,7 @@ PROGRAM_PREFIX = "AlgorithmError: "
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One way to fail, and what is to be said of it."""
+    """One way to fail, and the first cause that must be named."""
 
     group: str  # function that injects it
     kind: str
@@ -150,7 +150,7 @@ class World:
         self.has_namespaces = has_namespaces(service.home)
 
     def why_not(self, case):
-        """Return what this machine lacks for a case; None if it lacks nothing."""
+        """Return a reason why this machine can not run a case; None if it can."""
         if case.kind == "limit" and not self.has_memory_limits:
             return "this machine gives no memory limit to hosts"
         if case.group == "loss" and case.kind != "agent" and not self.has_namespaces:
@@ -158,7 +158,7 @@ class World:
         return None
 
     def inject(self, case):
-        """Let a job fail; return what `clary describe --json` prints of it, and what `--why` does."""
+        """Let a job fail; return the facts of `clary describe --json` on it, and the text of `--why`."""
         service = self.behind_gateway if (case.group, case.kind) == ("store", "platform") else self.service
         aws = Clients(service)
         name = getattr(self, f"_{case.group}")(aws, case)

@@ -64,7 +64,7 @@ def test_a_job_of_two_hosts_is_all_green_and_its_program_runs(own_service):
 
 @pytest.fixture(scope="module")
 def telling_service(tmp_path_factory):
-    """A service that only tells what is sick, as it is by default."""
+    """A service that only reports sick hosts, as it does by default."""
     own = start_service(tmp_path_factory.mktemp("telling"))
     yield own
     own.clary("down")
@@ -124,7 +124,7 @@ def networks_of(service):
 
 @contextlib.contextmanager
 def fault_in_next_network(service):
-    """Give the exit codes of what is done to the next network; nothing is done to any after the block."""
+    """Put a fault into the next network; yield its exit codes. No network is touched after the block."""
     codes, ending = [], threading.Event()
     fault = threading.Thread(target=drop_port_in_next_network, args=(service, networks_of(service), codes, ending))
     fault.start()

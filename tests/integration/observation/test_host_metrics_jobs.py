@@ -1,4 +1,4 @@
-"""Hosts of real jobs measure themselves, and a real service answers with what they measured."""
+"""Hosts of real jobs measure themselves, and a real service answers with their measurements."""
 
 import json
 import os

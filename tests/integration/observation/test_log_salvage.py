@@ -1,4 +1,4 @@
-"""An agent is killed while its service cannot take lines: what the agent had written down reaches the log."""
+"""An agent is killed while its service cannot take lines: the lines that it had on disk reach the log."""
 
 import os
 import signal

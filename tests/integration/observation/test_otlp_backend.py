@@ -1,4 +1,4 @@
-"""Traces as others read them: OpenTelemetry's description of an export, and a backend that keeps what it is sent."""
+"""Traces as others read them: OpenTelemetry's description of an export, and a backend that keeps received traces."""
 
 import asyncio
 import json

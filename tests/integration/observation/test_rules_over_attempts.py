@@ -88,7 +88,7 @@ class Watched:
             time.sleep(0.5)
 
     def wait_for_end(self):
-        """Wait until the job has ended; return what is said of it then."""
+        """Wait until the job has ended; return its description then."""
         end_s = time.monotonic() + LIMIT_S
         while (facts := self.look())["TrainingJobStatus"] == "InProgress":
             assert time.monotonic() < end_s, log_of(self.aws, self.name)
@@ -196,7 +196,7 @@ class Report:
 
 
 def profiler_report(aws, name):
-    """Wait for the verdict of a job's ProfilerReport, and return what it has stored."""
+    """Wait for the verdict of a job's ProfilerReport, and return the report that it has stored."""
     end_s = time.monotonic() + LIMIT_S
     while True:
         facts = aws.sagemaker.describe_training_job(TrainingJobName=name)

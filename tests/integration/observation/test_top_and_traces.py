@@ -16,7 +16,7 @@ DEADLINE_S = 90
 
 
 class FakeCollector(http.server.BaseHTTPRequestHandler):
-    """Takes what is posted and says that it has."""
+    """Takes every POST, keeps it, and answers 200."""
 
     bodies: list = []  # of the one collector of this module
 
@@ -53,7 +53,7 @@ def service(tmp_path_factory, collector):
 
 
 def until(read, what):
-    """Return what `read` gives once it is true."""
+    """Return the first true result of `read`."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         found = read()

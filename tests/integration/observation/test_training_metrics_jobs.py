@@ -1,4 +1,4 @@
-"""A real job says what it does in files and in a status of its own, and people see all of it while it runs."""
+"""A real job reports its training in files and in a status of its own, and people see all of it while it runs."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).with_name("training_program.py").read_text()
 
 
 def look_until(look, wanted, *, timeout_s=LIMIT_S):
-    """Return what `look` returns as soon as it is wanted; the last look at the end of the time."""
+    """Return the first result of `look` that is wanted, or the last one at the end of the time."""
     deadline = time.monotonic() + timeout_s
     while not wanted(found := look()) and time.monotonic() < deadline:
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""The entry point of a job that says what it does in all the ways that programs say it; standard library only."""
+"""The entry point of a job that reports its training in all the ways of real programs; standard library only."""
 
 import json
 import os

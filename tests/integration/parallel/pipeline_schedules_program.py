@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class Several(nn.Module):
-    """Passes on what it takes: hidden states, a mask that wants no gradient, and a skipped input that wants one."""
+    """Passes on its inputs: hidden states, a mask that wants no gradient, and a skipped input that wants one."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +141,7 @@ def test_ranks_that_do_not_end_together(rank, size):
 
 
 class Counting(Pipeline):
-    """Counts what lives before and after every action."""
+    """Counts living activations and sends after every action."""
 
     peak_activations = peak_sends = 0
 
@@ -222,7 +222,7 @@ def test_stages_with_several_tensors_between_them(rank, size):
 
 
 def test_batches_of_another_shape(rank, size):
-    """Shapes are told once; another is refused with what to do, and taken once shapes are told again."""
+    """Shapes are told once; another shape is refused with advice, and taken once shapes are told again."""
     schedule = one_f_one_b(size, 2)
     own = {rank: nn.Linear(WIDTH, WIDTH)}
     pipeline = Pipeline(own, schedule, dist.group.WORLD, lambda given, _: given.mean(), timeout_s=15)

@@ -1,4 +1,4 @@
-"""What sharded training does at its edges: failures, limits, borrowed parameters, odd orders."""
+"""Sharded training at its edges: failures, limits, borrowed parameters, odd orders."""
 
 import contextlib
 import copy

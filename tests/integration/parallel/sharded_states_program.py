@@ -1,4 +1,4 @@
-"""What sharded models and optimizers save, and load at the same degree, at others, and without shards."""
+"""States of sharded models and optimizers: saved, and loaded at the same degree, at others, and without shards."""
 
 import copy
 import tempfile

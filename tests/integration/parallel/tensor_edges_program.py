@@ -1,4 +1,4 @@
-"""Layers cut over tensor ranks: what is refused, attention alone, groups beside replicas."""
+"""Layers cut over tensor ranks: refusals, attention alone, groups beside replicas."""
 
 import itertools
 

@@ -126,7 +126,7 @@ def plain_model(model_class, config):
 
 
 def distribute(plain, **keywords):
-    """Return a distributed copy that has weights of its own, and what was done."""
+    """Return a distributed copy that has weights of its own, and the record of replacements."""
     model = copy.deepcopy(plain)
     set_tensor_parallelism(model, **keywords)
     done = replace_modules(model)
@@ -245,7 +245,7 @@ def test_gptj(rank, size):
 
 
 def test_bert(rank, size):
-    """The encoder, and around it what is neither tied nor unsupported."""
+    """The encoder, and the layers around it that are neither tied nor unsupported."""
     compare(
         plain_model(BertForMaskedLM, BertConfig(**ENCODER)),
         translators("bert"),

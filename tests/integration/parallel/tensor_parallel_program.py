@@ -51,7 +51,7 @@ def parallel(size, **keys):
 
 
 def layouts():
-    """All four on two ranks, those that have the least in common on more."""
+    """Return all four layouts on two ranks, and the two that differ most on more ranks."""
     every = [
         {"optimize": optimize, "prescaled_batch": prescaled}
         for optimize, prescaled in itertools.product(("memory", "speed"), (False, True))
@@ -472,7 +472,7 @@ def test_layer_whose_scores_fall_with_the_distance(rank, size):
 
 
 def test_a_stack_takes_as_few_steps_as_its_layout_promises(rank, size):
-    """What is sent between ranks, forward and backward, by a layer more."""
+    """One more layer adds a fixed list of collectives, forward and backward."""
     sent = []
 
     def counted(name, function):

@@ -179,7 +179,7 @@ def test_modules_made_before_their_class_was_registered_are_kept(rank, size):
         model = nn.Sequential(Late(4, 4))
 
         class Bare(nn.Module):
-            """Has no weights; what replaces it is not frozen for that."""
+            """Has no weights; so its replacement is not frozen."""
 
         tp_register_with_module(Bare, DistributedLinear, lambda: ((4, 4), {}))
         bare = nn.Sequential(Bare())

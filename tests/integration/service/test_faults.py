@@ -1,4 +1,4 @@
-"""A short run of faults: whatever is killed, paused, cut or filled, no job is lost, doubled or left hanging.
+"""A short run of faults (kills, pauses, cuts, full disks): no job is lost, doubled or left hanging.
 
 The long one is `make faults`; a seed that fails there can be run here, too.
 """

@@ -1,4 +1,4 @@
-"""What both SDKs print of a spot job at its end, by their own functions, from our description of it."""
+"""Output of both SDKs at the end of a spot job, by their own functions, from our description of it."""
 
 import json
 import subprocess

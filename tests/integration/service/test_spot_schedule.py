@@ -1,4 +1,4 @@
-"""A trace of spot capacity and a price file under a service that really runs: who is interrupted, what it cost."""
+"""A trace of spot capacity and a price file under a service that really runs: interruptions and costs of its jobs."""
 
 import json
 import shutil

@@ -115,7 +115,7 @@ def test_a_full_disk_costs_nothing_that_was_acknowledged(home, disk):
 
 
 def put_until_refused(aws, disk):
-    """Put objects until the store takes none; return the digests of those that it took, by key."""
+    """Put objects until the store refuses one; return the digests of the stored ones, by key."""
     digests = {}
     for number in range(10):
         body = os.urandom(3_000_000)

@@ -64,7 +64,7 @@ async def test_the_url_may_name_the_driver(database_url: str) -> None:
 
 @pytest.fixture
 def own_server() -> Iterator[PostgresServer]:
-    """A server that a test may stop: what it starts again then would outlive the test."""
+    """A server that a test may stop: a shared server, started again by the test, would outlive it."""
     server = PostgresServer()
     try:
         yield server

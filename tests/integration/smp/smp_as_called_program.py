@@ -1,4 +1,4 @@
-"""What scripts of SMP v1 rely on beyond its documentation, as they call it; run by test_smp_as_called on two ranks."""
+"""Calls of scripts of SMP v1 beyond its documentation, as scripts make them; run by test_smp_as_called on two ranks."""
 
 import copy
 import dataclasses
@@ -140,7 +140,7 @@ def test_scripts_put_states_of_masters_together_by_numbers_and_names(rank, size)
 
 
 def test_groups_that_come_before_the_first_step_of_a_pipeline_are_numbered(rank, size):
-    """The first step puts masters there; names of what lay there before have to lead to them."""
+    """The first step replaces parameters by masters; the names of the former have to lead to the masters."""
     start(ddp=True, partitions=2, microbatches=2, prescaled_batch=True, fp16=True)
     model = smp.DistributedModel(make(SharedPerceptron))
     first, *others = model.parameters()
@@ -198,7 +198,7 @@ def test_what_scripts_import_of_the_tests_of_the_original_says_what_to_call_inst
 
 
 def test_shards_are_clipped_to_what_a_script_asks_for_too(rank, size):
-    """Public scripts with fp16 ask for it whatever the degree of shards is."""
+    """Public scripts with fp16 ask for clipping at every degree of shards."""
     found = []
     for keys in ({}, {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 10}):
         for fp16 in (False, True):

@@ -37,7 +37,7 @@ def make_tall(cut=True):
 
 
 def share(kind, number):
-    """Return what this rank has of a batch: ranks that must have the same have the same."""
+    """Return this rank's share of a batch: ranks that must have the same share get the same."""
     inputs, targets = batch_of(kind, number)
     prescaled = smp.state.cfg.prescaled_batch
     rank, size = (smp.rdp_rank(), smp.rdp_size()) if prescaled else (smp.dp_rank(), smp.dp_size())

@@ -1,4 +1,4 @@
-"""What two ranks do with `smdistributed.modelparallel.torch`; run by test_smp_core."""
+"""Work of two ranks with `smdistributed.modelparallel.torch`; run by test_smp_core."""
 
 import os
 import tempfile
@@ -20,7 +20,7 @@ def train_step(model, inputs, targets):
 
 
 def failure_of(call):
-    """Return what a call raises, None if nothing."""
+    """Return the exception of a call, or None if it raises nothing."""
     try:
         call()
     except (RuntimeError, ValueError, KeyError) as error:

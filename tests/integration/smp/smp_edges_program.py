@@ -1,4 +1,4 @@
-"""What scripts do at the edges of SMP, on two ranks; run by test_smp_edges."""
+"""Scripts at the edges of SMP, on two ranks; run by test_smp_edges."""
 
 import copy
 
@@ -26,7 +26,7 @@ class Repeated(nn.Module):
 
 
 class Halves(nn.Module):
-    """Takes and gives a dataclass, and changes what it is given."""
+    """Takes and gives a dataclass, and changes its input in place."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""One of eight ranks on two hosts: what a transformer in pipelines and tensor groups sends between hosts.
+"""One of eight ranks on two hosts: the traffic between hosts of a transformer in pipelines and tensor groups.
 
     python smp_eight_hosts_program.py PLACEMENT FILE     place and size from RANK, WORLD_SIZE and so on
 
@@ -29,7 +29,7 @@ def train_step(model, ids):
 
 
 def sent_bytes() -> int:
-    """Return what this host's eth0 has sent so far."""
+    """Return the number of bytes that this host's eth0 has sent so far."""
     for line in Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines():
         name, _, columns = line.partition(":")
         if name.strip() == "eth0":

@@ -1,4 +1,4 @@
-"""The models of `smp_eight_table`, their batches, and what one process makes of them."""
+"""The models of `smp_eight_table`, their batches, and the results of training them in one process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 class Output(nn.Module):
-    """What follows attention in a layer."""
+    """The part of a layer behind attention."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def plain_model(name: str) -> nn.Module:
 
 
 def parallel_model(name: str, tensor_degree: int) -> nn.Module:
-    """Return what is given to DistributedModel."""
+    """Return the model to give to DistributedModel."""
     if name == "lmhead" or (name == "gpt-2M" and tensor_degree > 1):
         return distributed_gpt(SIZES[name])
     with smp.tensor_parallelism() if tensor_degree > 1 else nullcontext():

@@ -78,7 +78,7 @@ def train_parallel(one, expected, goes_one_way):
 
 
 def differences(one):
-    """Return in what a row of the table differs from one process."""
+    """Return the differences of a row of the table from one process."""
     # Ranks that gather parameters or activations for each other must take the same way through the model.
     goes_one_way = one.sdp > 1 or (one.tp > 1 and not one.prescaled)
     norm = CLIPPED_NORM if one.extra == "clipped" else None

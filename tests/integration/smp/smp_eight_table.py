@@ -128,7 +128,7 @@ class Combination:
 
     @property
     def configuration(self) -> dict[str, object]:
-        """What `smp.init` is given."""
+        """The configuration to give to `smp.init`."""
         extras = {
             "one": {"active_microbatches": 1},
             "same": {"deterministic_server": True},

@@ -105,7 +105,7 @@ def test_gpt2_is_distributed_over_a_tensor_group_of_one_too(rank, size):
 
 
 def after_three_steps(*, is_by_class, **keys):
-    """Weight decay by the class of the layer norms, or by names: what public scripts do."""
+    """Set weight decay by the class of the layer norms, or by names, as public scripts do."""
     start(ddp=True, **keys)
     with smp.model_creation(tensor_parallelism=True):
         inner = gpt2()

@@ -1,4 +1,4 @@
-"""What four ranks do with SMP: pipelines of every length, replicated, on every placement; run by test_smp_hybrid."""
+"""Four ranks with SMP: pipelines of every length, replicated, on every placement; run by test_smp_hybrid."""
 
 import torch
 from smp_core_program import assert_like_alone, smp

@@ -1,4 +1,4 @@
-"""One of two pipeline ranks is killed in the middle of a step; the other says what it was doing. See test_smp_kills.
+"""One of two pipeline ranks is killed in a step; the other reports its own work at that time. See test_smp_kills.
 
 CLARY_TEST_KILL is `rank pass microbatch`, such as `1 backward 2`.
 """

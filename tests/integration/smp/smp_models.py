@@ -1,4 +1,4 @@
-"""Models for tests of model parallelism, and what one process makes of them."""
+"""Models for tests of model parallelism, and the results of training them in one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Named(NamedTuple):
-    """What a step returns."""
+    """Result of a step."""
 
     loss: torch.Tensor
     correct: dict[str, object]
@@ -91,7 +91,7 @@ class Convolutions(nn.Module):
 
 
 def scores_of(output: object) -> torch.Tensor:
-    """Return what the loss is computed from."""
+    """Return the scores in a model's output, for the loss."""
     if isinstance(output, dict):
         return output["scores"] + 0.1 * output["extra"][0].mean()
     return output

@@ -35,7 +35,7 @@ class Looping(nn.Module):
 
 
 def failure_of(call):
-    """Return what a call raises, None if nothing."""
+    """Return the exception of a call, or None if it raises nothing."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 - the test looks at it
@@ -75,7 +75,7 @@ def watch(model):
 
 
 def train(kind, keys, *, passes=1, prepare=lambda model: None, **options):
-    """Return the state after some steps, and what `watch` has seen after the first."""
+    """Return the state after some steps, and the findings of `watch` after the first."""
     start(**keys)
     model, optimizer = wrapped(kind, backward_passes_per_step=passes, **options)
     prepare(model)

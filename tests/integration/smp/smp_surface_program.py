@@ -1,4 +1,4 @@
-"""The rest of what scripts look for in SMP v1, on two ranks; run by test_smp_surface."""
+"""Further features that scripts look for in SMP v1, on two ranks; run by test_smp_surface."""
 
 import contextlib
 import gc

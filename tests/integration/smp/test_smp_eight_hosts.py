@@ -23,7 +23,7 @@ RANKS_A_HOST, LIMIT_S = 4, 150.0
 
 
 def run(placement: str, folder: Path) -> list[dict]:
-    """Train on two hosts; return what each rank tells."""
+    """Train on two hosts; return the report of each rank."""
     with LabNetwork(2, LabLink()) as network:
         ranks = []
         size = len(network.hosts) * RANKS_A_HOST

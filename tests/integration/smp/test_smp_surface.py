@@ -1,4 +1,4 @@
-"""SMP v1: results, sums, names and optimizers that scripts look for beside what they train with."""
+"""SMP v1: results, sums, names and optimizers that scripts look for beside the training itself."""
 
 from pathlib import Path
 

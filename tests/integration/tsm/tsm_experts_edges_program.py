@@ -1,4 +1,4 @@
-"""Experts spread over two ranks: policies of all kinds, tokens mixed, losses added, and what is refused."""
+"""Experts spread over two ranks: policies of all kinds, tokens mixed, losses added, and refusals."""
 
 import copy
 import functools

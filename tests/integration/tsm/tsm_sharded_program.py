@@ -55,7 +55,7 @@ def made(make, seed=5, **options):
 
 
 def groups_of(model):
-    """Return who saves together, which rank of them plans, and whether this rank saves at all."""
+    """Return the group that saves together, its planning rank, and whether this rank saves at all."""
     group = model.process_group
     return group, min(dist.get_process_group_ranks(group)), state.ranker.get_rep_rank(dist.get_rank()) == 0
 
@@ -241,7 +241,7 @@ def test_a_model_is_saved_and_loaded_in_one_call(rank, size):
 
 
 def check_other_degrees(rank, size, name, saved, wanted, *, hybrid=(0, 0), **options):
-    """What is loaded into other degrees, of the model and its optimizer, is what was saved."""
+    """A model and its optimizer, loaded at other degrees, are equal to the saved ones."""
     begun(hybrid[0], saved)
     at = folder("degrees")
     one = made(families()[name], **options)

@@ -197,7 +197,7 @@ def loss_of(logits, labels):
 
 
 def families():
-    """Return functions that make models, by name: those that CLARY_TEST_FAMILIES wants."""
+    """Return functions that make models, by name: the families that CLARY_TEST_FAMILIES wants."""
     if os.environ["CLARY_TEST_FAMILIES"] == "own":
         return {
             "llama": lambda: LlamaForCausalLM(llama_config()),

@@ -1,4 +1,4 @@
-"""Whatever a program puts where the agent reads or writes in its tree, nothing of the machine is touched."""
+"""A program puts links and other entries where the agent reads or writes in its tree; the machine stays untouched."""
 
 import contextlib
 import os
@@ -68,7 +68,7 @@ def tree(tmp_path: Path) -> MlTree:
 
 
 def put(kind: str, place: Path, target: Path) -> None:
-    """Put something in a place, and what was there aside."""
+    """Put something in a place, and move its former content aside."""
     if os.path.lexists(place):
         place.rename(place.with_name(f"{place.name}-moved"))
     match kind:

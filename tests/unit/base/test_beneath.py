@@ -1,4 +1,4 @@
-"""What lies below a folder is reached as it is, or refused: nothing that stands in a path's place leads elsewhere."""
+"""Paths below a folder are reached as they are, or refused: no entry in a path's place leads elsewhere."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ VICTIM = b"of the machine\n"
 
 @pytest.fixture(params=["openat2", "walk"])
 def way(request, monkeypatch):
-    """Both ways down, on whatever kernel this is."""
+    """Both ways down, with and without openat2."""
     has_it = request.param == "openat2"
     if has_it and not beneath._has_openat2():
         pytest.skip("this kernel has no openat2")
@@ -70,7 +70,7 @@ def put(kind: str, place: Path, victim: Path) -> None:
 
 
 def outcome(act) -> str:
-    """Name the error of an act, or say that there is none; an act that hangs fails the test."""
+    """Return the name of an act's error, or a word for success; an act that hangs fails the test."""
     said: list[str] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""A process is known by id and start time, whatever it is called, and is signalled only if it is still the same."""
+"""A process is known by id and start time, not by its name, and is signalled only if it is still the same."""
 
 import os
 import signal

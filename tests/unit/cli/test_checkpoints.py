@@ -1,4 +1,4 @@
-"""`clary checkpoints`: tables, lines for what is wrong, exit codes, and no control character from a bucket."""
+"""`clary checkpoints`: tables, lines for faults, exit codes, and no control character from a bucket."""
 
 import json
 import time
@@ -18,7 +18,7 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class FakeConnection(Connection):
-    """Answers from a list of pages and remembers what was asked."""
+    """Answers from a list of pages and remembers the requests."""
 
     def __init__(self, answers):
         self.__dict__.update(answers=list(answers), asked=[])

@@ -194,7 +194,7 @@ def test_a_reader_that_has_gone_ends_the_command_without_a_traceback(home):
 
 
 class FakeConnection(Connection):
-    """Answers from a list of pages or calls and remembers what was asked."""
+    """Answers from a list of pages or calls and remembers the requests."""
 
     def __init__(self, answers):
         self.__dict__.update(answers=list(answers), asked=[])

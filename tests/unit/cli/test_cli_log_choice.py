@@ -1,4 +1,4 @@
-"""What of a log `clary logs` shows: by time, attempt and pattern."""
+"""Lines of a log that `clary logs` shows: by time, attempt and pattern."""
 
 import argparse
 from datetime import UTC, datetime, timedelta

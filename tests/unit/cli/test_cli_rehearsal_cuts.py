@@ -23,7 +23,7 @@ class FakeTime:
 
 @dataclass
 class FakeConnection:
-    """A service whose job of two hosts trains; keeps what it was told to do."""
+    """A service whose job of two hosts trains; keeps the orders that it gets."""
 
     attempt: int = 1
     struck: list = field(default_factory=list)

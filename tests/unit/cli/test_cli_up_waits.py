@@ -1,4 +1,4 @@
-"""`clary up` waits for a service as long as that shows life, says meanwhile what it does, and ends one it gives up."""
+"""`clary up` waits for a service that shows life, names its work meanwhile, and ends one that it gives up."""
 
 import argparse
 import subprocess
@@ -29,7 +29,7 @@ STUBBORN = (
 
 @pytest.fixture
 def started(tmp_path):
-    """Start programs in place of the service; end what a test leaves."""
+    """Return a function that starts programs in place of the service; end the ones that a test leaves."""
     processes = []
 
     def start(code, *arguments):

@@ -1,4 +1,4 @@
-"""wait, delete, rerun and cp without a service: what they ask for, what they print, how they end."""
+"""wait, delete, rerun and cp without a service: their requests, output and ends."""
 
 import json
 from types import SimpleNamespace
@@ -181,7 +181,7 @@ def test_cp_unpacks_archives_alone(capsys):
 
 
 class FakeStore:
-    """Objects by key; what is downloaded is its key."""
+    """Objects by key; a downloaded file holds its key."""
 
     def __init__(self, *keys):
         self._objects = [ObjectInfo(key=key, size_bytes=len(key), etag='"e"') for key in keys]

@@ -1,4 +1,4 @@
-"""Services elsewhere: which one is chosen, what is refused, where keys lie and where they go."""
+"""Services elsewhere: the choice of one, refusals, and the place and use of keys."""
 
 import http.server
 import json

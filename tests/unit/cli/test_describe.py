@@ -1,4 +1,4 @@
-"""`clary describe --why`: what failed, where, whether to try again, and the rows of the timeline."""
+"""`clary describe --why`: the failure, its place, whether to try again, and the rows of the timeline."""
 
 import json
 import sys

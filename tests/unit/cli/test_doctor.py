@@ -1,4 +1,4 @@
-"""What `clary doctor` says of leftovers, and what it does not call one."""
+"""Leftovers in the output of `clary doctor`, and things that it does not call so."""
 
 import os
 import socket

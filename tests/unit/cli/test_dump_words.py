@@ -1,4 +1,4 @@
-"""What `clary dump` prints: suspects first, ranks by place, then the rest; hostile names harm no terminal."""
+"""Output of `clary dump`: suspects first, ranks by place, then the rest; hostile names harm no terminal."""
 
 from clary.cli.dump_words import dump_text
 

@@ -1,4 +1,4 @@
-"""The two matrices of `clary doctor JOB`, and what stands below them."""
+"""The two matrices of `clary doctor JOB`, and the lines below them."""
 
 import json
 

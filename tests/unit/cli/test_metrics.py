@@ -17,7 +17,7 @@ MINUTE_MS = 60_000
 
 
 class FakeConnection(Connection):
-    """Answers with one page and remembers what was asked."""
+    """Answers with one page and remembers the requests."""
 
     def __init__(self, page):
         self.__dict__.update(page=page, asked=[], secrets=SimpleNamespace(metrics_token="metrics-token"))

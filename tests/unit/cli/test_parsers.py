@@ -1,4 +1,4 @@
-"""What every command has: examples that parse, JSON, guesses at what was meant, completion in shells."""
+"""Common parts of every command: examples that parse, JSON, guesses at misspelt words, completion in shells."""
 
 import shlex
 import subprocess
@@ -56,7 +56,7 @@ def test_nothing_is_guessed_where_nothing_is_near():
 
 
 def completed(shell_script, *words, jobs=()):
-    """Return what bash offers for the last word."""
+    """Return bash's offers for the last word."""
     names = "\\n".join(jobs)
     line = " ".join(map(shlex.quote, words))
     text = (

@@ -1,4 +1,4 @@
-"""What `clary profile` prints: shares of each rank, who comes late, what takes longest, and who has no trace."""
+"""Output of `clary profile`: shares of each rank, late ranks, the longest operations, and ranks without a trace."""
 
 from clary.cli.profile_words import profile_text, states_text
 

@@ -1,4 +1,4 @@
-"""What `clary stragglers` and `clary describe` print of who is slow."""
+"""Slow ranks in the output of `clary stragglers` and `clary describe`."""
 
 from clary.cli.stragglers import stragglers_text, verdict_lines
 

@@ -1,4 +1,4 @@
-"""`clary top`: rows, what fits on a screen, keys, and one table for pipes."""
+"""`clary top`: rows, their cut to a screen, keys, and one table for pipes."""
 
 import itertools
 import json
@@ -135,7 +135,7 @@ def test_choosing_never_leaves_the_list(names, chosen, by):
 
 
 class FakeScreen:
-    """A window of keys to come and of what was drawn last."""
+    """A window with keys to come and the lines that were drawn last."""
 
     def __init__(self, keys, *, size=(20, 120)):
         self._keys = iter(keys)
@@ -283,7 +283,7 @@ def test_it_draws_on_a_real_terminal_and_leaves_it_by_q():
 
 
 def read_until(terminal, wanted, *, timeout_s=60):
-    """Return what a terminal shows until some text has come."""
+    """Return a terminal's output until some text has come."""
     text = ""
     deadline = time.monotonic() + timeout_s
     while wanted not in text and time.monotonic() < deadline:

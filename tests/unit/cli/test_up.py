@@ -1,4 +1,4 @@
-"""What `clary up` says of a service: the same problems whether it has just started, ran before, or is told as JSON."""
+"""Problems told by `clary up`: the same if the service has just started, ran before, or is told as JSON."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ class FakeConnection:
 
 @pytest.fixture
 def say(tmp_path, monkeypatch, capsys):
-    """Run `clary up` over a machine without torch; return what it prints."""
+    """Return a function that runs `clary up` over a machine without torch and returns its output."""
     monkeypatch.setenv("CLARY_HOME", str(tmp_path))
     monkeypatch.setattr(up, "why_default_fails", lambda settings, probe: "no torch; run: pip install torch")
     connection = FakeConnection(tmp_path)

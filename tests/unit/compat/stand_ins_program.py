@@ -1,4 +1,4 @@
-"""Imports apex and Transformer Engine as scripts do, where neither is installed, and prints what came of it as JSON."""
+"""Imports apex and Transformer Engine as scripts do, where neither is installed, and prints the outcome as JSON."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The foreign names as files: what they may import, how old a Python may read them, what launchers read of them."""
+"""The foreign names as files: their imports, the oldest Python that reads them, and launchers' readings of them."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""What stands in for apex, flash_attn and Transformer Engine in rehearsals: imports find it, numbers are right."""
+"""Stand-ins for apex, flash_attn and Transformer Engine in rehearsals: imports find them, numbers are right."""
 
 import json
 import os

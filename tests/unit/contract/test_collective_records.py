@@ -1,4 +1,4 @@
-"""Records of collectives: what is written is read, what is torn or made up is left out."""
+"""Records of collectives: written ones are read, torn or made-up ones are left out."""
 
 import random
 

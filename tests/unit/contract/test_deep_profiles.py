@@ -1,4 +1,4 @@
-"""What ProfilerConfig asks for, as the SDK writes it and as it comes otherwise."""
+"""Windows that ProfilerConfig asks for, as the SDK writes it and in other forms."""
 
 import json
 

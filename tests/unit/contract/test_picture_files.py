@@ -1,4 +1,4 @@
-"""Pictures are told by what their files say, whatever they claim to be or hold besides."""
+"""Pictures are recognised by the content of their files, not by their claims or by other content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process leaves of its count, and what is read of it while it is written."""
+"""The file with a process's count of steps, and readings of it while it is written."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""What clients are given: variables for the service alone, and a SageMaker configuration that stays text."""
+"""Files for clients: variables for the service alone, and a SageMaker configuration that stays text."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A full disk of the state folder: what is said of it, and what goes on all the same."""
+"""A full disk of the state folder: the words on it, and the work that goes on all the same."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What the settings share is said; what they do not share is not."""
+"""Words on the access that settings open to hosts; nothing is said of defaults."""
 
 from clary.control.egress.entries import parse_entry
 from clary.control.settings import Settings

@@ -1,4 +1,4 @@
-"""The state folder: who may read it, what it says of a service, keys that stay the same and stay apart."""
+"""The state folder: the right to read it, its record of a service, keys that stay the same and stay apart."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Each client has a few turns at once; who asks for more waits behind himself alone."""
+"""Each client has a few turns at once; a client with more requests waits behind itself alone."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The bookkeeping of benchmarks `goodput` and `spot`: what counts, what was lost, and that wrong steps are found."""
+"""The bookkeeping of benchmarks `goodput` and `spot`: valid steps, lost steps, and that wrong steps are found."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What benchmark `warm` takes for a read of an object and for a start of four ranks."""
+"""Requests that benchmark `warm` counts as a read of an object, and as a start of four ranks."""
 
 from benchmarks.counting_store import CountingStore
 from benchmarks.job_life.bench_warm import _start

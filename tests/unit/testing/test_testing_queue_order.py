@@ -1,4 +1,4 @@
-"""The judge of a crowd's queue: it must see an overtaking where there is one, and none where order is not known."""
+"""The judge of a crowd's queue: it must see every overtaking, and no overtaking where the order is not known."""
 
 from datetime import UTC, datetime
 

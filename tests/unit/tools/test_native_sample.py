@@ -1,4 +1,4 @@
-"""`tools/test_native.sh sample` takes one sanitizer by the seed, whatever digits that has."""
+"""`tools/test_native.sh sample` chooses one sanitizer by the last digit of the seed."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The runner of public scripts: its tables, what it brings out of checkouts, its command lines, and how it judges."""
+"""The runner of public scripts: its tables, its files from checkouts, its command lines, and its judgement."""
 
 import json
 import re

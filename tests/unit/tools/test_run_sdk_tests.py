@@ -1,4 +1,4 @@
-"""The tool that runs the SDK's own tests: what its plugin replaces and ends, and the table that it writes."""
+"""The tool that runs the SDK's own tests: its plugin's replacements and deadlines, and the table that it writes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How functions that need another interpreter are run, and what their process leaves."""
+"""Functions that need another interpreter: their runs, and the leftovers of their process."""
 
 from pathlib import Path
 

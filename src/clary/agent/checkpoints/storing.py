@@ -259,9 +259,9 @@ class SetWriter:
         )
 
     def _expect_at_plain_paths(self, checkpoints: CheckpointSet) -> None:
-        """Mark the plain paths of this set as taken, unless this is the first host: it copies other hosts' files there.
+        """Mark the plain paths of this set as taken, except on the first host.
 
-        The first host may do so now or later.
+        The first host copies the files of other hosts there, now or later.
         """
         if not self._writer.is_first:
             for file in checkpoints.files:

@@ -1,6 +1,6 @@
 """The order that a host's first process receives: a sandbox and its processes in plain form.
 
-Where: `program` writes it, `init` reads it. Pure.
+Where: `first_process` writes it, `init` reads it. Pure.
 """
 
 from __future__ import annotations

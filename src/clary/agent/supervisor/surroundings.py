@@ -47,7 +47,7 @@ class Surroundings:
         is_vain: whether there is no use in waiting for the service any more.
         drain_s: how long the end of a host waits for log lines that make no progress.
         service: takes what companions of the program send.
-        clock: time of day of measured values.
+        clock: time of day, for measured values.
     """
 
     board: FactBoard

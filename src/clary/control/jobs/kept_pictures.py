@@ -32,7 +32,7 @@ class TagSize:
 def tags_to_thin(tags: Sequence[TagSize]) -> list[tuple[TagSize, int]]:
     """Return the tags of a job with too many pictures, each with the number that it may keep.
 
-    Returns: at most AT_ONCE tags, those with the largest surplus.
+    The result has at most AT_ONCE tags: those with the largest surplus.
     """
     is_full = sum(tag.kept_bytes for tag in tags) > MAX_JOB_BYTES
     share_bytes = MAX_JOB_BYTES // max(1, len(tags))

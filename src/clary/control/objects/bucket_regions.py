@@ -1,4 +1,4 @@
-"""The region of buckets: always the service's, also where the store answers otherwise.
+"""The region of buckets: always the service's, even if the store answers otherwise.
 
 Where: `front` checks requests for new buckets and answers GetBucketLocation. Pure.
 Clients sign again for the region that they are told here, so all answers must name the same one.

@@ -1,7 +1,7 @@
-"""Manifests of checkpoint sets: their place, their content, and checks that it can be believed.
+"""Manifests of checkpoint sets: their place, their content, and checks whether the content can be believed.
 
-Where: `checkpoint_sets` lists sets and `checkpoint_verification` reads them through. A manifest comes from a bucket
-that anyone with a key may have written to: what it names is looked at before any of it is used.
+Where: `checkpoint_sets` lists sets and `checkpoint_verification` reads every file of them. A manifest comes from a
+bucket that anyone with a key may have written to. So its content is checked before any of it is used.
 """
 
 from __future__ import annotations

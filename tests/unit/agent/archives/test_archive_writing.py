@@ -307,7 +307,7 @@ def test_deep_nesting_is_refused_by_name_and_not_by_a_crash(tmp_path):
 
 @pytest.fixture
 def mounts(ml, tmp_path):
-    """What the program saw at /opt/ml/input/data/train, outside its /opt/ml on this machine."""
+    """The folder that the program saw at /opt/ml/input/data/train, outside its /opt/ml on this machine."""
     channel = tmp_path / "snapshot"
     (channel / "sub").mkdir(parents=True)
     (channel / "words").write_bytes(b"words")

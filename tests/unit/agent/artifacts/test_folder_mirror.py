@@ -1,4 +1,4 @@
-"""Folders that reach the object store while a program writes them, whatever it puts there."""
+"""Folders that reach the object store while a program writes them, for every kind of entry in them."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A program has ended and no upload may follow: what it has saved reaches the object store all the same."""
+"""A program has ended and no upload may follow: the files that it has saved reach the object store all the same."""
 
 import pytest
 

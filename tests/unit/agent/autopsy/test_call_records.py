@@ -1,4 +1,4 @@
-"""Records of collectives find their processes; those of ended ranks are kept; what programs make up is left out."""
+"""Records of collectives find their processes; those of ended ranks are kept; made-up records are left out."""
 
 import os
 import subprocess

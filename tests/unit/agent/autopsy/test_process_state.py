@@ -1,4 +1,4 @@
-"""What /proc says of a process: how long its threads ran or waited for a processor."""
+"""State of a process from /proc: how long its threads ran or waited for a processor."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Who hangs and who only takes long."""
+"""Processes that hang, told apart from those with slow work."""
 
 import pytest
 from hypothesis import given

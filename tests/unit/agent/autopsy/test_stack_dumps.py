@@ -1,4 +1,4 @@
-"""Dumps are taken once a request, sent until somebody takes them, and never hold or end what they look at."""
+"""Dumps are taken once a request, sent until the service takes them, and never hold or end their processes."""
 
 import os
 import subprocess

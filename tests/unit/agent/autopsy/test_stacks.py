@@ -1,4 +1,4 @@
-"""py-spy's output is read as it is; what is broken, hostile or missing becomes a sentence."""
+"""py-spy's output is read as it is; broken, hostile or missing output becomes a sentence."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Channels out of the cache of a machine: what is fetched, what is kept, what is never trusted."""
+"""Channels out of the cache of a machine: objects that are fetched, kept, or never trusted."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_same_content_under_another_prefix_is_not_read_again(machine, store)
 
 
 class OpaqueTags(FakeObjectStore):
-    """A fake store whose ETags look like MD5 sums and are none, as with encryption by KMS keys."""
+    """A fake store whose ETags look like MD5 sums but are not, as with encryption by KMS keys."""
 
     def _info(self, bucket: str, key: str) -> ObjectInfo:
         info = super()._info(bucket, key)

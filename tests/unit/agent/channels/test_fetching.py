@@ -1,4 +1,4 @@
-"""Channels out of a store in memory: what a host gets, where it lies, what is refused."""
+"""Channels out of a store in memory: the files of a host, their places, and refusals."""
 
 from __future__ import annotations
 

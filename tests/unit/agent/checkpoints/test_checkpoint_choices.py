@@ -1,4 +1,4 @@
-"""What of the folder may be taken when: groups at rest, saves on their way, and files that never rest."""
+"""Choice of files from the folder over time: groups at rest, saves on their way, and files that never rest."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Watched:
         return choose(self.sights, replaced={path: facts(0) for path in replaced}, now_s=self.now_s, pace=PACE)
 
     def pair(self, before: dict[str, int], after: dict[str, int], *, replaced: frozenset[str] = frozenset()) -> Choice:
-        """One round: two looks; returns what the second says."""
+        """Look twice, as in one round; return the choice of the second look."""
         self.now_s += PACE.interval_s - PACE.settle_s
         self.look(**before)
         self.now_s += PACE.settle_s

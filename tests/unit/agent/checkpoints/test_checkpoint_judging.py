@@ -1,4 +1,4 @@
-"""What says that a file is whole: the table of observations, and the markers of known writers."""
+"""Evidence that a file is whole: the table of observations, and the markers of known writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder as it is looked at, and what of it belongs together."""
+"""Looks at the folder, and the groups of files that belong together."""
 
 from __future__ import annotations
 

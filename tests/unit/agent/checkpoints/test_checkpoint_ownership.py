@@ -1,4 +1,4 @@
-"""Several hosts under one prefix: what a host got from others stays theirs, through changes, deletions and restarts."""
+"""Several hosts under one prefix: files of other hosts stay theirs, through changes, deletions and restarts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def both(tmp_path: Path, store: FakeCheckpointStore) -> tuple[MirroredFolder, Mi
 
 
 def rounds(*hosts: MirroredFolder) -> None:
-    """Let every host do two rounds: the first host sees what the others have stored."""
+    """Let every host do two rounds: in the second the first host sees the sets of the others."""
     for host in [*hosts, *hosts]:
         host.round()
 

@@ -1,4 +1,4 @@
-"""Where a host's checkpoint folder lies, and what is said after a restore."""
+"""Places of a host's checkpoint folder, and the words after a restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets as they are written: what goes where, in which order, and what stays."""
+"""Sets as they are written: the keys of their files, the order of writes, and the old content that stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that die, stores that fail and lose bytes, at any moment: what is restored is a state that every group had."""
+"""Hosts that die, stores that fail and lose bytes, at any moment: each restore is a state that every group had."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS = ("", "step-1", "step-2", "deep")
 
 
 def group_states(content: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Return the content group by group; "" is what lies at the top."""
+    """Return the content group by group; files at the top are in group ""."""
     states: dict[str, dict[str, str]] = {name: {} for name in GROUPS}
     for path, text in content.items():
         states.setdefault(path.split("/")[0] if "/" in path else "", {})[path] = text
@@ -57,7 +57,7 @@ class Trainer:
                 self.had[name].append(state)
 
     def check(self, restored: dict[str, str], *, at_least: dict[str, int]) -> None:
-        """Every group is as it was once, and not older than what was committed."""
+        """Assert that every group is in one of its former states, and not older than its committed one."""
         for name, state in group_states(restored).items():
             assert state in self.had[name], f"group {name!r} was never {state}"
             newest = max(index for index, had in enumerate(self.had[name]) if had == state)

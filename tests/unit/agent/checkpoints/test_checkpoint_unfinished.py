@@ -1,4 +1,4 @@
-"""Files that are known to be unfinished: what waits for them, what a flush leaves out, what a restore says."""
+"""Files that are known to be unfinished: waits for them, flushes without them, and the words of a restore."""
 
 from __future__ import annotations
 

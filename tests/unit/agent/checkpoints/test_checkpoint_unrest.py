@@ -1,4 +1,4 @@
-"""Files that never come to rest, on a real disk: what of them is in the sets, which is never a half of anything."""
+"""Files that never come to rest, on a real disk: sets hold whole versions of them and never a half."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real writers, each a process of its own, and what the witness says of what they write."""
+"""Real writers, each a process of its own, and the witness's decisions on their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a stall, second by second."""
+"""Stalls of the mirror, second by second."""
 
 from __future__ import annotations
 

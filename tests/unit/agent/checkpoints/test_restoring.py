@@ -1,4 +1,4 @@
-"""What a restore brings, what it refuses, and what it tells."""
+"""A restore: the files that it brings, its refusals, and its words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which step a set of checkpoints belongs to, and what a restore leaves of it for the program."""
+"""The step of a set of checkpoints, and the count that a restore leaves for the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's code: where it comes from, what of it is started, and what is refused."""
+"""The user's code: its source, its entry point, and refusals."""
 
 import io
 import json

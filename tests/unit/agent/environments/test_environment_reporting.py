@@ -1,4 +1,4 @@
-"""Where libraries find a place for what they know of a training, unless the user has said otherwise."""
+"""Places where libraries report on a training, unless the user has chosen others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirement files of strangers: what is read, how much of it, and what an installation then depends on."""
+"""Requirement files of strangers: the lines that are read, their limits, and the inputs of an installation."""
 
 import os
 from pathlib import Path

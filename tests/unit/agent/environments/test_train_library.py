@@ -1,4 +1,4 @@
-"""The folder that gives jobs Clary's train side: what is in it, and that everything of the user's own wins."""
+"""The folder that gives jobs Clary's train side: its content, and that everything of the user's own wins."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def run(code: str, *, path: list[Path], site: Path | None = None, **variables: str) -> str:
-    """Run code with `path` as PYTHONPATH and `site` where site-packages stand; return what it prints."""
+    """Run code with `path` as PYTHONPATH and `site` as site-packages; return its output."""
     prologue = f"import sys; sys.path.append({str(site)!r})\n" if site is not None else ""
     environment = {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1", **variables}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""SM_* against what AWS's own launchers set, and the service's own variables."""
+"""SM_* against the values of AWS's own launchers, and the service's own variables."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How findings join what is known of a host: in any order, and nothing stays pending that is known."""
+"""Findings join the record of a host in any order, and no known finding stays pending."""
 
 from itertools import permutations
 

@@ -149,7 +149,7 @@ def test_a_service_that_is_not_there_leaves_the_clock_unchecked():
 
 
 def test_gpus_multiply_by_the_numbers_that_the_driver_gives_them(tmp_path, monkeypatch):
-    """CUDA counts its own way otherwise, or what it is shown alone."""
+    """Without the driver's order CUDA numbers GPUs in its own way, or only the visible ones."""
     programs = {
         "nvidia-smi": f"printf '{LISTING.encode('unicode_escape').decode()}'",
         "python": "env > $0.env; printf '0 right\\n1 right\\n'",

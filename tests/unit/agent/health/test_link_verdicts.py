@@ -1,4 +1,4 @@
-"""Verdicts on readings of a host's network: what is bad, why, and what the plan excuses."""
+"""Verdicts on readings of a host's network: bad readings, their reasons, and the excuses of the plan."""
 
 from dataclasses import replace
 

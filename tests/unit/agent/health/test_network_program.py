@@ -1,4 +1,4 @@
-"""The network program as a process: whose starter is gone, it does not begin; what a host waits for imports little."""
+"""The network program as a process: it does not begin if its starter is gone, and its port check imports little."""
 
 import json
 import os

@@ -28,7 +28,7 @@ def ask(peers, ports):
 
 
 def full_listener():
-    """A socket that takes no connection any more: the kernel drops what comes."""
+    """A socket that takes no connection any more: the kernel drops new ones."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(0)

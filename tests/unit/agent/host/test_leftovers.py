@@ -1,4 +1,4 @@
-"""Taking away what programs leave behind."""
+"""Removal of programs' leftovers."""
 
 import os
 

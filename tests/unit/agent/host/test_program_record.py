@@ -1,4 +1,4 @@
-"""What a program's record makes of reports, and of their absence."""
+"""A program's record from its reports, and from their absence."""
 
 import threading
 from datetime import UTC, datetime

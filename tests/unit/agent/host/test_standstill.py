@@ -9,7 +9,7 @@ from clary.agent.host.standstill import Activity, Standstill, read_activity
 
 
 def counts(*seen):
-    """Return what each look but the first counts, of a process that shows these states and ticks."""
+    """Return the count after each look but the first, for a process with these states and ticks."""
     shown = iter(seen)
     standstill = Standstill(1, read=lambda pid: next(shown))
     return [standstill.look() for _ in seen[1:]]

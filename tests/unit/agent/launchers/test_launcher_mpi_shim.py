@@ -1,4 +1,4 @@
-"""mpirun's way to the other hosts: commands, exit codes, secrets, and what ends when the leader does."""
+"""mpirun's way to the other hosts: commands, exit codes, secrets, and the ends of processes with their leader."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A parameter server beside a worker: who ends whom."""
+"""A parameter server beside a worker: the order in which they end."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What each launcher starts: command lines, ranks and variables, as plain data."""
+"""Processes of each launcher: command lines, ranks and variables, as plain data."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""How much output enters the log: what is dropped, and what the log says of it."""
+"""Limits of the output that enters the log, and the log's words on dropped lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between the program's pipes and a disk that may hang: order, bounds, who waits, what is said of what is missing."""
+"""Between the program's pipes and a disk that may hang: order, bounds, waits, and words on missing output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOST = "were lost here: the disk of this host did not take them in time"
 
 
 class Taker:
-    """Remembers what comes; waits at its gate, as for a disk that hangs."""
+    """Remembers its output; waits at its gate, as for a disk that hangs."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[Hashable, object]] = []

@@ -99,7 +99,7 @@ def steps_of(*kinds: str):
 
 
 def looked_at(steps) -> tuple[FakeKernel, float]:
-    """Return what was done, and what growth says of it over all looks."""
+    """Return the fake kernel with its true work, and the work that `growth` found over all looks."""
     kernel, before, seen = FakeKernel(), {ROOT: Count(0, 0, (0.0,))}, 0.0
     for kind, pick, amount in [*steps, ("look", 0, 0)]:
         if kind != "look":

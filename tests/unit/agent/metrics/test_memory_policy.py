@@ -1,4 +1,4 @@
-"""When watched memory is looked at again, and what is said of too much."""
+"""Pauses between looks at watched memory, and the sentence on an excess."""
 
 import pytest
 

@@ -152,7 +152,7 @@ def test_a_tool_that_ends_is_started_again_after_a_while_and_not_at_once(gpu_sou
 
 
 def test_an_older_driver_is_asked_by_its_own_names_at_once(gpu_source, tmp_path):
-    """What nvidia-smi prints, and its exit code, for a name that it does not know."""
+    """The fake nvidia-smi answers as the real one does, in words and exit code, to a name that it does not know."""
     body = f"""
 if "clocks_event_reasons.active" in sys.argv[1]:
     print('Field "clocks_event_reasons.active" is not a valid field to query.', flush=True)

@@ -1,4 +1,4 @@
-"""Xids: what the kernel's log says of GPUs, and whose they are."""
+"""Xids: the kernel log's errors of GPUs, and the hosts that they belong to."""
 
 import os
 import time

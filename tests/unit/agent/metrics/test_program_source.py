@@ -28,7 +28,7 @@ SLEEP = "import time; time.sleep(600)"
 
 @pytest.fixture
 def start():
-    """Start a first process with children below it, each a rank or none; what it has started ends with the test."""
+    """Return a function that starts a first process with children, some of them ranks; all end with the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*children: tuple[str, str], entry_files: tuple[str, ...] = ()) -> int:

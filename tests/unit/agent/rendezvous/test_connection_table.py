@@ -18,7 +18,7 @@ def sockets():
 
 
 def pair(stack, *, listens_to="127.0.0.1", host="127.0.0.1"):
-    """Return a client and what accepted it, both open."""
+    """Return a client socket and the accepted one, both open."""
     is_both = listens_to == ""
     if is_both and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")

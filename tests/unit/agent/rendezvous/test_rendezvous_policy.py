@@ -1,4 +1,4 @@
-"""Who counts as having found the others: torch, torchrun, mpirun, plain sockets."""
+"""Processes that count as having found the others: torch, torchrun, mpirun, plain sockets."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Rules as processes: what they are started with, what is made of what they leave, and that all of it ends."""
+"""Rules as processes: their start, the reading of their results, and the end of all of them."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What rules are told of the try that they look at."""
+"""The facts on an attempt that its rules are given."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""What a supervisor makes of processes that fail: the other ones, and the words for it."""
+"""A supervisor's reaction to failed processes: the end of the other ones, and the words for the failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a program that gets nowhere, and of one that only looks like it because it waits for GPUs."""
+"""The alarm for a program that gets nowhere, and for one that only seems so because it waits for GPUs."""
 
 import threading
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ QUIET = "for 300 s it has computed or waited in a loop"
 
 
 class FakeWatch:
-    """Stands for the watch over a program's processes: tells what the test says."""
+    """Stands for the watch over a program's processes: the test calls its reports."""
 
     def __init__(self, first_pid, *, num_outputs, limit_s, on_standstill, on_progress, on_quiet=None):
         self.on_standstill, self.on_progress, self.on_quiet = on_standstill, on_progress, on_quiet
@@ -25,7 +25,7 @@ class FakeWatch:
 
 
 class Host:
-    """A host whose program is watched; keeps what it is told."""
+    """A host whose program is watched; keeps its lines, facts and dumps."""
 
     def __init__(self, *, has_gpus, restart_hung=True):
         self.said, self.told, self.dumps, self.ended = [], [], [], threading.Event()

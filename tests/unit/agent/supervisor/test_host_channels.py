@@ -1,4 +1,4 @@
-"""How a host gets what the cache holds: by an overlay, as a copy, and for whom it is kept."""
+"""A host's channels from the cache: by an overlay, as a copy, and the jobs that they are kept for."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ LIMIT_S = 30.0
 
 
 class FakeReceiver:
-    """Keeps what it is sent; `refusals` are raised first."""
+    """Keeps profiles and traces; `refusals` are raised first."""
 
     def __init__(self):
         self.profiles, self.traces, self.refusals = [], {}, []
@@ -41,7 +41,7 @@ class FakeReceiver:
 
 
 class Host:
-    """A host's tree with what its ranks write, and the windows over it."""
+    """A host's tree with the files of its ranks, and the windows over it."""
 
     def __init__(self, root, *, window=None):
         self.root = Path(root)

@@ -1,4 +1,4 @@
-"""What a host does with saved tensors: mirrors and rules begin and end with the program, and never stand in its way."""
+"""Saved tensors on a host: mirrors and rules begin and end with the program, and never stand in its way."""
 
 import contextlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A host whose program fails on a GPU: what the driver said is known before the failure is told."""
+"""A host whose program fails on a GPU: the driver's errors are known before the failure is told."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def wait_until(holds) -> None:
 
 
 def check_to_the_end(health, board):
-    """Check a host, and wait for what no program waits for."""
+    """Check a host, and wait for the findings that no program waits for."""
     health.check()
     wait_until(lambda: not any(item.state is FindingState.PENDING for item in board.facts.health))
 
@@ -210,7 +210,7 @@ def test_a_check_that_breaks_is_told_with_its_error_and_at_once(tmp_path, monkey
 
 
 class FakeDoctor:
-    """A network program that says what it is let say: the ports, then the rest; `end` makes it fail."""
+    """A network program whose readings come from the test: the ports, then the rest; `end` makes it fail."""
 
     def __init__(self) -> None:
         self.ports: queue.SimpleQueue[PortReading | Exception] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What a host measures of itself in its life: from its preparation to its end, and never in the way."""
+"""Measurements of a host in its life: from its preparation to its end, and never in the way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def service(tmp_path: Path):
 
 @pytest.fixture
 def program_pid(monkeypatch):
-    """A real process where the fake program has none."""
+    """A real process, since the fake program has no process of its own."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(FakeProgram, "init_pid", process.pid)
     yield process.pid

@@ -1,4 +1,4 @@
-"""What a program writes of its training reaches the service in a host's life, and is never in the way of it."""
+"""A program's files on its training reach the service in a host's life, and never hold the host up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 30.0
 
 
 class FakeReceiver:
-    """Takes batches, or raises what it is told to."""
+    """Takes batches, or raises the given errors first."""
 
     def __init__(self, *errors: Exception) -> None:
         self.batches: list[TrainingBatch] = []

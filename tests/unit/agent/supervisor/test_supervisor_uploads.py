@@ -1,4 +1,4 @@
-"""What a supervisor uploads when its program has ended."""
+"""Uploads of a supervisor when its program has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the default steps add of their own: places, shares, marks of ranks, files that are not to be trusted."""
+"""Work of the default steps themselves: places, shares, marks of ranks, files that are not to be trusted."""
 
 from __future__ import annotations
 

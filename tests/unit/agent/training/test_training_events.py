@@ -1,4 +1,4 @@
-"""Event files: what a writer wrote is read, whatever is cut off or damaged, and nothing hostile does harm."""
+"""Event files: written values are read, also from cut or damaged files, and nothing hostile does harm."""
 
 from __future__ import annotations
 

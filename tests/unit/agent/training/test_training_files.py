@@ -1,4 +1,4 @@
-"""Files that grow are read on from where the last look ended, whatever a program has put in their place."""
+"""Files that grow are read on from the end of the last look, also if a program has replaced them."""
 
 from __future__ import annotations
 

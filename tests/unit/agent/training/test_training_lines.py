@@ -1,4 +1,4 @@
-"""Lines of metrics files and of MLflow's folder: values with their steps, and nothing of what is neither."""
+"""Lines of metrics files and of MLflow's folder: values with their steps; all other lines are left out."""
 
 from __future__ import annotations
 

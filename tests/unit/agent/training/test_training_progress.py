@@ -1,4 +1,4 @@
-"""Progress read from what programs print: bars, steps, epochs; and how long it will take yet."""
+"""Progress read from a program's output: bars, steps, epochs; and the time that is left."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ STEPS = list(range(0, 24 * 50, 50))
 
 @pytest.fixture
 def read(tmp_path):
-    """Return what a file holds, by tag, read in pieces as it grows."""
+    """Return a function that reads a file in pieces as it grows, and returns its content by tag."""
 
     def read_file(name, piece_bytes=10_000):
         notes = []

@@ -1,4 +1,4 @@
-"""What the S3 client decides without a network: URIs, addresses, pauses, error documents."""
+"""Decisions of the S3 client without a network: URIs, addresses, pauses, error documents."""
 
 from __future__ import annotations
 

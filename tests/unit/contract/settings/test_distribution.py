@@ -1,4 +1,4 @@
-"""Which launcher the SDK's requests ask for, what is refused and what is warned of."""
+"""The launcher that the SDK's requests ask for, refusals and warnings."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Hyperparameters: both dialects, the toolkit's command line, and what nothing can carry."""
+"""Hyperparameters: both dialects, the toolkit's command line, and values that nothing can carry."""
 
 import json
 from pathlib import Path

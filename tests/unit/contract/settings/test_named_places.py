@@ -1,4 +1,4 @@
-"""Which places of a request agents use as they stand, and which are refused, in words that say what to do."""
+"""Places of a request that agents use as they stand, and refused places, in words that say how to mend them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Misspelt keys of the platform are told of with what was meant; keys that SDKs send are not."""
+"""Misspelt keys of the platform are told with the likely meaning; keys that SDKs send are not told."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who holds a job up is read from its dumps: the right one is named, and nobody where all get on."""
+"""The culprit of a standstill is read from a job's dumps: the right one is named, and nobody where all get on."""
 
 from dataclasses import replace
 

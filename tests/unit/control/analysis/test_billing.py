@@ -1,4 +1,4 @@
-"""Training seconds, billable seconds, savings and what it would have cost."""
+"""Training seconds, billable seconds, savings and the price at on-demand rates."""
 
 from dataclasses import replace
 from datetime import timedelta

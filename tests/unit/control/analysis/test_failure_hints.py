@@ -1,4 +1,4 @@
-"""What people are told of a failure: its last frames, its kind in words, what to do about the commonest."""
+"""People's view of a failure: its last frames, its kind in words, advice for the commonest."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What ranks have recorded of their collectives makes an autopsy say more, and nothing wrong where it is missing."""
+"""Ranks' records of their collectives make an autopsy more exact; missing records make it no less right."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who is behind and who called another operation is read from records; who has none is not blamed."""
+"""Ranks that are behind or called another operation are found by records; a rank without records is not blamed."""
 
 import pytest
 from hypothesis import given

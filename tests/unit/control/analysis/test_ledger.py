@@ -1,4 +1,4 @@
-"""Where the time went: every second of every host in one part, none twice, none lost."""
+"""The ledger of time: every second of every host is in one part, no second twice, and no second is lost."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -56,7 +56,7 @@ class Story(Script):
         return self.report(host, HostPhase.DONE, exits=exits, **{**self.kept(host), **facts})
 
     def kept(self, host):
-        """Return what every report of a host repeats."""
+        """Return the facts that every report of a host repeats."""
         last = self.job.hosts[host].facts
         meeting = {"awaits_rendezvous": last.awaits_rendezvous, "rendezvous_at": last.rendezvous_at}
         return {"timings_s": dict(last.timings_s), **meeting}

@@ -1,4 +1,4 @@
-"""Who is slow and why, from times as ranks measure them."""
+"""Slow ranks and the reason, from times as ranks measure them."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ BUSY = {"data_wait_s": 0.05, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s":
 
 
 def gang(num_ranks=4, *, step_s=0.5, ranks_per_host=1, moments=12, **changes):
-    """Return ranks whose steps have one length; `rank_N={part: seconds}` is what one of them does otherwise.
+    """Return ranks whose steps have one length; `rank_N={part: seconds}` changes the parts of one of them.
 
     Communication is what is left of a step.
     """

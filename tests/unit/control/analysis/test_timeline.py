@@ -1,4 +1,4 @@
-"""What happened to a job, in order: the cause stands out, what followed is folded."""
+"""Events of a job, in order: the cause stands out, the consequences are folded."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

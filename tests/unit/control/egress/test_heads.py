@@ -1,4 +1,4 @@
-"""What strangers write is read in time that grows with its length and not faster."""
+"""Heads from strangers are read in time that grows with their length and not faster."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What hosts reach without a proxy, and which indexes count as named by the owner."""
+"""Places that hosts reach without a proxy, and indexes that count as named by the owner."""
 
 import ipaddress
 import time

@@ -1,4 +1,4 @@
-"""Regular expressions of queries: what `re` finds, in time that a stranger cannot make grow."""
+"""Regular expressions of queries: the same matches as `re`, in time that a stranger cannot make grow."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Queries over lines: what is kept, in which order, and what groups are made of it."""
+"""Queries over lines: the lines that are kept, their order, and the groups made of them."""
 
 import json
 

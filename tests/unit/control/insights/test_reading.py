@@ -1,4 +1,4 @@
-"""The language of queries: what is understood, and what is refused at which place."""
+"""The language of queries: its forms, and refusals with their place in the text."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""What is due for a job, to the second."""
+"""Deadlines of a job, to the second."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""What failed first, from facts of several hosts that arrive in any order."""
+"""The first failure, from facts of several hosts that arrive in any order."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who is sick, and what follows from it before the program starts."""
+"""Sick hosts, and the consequences before the program starts."""
 
 import pytest
 from job_script import PLAN, Script

@@ -1,4 +1,4 @@
-"""Who leads the upload and what counts as owed, as far as names and losses of hosts decide it."""
+"""The host that leads the upload, and owed results, as far as names and losses of hosts decide on them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The verdict on a failed attempt waits for what is noticed late of hosts and links, where that can change anything."""
+"""The verdict on a failed attempt waits for late facts on hosts and links, where these can change anything."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Every member of every request has a decision, and the decision is what happens."""
+"""Every member of every request has a decision, and the service acts on it."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ TRUSTED = Site(machine_is_trusted=True)
 
 
 def members_of(shape, prefix="", under_way=()):
-    """Yield the path of every member without members of its own: what a table has to decide on."""
+    """Yield the path of every member without members of its own: a table has to decide on each."""
     if shape.type_name == "list" and shape.member.type_name in ("structure", "list"):
         yield from members_of(shape.member, f"{prefix}[]", under_way)
     elif shape.type_name == "structure" and shape.name not in under_way:

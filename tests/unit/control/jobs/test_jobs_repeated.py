@@ -1,4 +1,4 @@
-"""A job once more: its name, what is different, what it shares with the job before."""
+"""A job once more: its name, its changes, the parts that it shares with the job before."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The typed view of a request: what the service fills in, and what stays as it was sent."""
+"""The typed view of a request: values that the service fills in, and values that stay as sent."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What becomes of rules over saved tensors when an attempt ends and its job goes on."""
+"""Rules over saved tensors when an attempt ends and its job goes on."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def status(script):
 
 
 def between_attempts(*rules, said=None):
-    """A job that was reclaimed and waits; of its rules was said what is given, or that they found nothing."""
+    """Return a reclaimed job that waits; its rules ended with the facts `said`, or found nothing."""
     said = said or facts(RuleStatus.NO_ISSUES_FOUND, "12 of 12 saved steps were looked at")
     script = running(*rules).send(RECLAIM)
     told(script, said)

@@ -1,4 +1,4 @@
-"""What is looked at in a job that was read: members, times, and the plan of one whose hosts may exist."""
+"""Checks of a job that was read: members, times, and the plan of one whose hosts may exist."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""What a program says of its progress, and what clients see of it."""
+"""A program's report on its progress, and the clients' view of it."""
 
 from __future__ import annotations
 

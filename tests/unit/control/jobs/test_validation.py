@@ -1,4 +1,4 @@
-"""Which requests are refused as a whole, in which words, and what is warned of; among them those of real clients."""
+"""Requests that are refused as a whole, in which words, and warnings; among them requests of real clients."""
 
 import json
 from pathlib import Path

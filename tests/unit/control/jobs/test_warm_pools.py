@@ -1,4 +1,4 @@
-"""What becomes of a job's warm pool, event by event, and which job may have it."""
+"""The life of a job's warm pool, event by event, and the jobs that may have it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Signatures of S3 requests: AWS's published examples, boto3's presigned URLs, and what is wrong with others."""
+"""Signatures of S3 requests: AWS's published examples, boto3's presigned URLs, and faulty ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a manifest may say: places, paths, keys and sizes that are believed, and those that are not."""
+"""Content of a manifest: places, paths, keys and sizes that are believed, and others."""
 
 import hashlib
 import json

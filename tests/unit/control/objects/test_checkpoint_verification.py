@@ -1,4 +1,4 @@
-"""Verification of checkpoint sets: every file is read, and what is wrong is named."""
+"""Verification of checkpoint sets: every file is read, and every fault is named."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Lists of checkpoint sets: what is whole, what is not, and what moves while one looks."""
+"""Lists of checkpoint sets: whole ones, others, and changes during the listing."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Whether inputs exist: what was found is remembered for a moment, what is missing is asked for again."""
+"""Whether inputs exist: found ones are remembered for a moment, missing ones are asked for again."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What an S3 request asks for, and which keys are refused."""
+"""Parsing of S3 requests, and refused keys."""
 
 from __future__ import annotations
 

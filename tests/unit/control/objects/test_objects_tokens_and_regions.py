@@ -1,4 +1,4 @@
-"""Session tokens and regions of S3 requests: what AWS refuses is refused here, in the words that clients act upon."""
+"""Session tokens and regions of S3 requests: refusals as by AWS, in the words that clients act upon."""
 
 from __future__ import annotations
 

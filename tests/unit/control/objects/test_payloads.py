@@ -1,4 +1,4 @@
-"""Bodies on their way to the store: what is checked, and that nothing is complete before it is."""
+"""Bodies on their way to the store: their checks, and that nothing is complete before them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def pieces_of(body: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 async def collect(pieces: AsyncIterator[bytes]) -> tuple[list[bytes], str]:
-    """Return what was passed on, and the code of the error that ended it."""
+    """Return the passed pieces, and the code of the error that ended them."""
     passed: list[bytes] = []
     try:
         async for piece in pieces:

@@ -1,4 +1,4 @@
-"""What the key of a job may call: every operation that the service answers, on itself and on others."""
+"""Calls that the key of a job may make: every operation that the service answers, on itself and on others."""
 
 import pytest
 from job_key import ARN, GRANTS, REQUEST, job_of

@@ -1,4 +1,4 @@
-"""What the key of a job may do in S3: every kind of request, inside and outside what the job's request names."""
+"""Rights of a job's key in S3: every kind of request, inside and outside the places of the job's request."""
 
 import pytest
 from job_key import GRANTS, REQUEST, job_of

@@ -1,4 +1,4 @@
-"""Profiler rules over a job of several attempts: each begins anew, and what lies between them is nobody's fault."""
+"""Profiler rules over a job of several attempts: each begins anew, and the time between them is nobody's fault."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The report is one page that holds all it shows, whatever jobs and hosts are called and whatever was measured."""
+"""The report is one page without links to other files, safe for all names of jobs and hosts and all measurements."""
 
 import json
 import math

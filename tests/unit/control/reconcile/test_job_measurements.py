@@ -1,4 +1,4 @@
-"""How coarse series are read for profiler rules and reports, and what becomes of an answer that is too long."""
+"""Coarseness of the series read for profiler rules and reports, and answers that are too long."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +13,7 @@ from clary.testing.control_plane import ControlPlane
 
 
 class FakeSeries:
-    """Remembers what was asked; refuses steps below a limit as too long an answer."""
+    """Remembers its queries; refuses steps below a limit as too long an answer."""
 
     def __init__(self, least_step_ms=0):
         self.asked = []

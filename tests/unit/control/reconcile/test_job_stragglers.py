@@ -1,4 +1,4 @@
-"""Who held a job up over its whole time, from what a report reads."""
+"""The rank that held a job up over its whole time, from the series that a report reads."""
 
 from clary.contract.agent_protocol import HostPhase
 from clary.control.analysis.stragglers import StragglerKind

@@ -1,4 +1,4 @@
-"""What is read of a job of several attempts for profiler rules, also when it ends while it waits for another."""
+"""Series read for profiler rules of a job of several attempts, also when it ends while it waits for another."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What of the service's settings stands in launch plans."""
+"""Values of the service's settings in launch plans."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What people are told of a queue: who waits, at which place, for how long."""
+"""People's view of a queue: waiting jobs, their places, and their times."""
 
 import pytest
 

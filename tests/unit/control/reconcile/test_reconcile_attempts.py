@@ -1,4 +1,4 @@
-"""Jobs of several attempts: what the reconciler, the hub and the gateway make of one that ends early."""
+"""Jobs of several attempts: the reconciler, the hub and the gateway when one ends early."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -19,7 +19,7 @@ async def plane(tmp_path):
 
 
 def lose_confirmations(plane, monkeypatch, method, wanted=lambda result: True, times=1):
-    """Let a method of the store do its work and raise, so many times, when `wanted` takes what it returned."""
+    """Let a method of the store do its work and raise, so many times, when `wanted` takes its result."""
     work, left = getattr(plane.store, method), [None] * times
 
     async def unconfirmed(*arguments, **options):

@@ -1,4 +1,4 @@
-"""What agents are answered: doors, orders, lines and metrics, also while their job goes away."""
+"""Answers to agents: doors, orders, lines and metrics, also while their job goes away."""
 
 import asyncio
 import math

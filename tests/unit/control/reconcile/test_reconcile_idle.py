@@ -32,7 +32,7 @@ async def plane(tmp_path):
 
 
 async def timers_at_rest():
-    """Return how many timers of this event loop will still run something, once what was begun had time to be done."""
+    """Return how many timers of this event loop will still run something, once begun work had time to end."""
     for _ in range(300):
         await asyncio.to_thread(lambda: None)
     return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)

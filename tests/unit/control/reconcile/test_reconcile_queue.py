@@ -1,4 +1,4 @@
-"""Who starts when: first come, first served, reasons of waits, limits on waiting, jobs that cannot be planned."""
+"""Order of starts: first come, first served, reasons of waits, limits on waiting, jobs that cannot be planned."""
 
 import asyncio
 

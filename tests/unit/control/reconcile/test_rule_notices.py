@@ -44,7 +44,7 @@ def found(job, *names):
 
 @contextlib.asynccontextmanager
 async def listener(*statuses):
-    """Yield an address that answers with these statuses in turn, and what it got."""
+    """Yield an address that answers with these statuses in turn, and the list of notices that it got."""
     got, left = [], list(statuses)
 
     async def take(request):

@@ -1,4 +1,4 @@
-"""What is kept of series in the background, and that nothing there ends the task."""
+"""Upkeep of series in the background, and that no error there ends the task."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The verdict on what resumes do, and the reason that it names."""
+"""The verdict on resumes, and the reason that it names."""
 
 from dataclasses import replace
 

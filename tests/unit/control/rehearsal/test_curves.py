@@ -1,4 +1,4 @@
-"""Losses of twin and rehearsal as curves: what counts, what was done again, in a bounded number of points."""
+"""Losses of twin and rehearsal as curves: steps that count and repeated steps, in a bounded number of points."""
 
 import math
 

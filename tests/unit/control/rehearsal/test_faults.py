@@ -1,4 +1,4 @@
-"""Plans of faults: what the command line says, what a seed draws."""
+"""Plans of faults: from the command line, and drawn from a seed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a rehearsal is asked for: read as the command line is, refused in words, and said to the command again."""
+"""Orders for a rehearsal: read as the command line is, refused in words, and turned into a command again."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""What programs write down, read back: batches, steps, lines in their order."""
+"""Records of programs, read back: batches, steps, lines in their order."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What memory hosts get on machines of all sizes, which jobs wait for it, and what is said to be done about it."""
+"""Memory of hosts on machines of all sizes, jobs that wait for it, and the advice on it."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Prices: those that come with Clary, a user's own, and jobs whose types have none."""
+"""Prices: Clary's own, a user's own, and jobs whose types have no price."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Spot capacity: schedules from files, what changes when, and which jobs give their hosts back."""
+"""Spot capacity: schedules from files, the times of changes, and the jobs that give their hosts back."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Blocks of series: what goes in comes out, and what is damaged says so."""
+"""Blocks of series: decoding returns the encoded table, and damaged blocks raise."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Tables: what of a batch is kept, and how tables become one."""
+"""Tables: the rows of a batch that are kept, and the joining of tables."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""HTTP for agents: paths, tokens, numbers and bodies, whatever an agent or a stranger sends."""
+"""HTTP for agents: paths, tokens, numbers and bodies, for all input of agents and strangers."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ AGENT = "/clary/v1/agents/job-1/1/algo-1"
 
 
 class FakeGateway:
-    """Opens to the token of job-1, attempt 1, and remembers what it was told."""
+    """Opens to the token of job-1, attempt 1, and remembers its calls."""
 
     def __init__(self):
         self.told = []

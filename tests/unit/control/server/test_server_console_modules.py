@@ -1,4 +1,4 @@
-"""The console's modules: all are there and asked for at once, none writes markup, none names another host."""
+"""The console's modules: all exist and load at once; no module writes markup or names another host."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Pages of the console: the list of jobs, log lines, metrics, hosts, comparisons, stop; what a browser is not shown."""
+"""Pages of the console: the list of jobs, log lines, metrics, hosts, comparisons, stop; values hidden from browsers."""
 
 import json
 import math

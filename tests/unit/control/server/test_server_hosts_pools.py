@@ -1,4 +1,4 @@
-"""Warm pools on the page of hosts: those in use, those that are being cleared, those that wait, and for how long."""
+"""Warm pools on the page of hosts: pools in use, pools being cleared, pools that wait, and for how long."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The page of a job tells where its time went and what would have been paid for it."""
+"""The page of a job tells where its time went and its price on AWS."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""`python -m clary.control.server`: what it says and how it ends when it can not start."""
+"""`python -m clary.control.server`: its words and its end when it can not start."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Steps of the start that take long: what the log says meanwhile, and how a service that is to leave leaves them."""
+"""Slow steps of the start: the log's words meanwhile, and the exit of a service that is stopped during one."""
 
 import asyncio
 import logging

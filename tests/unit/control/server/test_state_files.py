@@ -1,4 +1,4 @@
-"""Files by which others find the service: made again from what the service knows, however they were damaged."""
+"""Files by which others find the service: made again from the service's knowledge after all kinds of damage."""
 
 import os
 

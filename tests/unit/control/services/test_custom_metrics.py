@@ -1,4 +1,4 @@
-"""PutMetricData: what a training script puts is kept with its job, read back by its own name, and never another's."""
+"""PutMetricData: a training script's values are kept with its job, read back by its own name, and never another's."""
 
 from datetime import timedelta
 

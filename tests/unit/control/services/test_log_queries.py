@@ -1,4 +1,4 @@
-"""Queries over training logs: their life, their errors, their bounds, and what a job may see of them."""
+"""Queries over training logs: their life, their errors, their bounds, and a job's view of them."""
 
 import asyncio
 import time

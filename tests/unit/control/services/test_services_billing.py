@@ -1,4 +1,4 @@
-"""DescribeTrainingJob of spot jobs: what was trained, what is billed."""
+"""DescribeTrainingJob of spot jobs: training seconds and billed seconds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What clients ask of STS and IAM before they create a job."""
+"""Requests of clients to STS and IAM before they create a job."""
 
 import base64
 import json

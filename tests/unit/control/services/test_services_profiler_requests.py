@@ -1,4 +1,4 @@
-"""What requests say of the profiler: refused, warned of, merged."""
+"""The profiler in requests: refused, warned of, merged."""
 
 import pytest
 

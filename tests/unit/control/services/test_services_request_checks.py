@@ -1,4 +1,4 @@
-"""What is checked when a job is created or updated, instead of an hour later: buckets, patterns, time, members."""
+"""Checks when a job is created or updated, instead of an hour later: buckets, patterns, time, members."""
 
 import json
 import time

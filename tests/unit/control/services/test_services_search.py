@@ -198,7 +198,7 @@ async def plane(tmp_path):
 
 
 async def found(plane, *filters, resource="ExperimentTrialComponent", limit=100, **params):
-    """Return the names of what is found, over all pages."""
+    """Return the names of the found entities, over all pages."""
     member, name = {
         "ExperimentTrialComponent": ("TrialComponent", "TrialComponentName"),
         "ExperimentTrial": ("Trial", "TrialName"),

@@ -1,4 +1,4 @@
-"""What hosts measure, from an agent's batch to CloudWatch's answers and the page for people."""
+"""Measurements of hosts, from an agent's batch to CloudWatch's answers and the page for people."""
 
 import json
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Whatever Create accepts, and whatever a store may hold, Describe, List and Search can tell."""
+"""Describe, List and Search can tell every request that Create accepts, and every record that a store may hold."""
 
 import asyncio
 import json

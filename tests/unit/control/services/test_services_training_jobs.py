@@ -29,7 +29,7 @@ async def plane(tmp_path):
 
 
 def as_botocore_reads(operation_name, answer):
-    """Serialise an answer and return what botocore makes of it."""
+    """Serialise an answer and return botocore's reading of it."""
     operation = service("sagemaker").operation(operation_name, Protocol.JSON_1_1)
     response = serialize(operation, answer, request_id="R")
     raw = {"status_code": response.status, "headers": dict(response.headers), "body": response.body}
@@ -47,7 +47,7 @@ async def refusal(call):
 
 
 def check_minimum(answer, request):
-    """Check what every tested client needs (docs/design/contract.md, 2.6)."""
+    """Check the members that every tested client needs (docs/design/contract.md, 2.6)."""
     for member, value in request.items():
         if member not in ("OutputDataConfig", "AlgorithmSpecification", "InputDataConfig", "Tags"):
             assert answer[member] == value, member

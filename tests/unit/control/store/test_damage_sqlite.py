@@ -1,4 +1,4 @@
-"""Damage on SQLite: the contract, and what only a file without types can hold."""
+"""Damage on SQLite: the contract, and values that only a file without types can hold."""
 
 import base64
 from datetime import UTC, datetime, timedelta

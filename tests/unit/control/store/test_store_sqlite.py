@@ -1,4 +1,4 @@
-"""The store on SQLite: the contract, and what only SQLite can do wrong."""
+"""The store on SQLite: the contract, and failures that only SQLite has."""
 
 import asyncio
 import contextlib
@@ -302,7 +302,7 @@ async def test_an_item_that_fails_fails_alone_and_the_others_are_done_by_themsel
 
 @contextlib.asynccontextmanager
 async def _busy(store: Store) -> AsyncIterator[None]:
-    """Have the writer wait, so that what is asked for meanwhile goes into one transaction."""
+    """Have the writer wait, so that requests made meanwhile go into one transaction."""
     is_waiting, go_on = threading.Event(), threading.Event()
 
     def wait(_connection: Any) -> None:

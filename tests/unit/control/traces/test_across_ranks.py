@@ -17,7 +17,7 @@ BOUNDS = (0, 100, 200, 300)
 
 
 def collectives(late_ms=0.0):
-    """Return what a rank records of three steps with two collectives each, which it comes to late by so much."""
+    """Return a rank's record of three steps with two collectives each, each begun `late_ms` late."""
     found = []
     for begin, _ in pairwise(BOUNDS):
         for at in (begin + 20, begin + 60):

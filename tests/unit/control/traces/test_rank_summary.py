@@ -42,7 +42,7 @@ def test_shares_of_a_step_are_what_the_events_say():
 
 
 def test_time_that_an_operation_waits_in_is_no_computing():
-    """A backward pass that waits for a collective has an operation around the wait, and none in it."""
+    """A backward pass that waits for a collective has an operation around the wait, and no operation in it."""
     trace = trace_of(
         [
             event("autograd::engine::evaluate_function: AddmmBackward0", 0, 100),

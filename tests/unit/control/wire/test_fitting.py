@@ -1,4 +1,4 @@
-"""Documents are cut to what a structure can say, and what is cut off is named."""
+"""Documents are cut to the members of a structure, and the cut members are named."""
 
 from datetime import UTC, datetime
 

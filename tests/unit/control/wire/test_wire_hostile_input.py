@@ -1,4 +1,4 @@
-"""Whatever arrives, the wire answers with an error in AWS's shape: it raises nothing but WireError."""
+"""The wire answers all input with an error in AWS's shape: it raises nothing but WireError."""
 
 from __future__ import annotations
 

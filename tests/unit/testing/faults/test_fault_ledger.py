@@ -1,4 +1,4 @@
-"""What the ledger calls lost, doubled and hung. A check of faults that never finds anything is worth nothing."""
+"""Lost, doubled and hung jobs by the ledger. A check of faults that never finds anything is worth nothing."""
 
 import dataclasses
 

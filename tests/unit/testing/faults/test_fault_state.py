@@ -1,4 +1,4 @@
-"""Damage to a state folder, and what is said when a service does not answer it as it must."""
+"""Damage to a state folder, and the report when a service does not answer it as it must."""
 
 import contextlib
 import shutil
@@ -24,7 +24,7 @@ REFUSAL = "{path} is missing; use clary up --new-database or clary up --new-keys
 
 @dataclass
 class FakeService:
-    """Says what it was told to say, and does what it was told to do, when it is to start without a file."""
+    """Gives the scripted output, and does the scripted act, when it is to start without a file."""
 
     says: str
     then: object = lambda: None
@@ -47,7 +47,7 @@ class FakeService:
 
 @dataclass
 class FakeWorld:
-    """A state folder with a service that is none."""
+    """A state folder with a fake service."""
 
     home: Path
     service: FakeService

@@ -6,7 +6,7 @@ from clary.train._native.interface import Chunks, Dtype, Kind, Operation, Reduce
 
 
 class Recording(ShortCalls):
-    """A core that keeps what it is asked for."""
+    """A core that keeps the operation it is asked for."""
 
     def run(self, operation: Operation) -> int:
         self.asked = operation

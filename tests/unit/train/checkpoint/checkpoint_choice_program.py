@@ -1,4 +1,4 @@
-"""Which save is restored, and from whom: pure, but its module needs torch."""
+"""Choice of the save to restore and of its sources: pure, but its module needs torch."""
 
 from clary.train.checkpoint.places import Place
 from clary.train.checkpoint.restoring import Offer, choose

@@ -1,4 +1,4 @@
-"""Which save is restored, and from whom."""
+"""Choice of the save to restore, and of its sources."""
 
 from pathlib import Path
 

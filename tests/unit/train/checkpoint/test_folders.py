@@ -1,4 +1,4 @@
-"""Parts and folders of checkpoints: whole or not there, what becomes visible, what goes."""
+"""Parts and folders of checkpoints: whole or not there, the ones that become visible, and the ones that go."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Memory that cores take: what is accepted, and what is refused with the fix."""
+"""Memory that cores take: accepted buffers, and refusals with the fix."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""What a communicator hands to its core, what it refuses before, and what it keeps alive."""
+"""A communicator's calls to its core, its own refusals before, and the objects that it keeps alive."""
 
 import gc
 import weakref

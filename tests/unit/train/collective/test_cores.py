@@ -1,4 +1,4 @@
-"""Which core runs: what was asked for, else what is there, and a word if that is the slow one."""
+"""Choice of the core: the requested one, else the available one, with a word if that is the slow one."""
 
 import os
 import warnings

@@ -1,4 +1,4 @@
-"""Settings of collectives: what the environment may say, and what is said of a wrong value."""
+"""Settings of collectives: values from the environment, and the words on wrong ones."""
 
 from pathlib import Path
 

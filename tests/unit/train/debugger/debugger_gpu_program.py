@@ -35,7 +35,7 @@ class FakeDevice:
 
 
 class FakeEvent:
-    """Stands for `torch.cuda.Event`: remembers its streams, and what went on when it was waited for."""
+    """Stands for `torch.cuda.Event`: remembers its streams, and the captures and the device of each wait."""
 
     made = []
 
@@ -130,7 +130,7 @@ def test_torchs_own_graphs_are_watched_once():
 
 
 def graphing_error(model):
-    """Return what torch says, where there is no GPU, when it is to make graphs of a model."""
+    """Return torch's error, on a machine without a GPU, when it is to make graphs of a model."""
     try:
         torch.cuda.make_graphed_callables(model, (torch.ones(2, 4),))
     except (RuntimeError, AssertionError, AttributeError, TypeError) as error:

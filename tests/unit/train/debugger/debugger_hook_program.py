@@ -1,4 +1,4 @@
-"""The hook in small trainings: what is saved, under which names, at which steps; read again by a trial."""
+"""The hook in small trainings: saved tensors, their names and steps; read again by a trial."""
 
 import copy
 import functools

@@ -150,7 +150,7 @@ def findings(rule):
 
 
 def check(name, trial, *words, silent=None, **parameters):
-    """The rule fires on this trial, saying these words, and on none of the good ones."""
+    """Assert that the rule fires on this trial with these words, and on no good trial."""
     found = findings(make_rule(name, trial, parameters))
     assert found, f"{name} has found nothing"
     assert all(word in found[0].text for word in words), found[0].text
@@ -160,7 +160,7 @@ def check(name, trial, *words, silent=None, **parameters):
 
 
 def raised(kind, call, *given, **named):
-    """Call something that raises; return what it raised."""
+    """Make a call that must raise; return its exception."""
     try:
         call(*given, **named)
     except kind as error:

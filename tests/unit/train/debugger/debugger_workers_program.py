@@ -1,4 +1,4 @@
-"""Several workers: what rules find with any of them, and what a hook does whose folder is somebody else's."""
+"""Several workers: findings of rules with any of them, and a hook whose folder belongs to somebody else."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""What is saved, and when: as programs say it, and as a job's configuration does."""
+"""Tensors and steps to save: as programs choose them, and as a job's configuration does."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What the debugger does on GPUs, as far as a torch without one shows it."""
+"""The debugger on GPUs, as far as a torch without one shows it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What importing the debugger brings into a program: nothing that reads trials, asks a store or judges."""
+"""Imports of the debugger in a program: no module that reads trials, asks a store or judges."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""One rule of a job as its process evaluates it: built-in or of a user's file, whatever is wrong with it."""
+"""One rule of a job as its process evaluates it: built-in or of a user's file, also with all kinds of faults."""
 
 import json
 import struct
@@ -179,7 +179,7 @@ class Following(Rule):
 
 
 def train(folder: Path, steps: list[int], *, began_at: float) -> None:
-    """Leave what a program leaves that has ended, the first of it first."""
+    """Leave the files of a program that has ended, the first of them first."""
     for name in ("collections", "ended"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     save(folder, steps, at=began_at + 1)

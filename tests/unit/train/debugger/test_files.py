@@ -1,4 +1,4 @@
-"""Files of tensors: whole or refused, whatever somebody has put there; and what a trial makes of them."""
+"""Files of tensors: whole or refused, for all content; and a trial's reading of them."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_no_byte_that_was_changed_goes_unseen(tmp_path: Path) -> None:
 
 
 def whole(document: Any, tail: bytes = b"") -> bytes:
-    """A file with right lengths and checksums around whatever."""
+    """Return a file with right lengths and checksums around any document."""
     text = document if isinstance(document, bytes) else json.dumps(document).encode()
     begin = 32 + len(text) + -(32 + len(text)) % 64
     head = struct.pack("<8sIIQQ", b"CLARYTEN", 1, zlib.crc32(text), len(text), begin + len(tail))

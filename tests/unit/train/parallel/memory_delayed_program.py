@@ -35,7 +35,7 @@ def made(make, **context):
 
 
 def assert_as_eager(make, num_delayed=None):
-    """Make a model at once and delayed; compare all values, the order of draws, and who shares what with whom."""
+    """Make a model at once and delayed; compare all values, the order of draws, and shared parameters."""
     torch.manual_seed(SEED)
     eager = make()
     after = torch.rand(3)

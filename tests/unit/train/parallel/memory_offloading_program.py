@@ -1,4 +1,4 @@
-"""Offloading of what checkpointing keeps. Functions `test_...()`; see `torch_programs`."""
+"""Offloading of the inputs that checkpointing keeps. Functions `test_...()`; see `torch_programs`."""
 
 import gc
 import logging

@@ -53,7 +53,7 @@ def turned(numbers):
 
 
 def tensor_rank(rank, size=2):
-    """Return what one tensor rank has: model, optimizer, numbering."""
+    """Return model, optimizer and numbering of one tensor rank."""
     model = FakePlaced(perceptron())
     for name, parameter in model.named_parameters():
         if name in CUTS:

@@ -39,7 +39,7 @@ class Output(OrderedDict):
 
 
 def failure_of(kind, call):
-    """Return the failure of a call; fail if it has none."""
+    """Return the failure of a call; fail if it succeeds."""
     try:
         call()
     except kind as error:

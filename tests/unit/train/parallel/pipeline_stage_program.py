@@ -40,7 +40,7 @@ class Tied(nn.Module):
 
 
 class TwoOutputs(nn.Module):
-    """Two inputs, one of which is an integer; outputs that want no gradient, and one that depends on weights alone."""
+    """Takes two inputs, one of them an integer; its outputs include one without gradient and one of weights alone."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +130,7 @@ def hidden(*, wants=True):
 
 
 def said(caller):
-    """Return what was logged of stages meanwhile."""
+    """Return the lines that stages logged during a call."""
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())

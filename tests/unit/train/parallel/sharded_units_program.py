@@ -1,4 +1,4 @@
-"""Which modules are units, which parameters they need, and the tensors in what modules give."""
+"""Choice of modules as units, the parameters that they need, and the tensors in modules' outputs."""
 
 import dataclasses
 from typing import Any

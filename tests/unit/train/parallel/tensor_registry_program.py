@@ -1,4 +1,4 @@
-"""Which modules a program wants distributed, and what is kept of them. Functions `test_...()`; see `torch_programs`."""
+"""Modules that a program wants distributed, and their records. Functions `test_...()`; see `torch_programs`."""
 
 import copy
 import inspect

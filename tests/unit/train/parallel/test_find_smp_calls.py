@@ -99,7 +99,7 @@ def test_names_that_are_missing_or_called_otherwise_are_told_with_their_places(t
 
 
 def looked_at(folder: Path) -> dict[str, Any]:
-    """Return what the tool tells of a folder in which something is wrong."""
+    """Return the tool's report on a folder with faulty calls."""
     done = subprocess.run(
         [str(TRAIN_PYTHON), str(ROOT / "tools/find_smp_calls.py"), str(folder), "--json"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Room in a file: what is taken does not overlap, what is given back is used again."""
+"""Room in a file: taken extents do not overlap, returned ones are used again."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""How a sequence is cut into what is recomputed together."""
+"""Cuts of a sequence into segments that are recomputed together."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which rank lies where: the documented tables, and what holds for every mesh."""
+"""Places of ranks: the documented tables, and properties of every mesh."""
 
 import itertools
 

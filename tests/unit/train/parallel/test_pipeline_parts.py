@@ -1,4 +1,4 @@
-"""Parts of the module server that need torch: what travels, over which streams, whose turn it is, where modules lie."""
+"""Parts of the module server that need torch: messages, their streams, turns, and the places of modules."""
 
 from pathlib import Path
 

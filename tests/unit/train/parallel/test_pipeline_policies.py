@@ -1,4 +1,4 @@
-"""What a rank of a pipeline does next."""
+"""The next action of a rank of a pipeline."""
 
 import pytest
 from hypothesis import given

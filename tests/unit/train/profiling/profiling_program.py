@@ -208,7 +208,7 @@ def test_what_was_recorded_is_written_when_the_program_ends_within_the_window():
 
 
 def without_all_threads():
-    """Have torch know no sessions of all threads, as before 2.8; return what undoes that."""
+    """Have torch know no sessions of all threads, as before 2.8; return a function that undoes that."""
     original = torch._C._profiler._ExperimentalConfig
 
     def older(**options):

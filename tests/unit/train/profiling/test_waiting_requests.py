@@ -19,7 +19,7 @@ from clary.train.profiling.waiting_requests import WaitingRequests
 
 
 class Process:
-    """What one process has been asked, and what it has told."""
+    """The requests to one process, and its reports."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""What torch's groups are asked for is recorded; `test_steps_collectives` runs it where torch is."""
+"""Operations of torch's groups are recorded; `test_steps_collectives` runs it where torch is."""
 
 import contextlib
 import gc

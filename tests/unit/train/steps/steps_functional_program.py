@@ -273,7 +273,7 @@ class Summing(torch.nn.Module):
 
 
 def traced():
-    """Return what compilers make of functional collectives, and how many operations each has run."""
+    """Return the compilers' results for functional collectives, and the number of operations that each has run."""
     torch._dynamo.reset()
     ones, found, counts = torch.ones(3), [], {}
 
@@ -300,7 +300,7 @@ def traced():
 
 @contextlib.contextmanager
 def without():
-    """Have operators call what torch made them with."""
+    """Have operators call the functions that torch made them with."""
     packets = [getattr(OPERATORS, name) for name in list(OPERATORS)]
     items = [item for packet in packets for item in (packet, *packet.op_overloads())]
     wrapped = {id(item): (item, item._op) for item in items if isinstance(item._op, Operator)}

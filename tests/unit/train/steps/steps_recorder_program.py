@@ -36,7 +36,7 @@ class Bare(torch.distributed.Work):
 
 
 def told():
-    """Return what torch says to one who waits for nothing."""
+    """Return torch's error for a work that has no `wait` of its own."""
     try:
         return Bare().wait(timedelta(seconds=0.1))
     except RuntimeError as error:
@@ -44,7 +44,7 @@ def told():
 
 
 def installed_with(**variables):
-    """Return what installing comes to, and whether torch is as it was."""
+    """Return the result of installing, and whether torch is as it was."""
     before, kept = torch.autograd.backward, dict(os.environ)
     os.environ.update(variables)
     try:

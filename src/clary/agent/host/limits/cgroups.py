@@ -473,7 +473,7 @@ def _below(mount: str, top: str, path: str) -> str:
 
 
 def _wanted(resources: Resources) -> dict[str, str]:
-    """Return controller -> start of the sentence to give if it is missing; empty if no limit of it is asked for."""
+    """Return controller -> start of the sentence for a missing controller; empty if its limit was not asked for."""
     memory = cpu = ""
     if resources.memory_bytes is not None:
         memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB by the kernel"

@@ -1,4 +1,4 @@
-"""Treatment of the members that name input data. `create_table` takes them over."""
+"""Treatment of the members that name input data. `create_table` includes these entries in its table."""
 
 from __future__ import annotations
 

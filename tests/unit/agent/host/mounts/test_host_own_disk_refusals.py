@@ -22,7 +22,7 @@ def disk(tmp_path: Path, monkeypatch) -> OwnDisk:
 
 @pytest.fixture
 def mounted(monkeypatch) -> list[str]:
-    """Let nothing be mounted; returns what would have been."""
+    """Let nothing be mounted; return the list of targets that would have been."""
     found: list[str] = []
     monkeypatch.setattr(kernel, "mount", lambda source, target, **_: found.append(target))
     monkeypatch.setattr(kernel, "unmount", lambda target, **_: None)

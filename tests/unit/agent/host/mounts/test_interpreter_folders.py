@@ -1,4 +1,4 @@
-"""What an environment is made of, and commands that hosts do not show."""
+"""Folders of an environment, and commands that hosts do not show."""
 
 from pathlib import Path
 

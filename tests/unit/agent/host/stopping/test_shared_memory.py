@@ -1,4 +1,4 @@
-"""What a plain program leaves in shared memory: noted while it lives, removed when nobody uses it."""
+"""Shared memory of a plain program: noted while the program lives, removed when nobody uses it."""
 
 import contextlib
 import mmap

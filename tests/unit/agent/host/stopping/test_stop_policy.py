@@ -1,4 +1,4 @@
-"""Who hears SIGTERM at once, who later, who never."""
+"""Processes that hear SIGTERM at once, later, or never."""
 
 from typing import Any
 

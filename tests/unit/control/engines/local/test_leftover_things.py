@@ -1,4 +1,4 @@
-"""What two censuses say was left, and the command that removes it."""
+"""Leftovers by two censuses, and the command that removes each."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The local engine with plain processes, and agents that do nothing: what it starts, finds again and ends."""
+"""The local engine with plain processes, and agents that do nothing: processes it starts, finds again and ends."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def plan_of(home, num_hosts=2, *, pool=POOL, **changes):
 
 
 async def release(engine, plan):
-    """Take the pool and the attempt back, as the end of a job does; returns what was killed."""
+    """Take the pool and the attempt back, as the end of a job does; return words on the killed processes."""
     released = [await engine.release_pool(plan.pool), await engine.release(plan.job_name, plan.attempt)]
     return [words for each in released for words in each.killed]
 
@@ -330,7 +330,7 @@ async def test_leftover_process_of_a_released_pool_is_told(engine, tmp_path):
 
 
 def enter_host_cgroup(plan, host, pid):
-    """Put a process where a host's agent would have put it; returns the cgroup, or None if none can be had here."""
+    """Put a process into the cgroup of a host, as its agent would; return the cgroup, or None if it can not be made."""
     name = host_cgroup_name(plan.job_name, plan.attempt, host=host, work_folder=plan.work_folder)
     for place in cleaning.own_cgroup_places():
         cgroup = Path(place, cleaning.CGROUP_FAMILY, name)

@@ -1,4 +1,4 @@
-"""What plain processes share is said before anything runs and again of each job."""
+"""The things that plain processes share are told before anything runs, and again for each job."""
 
 from clary.agent.host.program_order import _shared_by_plan
 from clary.agent.host.sandbox import Sandbox

@@ -1,4 +1,4 @@
-"""Cuts between two hosts: both ways or none."""
+"""Cuts between two hosts: in both directions or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clary.control.engines.local import network_faults
 
 
 class FakeNetlink:
-    """Keeps who has a neighbour entry for whom; `failing` is the namespace that takes none."""
+    """Keeps the namespaces with a blocked neighbour; `failing` is the namespace that refuses."""
 
     here = ""
     failing = ""

@@ -1,4 +1,4 @@
-"""The census finds what is really there: processes, memory, sockets and mounts that these tests make."""
+"""The census finds real things: processes, memory, sockets and mounts that these tests make."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""Who keeps memory limits, in words."""
+"""The keeper of memory limits (kernel or agent), in words."""
 
 import os
 import sys

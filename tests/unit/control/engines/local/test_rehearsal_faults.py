@@ -1,4 +1,4 @@
-"""What an engine can strike on this machine, and which agents need mounts of their own for it."""
+"""Faults that an engine can strike on this machine, and agents that need mounts of their own for them."""
 
 from dataclasses import replace
 

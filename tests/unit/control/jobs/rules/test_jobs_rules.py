@@ -1,4 +1,4 @@
-"""What a request says of tensors and rules, what becomes of facts about rules, and what a finding leads to."""
+"""Tensors and rules of a request, the facts about rules, and the consequences of a finding."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Policies of browser uploads: what they allow, and what any stranger may have written into them."""
+"""Policies of browser uploads: the fields that they allow, and hostile policies of strangers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents and programs may say of a training, and who may say it."""
+"""Reports of agents and programs on a training, and the right to send them."""
 
 from __future__ import annotations
 

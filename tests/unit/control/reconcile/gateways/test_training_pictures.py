@@ -1,4 +1,4 @@
-"""What agents send as pictures is looked at before it is kept: an agent's token may be in wrong hands."""
+"""Pictures from agents are checked before they are kept: an agent's token may be in wrong hands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Striking jobs over HTTP: rehearsals only, what they have, and only while they train."""
+"""Striking jobs over HTTP: rehearsals only, hosts that they have, and only while they train."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ REHEARSAL = {"Environment": {"CLARY_REHEARSAL": "1"}, "AlgorithmSpecification": 
 
 
 class FakeFaults:
-    """Writes down what would have been done."""
+    """Writes down the faults that it is asked for."""
 
     def __init__(self, refusals=None, error=None):
         self.done, self._refusals, self._error = [], refusals or {}, error

@@ -1,4 +1,4 @@
-"""A job created once more from its page: what is different, what is refused, who is told of what is shared."""
+"""A job created once more from its page: its changes, refusals, and notes on shared parts."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Bytes of bodies: of one client, in all, and those that are free."""
+"""Bytes of bodies: of one client, of all clients, and free ones."""
 
 from clary.control.server.edge.body_budget import FREE_BYTES, BodyBudget, BodyTicket
 

@@ -1,4 +1,4 @@
-"""The proxy over real sockets: what reaches the TLS port, what is refused, and clients that misbehave."""
+"""The proxy over real sockets: connections that reach the TLS port, refusals, and clients that misbehave."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ DEADLINE_S = 5
 
 
 class EchoServer:
-    """Answers with its name and what came, when the client has said all of it."""
+    """Answers with its name and the client's words, when the client has said all of them."""
 
     def __init__(self, name):
         self.name = name
@@ -62,7 +62,7 @@ async def elsewhere():
 
 @pytest.fixture
 async def start(tls_port):
-    """Start proxies that reach `entries` beside the internet; every test leaves none of their tasks."""
+    """Return a function that starts proxies to `entries` beside the internet; all their tasks end with the test."""
     proxies = []
 
     async def start(*entries, has_internet=True, **options):
@@ -292,7 +292,7 @@ async def test_a_client_that_never_finishes_its_head_is_dropped(start, monkeypat
 
 
 async def test_each_direction_ends_by_itself(start):
-    """The far side ends first: what the client still says arrives, and the other way round."""
+    """The far side ends first: the client's later words arrive, and the other way round."""
     said = asyncio.get_running_loop().create_future()
 
     async def speak_first(reader, writer):

@@ -1,4 +1,4 @@
-"""Who has a place among the connections, and who gives way."""
+"""Clients that have a place among the connections, and clients that give way."""
 
 from clary.control.server.edge.connection_table import ConnectionTable, counted_address
 

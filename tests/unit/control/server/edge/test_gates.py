@@ -1,4 +1,4 @@
-"""What heads let come: bodies of those who are known, and next to nothing of anybody else."""
+"""Bodies that heads let come: those of known clients, and next to nothing of anybody else."""
 
 from datetime import UTC, datetime
 

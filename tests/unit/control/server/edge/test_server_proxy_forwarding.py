@@ -38,7 +38,7 @@ class FakeRegistry:
 
 @pytest.fixture
 async def through(monkeypatch):
-    """Send bytes to a proxy that reaches a registry with this answer; return what came back, and what it got."""
+    """Return a function that sends bytes to a proxy of a registry; it returns the answer and the registry's request."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def through(

@@ -1,4 +1,4 @@
-"""Sessions of the console: signed, ending, revocable; signing in by token and code; who may change what."""
+"""Sessions of the console: signed, ending, revocable; signing in by token and code; the right to change things."""
 
 import asyncio
 import hmac

@@ -1,4 +1,4 @@
-"""Pages of checkpoints: which sets are chosen, what a job without them is told, and verifications in the background."""
+"""Pages of checkpoints: the choice of sets, the page of a job without them, and verifications in the background."""
 
 import asyncio
 from dataclasses import dataclass, replace

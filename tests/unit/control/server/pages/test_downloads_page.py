@@ -1,4 +1,4 @@
-"""Links to what a job has made: what is listed, that they are valid, and that a browser saves what they lead to."""
+"""Links to a job's results: their list, their validity, and that a browser saves the files behind them."""
 
 from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit

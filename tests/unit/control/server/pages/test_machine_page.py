@@ -1,4 +1,4 @@
-"""The machine above the list of hosts: what is free, what jobs hold."""
+"""The machine above the list of hosts: free resources, and resources that jobs hold."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""/metrics: who may read it, what it says, and that the dashboard asks for nothing else."""
+"""/metrics: the right to read it, its values, and that the dashboard asks for nothing else."""
 
 import json
 import re

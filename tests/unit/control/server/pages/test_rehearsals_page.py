@@ -1,4 +1,4 @@
-"""The page `rehearsals` of a job: what can be had, an order with the job's name, what runs, and what is over."""
+"""The page `rehearsals` of a job: possible faults, an order with the job's name, running rehearsals, and ended ones."""
 
 import json
 from dataclasses import replace

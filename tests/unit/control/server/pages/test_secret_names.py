@@ -1,4 +1,4 @@
-"""What a browser is not shown: values whose names, flags or addresses look like secrets."""
+"""Values that a browser is not shown: their names, flags or addresses look like secrets."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The page `stragglers` of a job, and what it adds to all else that is known of the job."""
+"""The page `stragglers` of a job, and its part in the job's other pages."""
 
 from dataclasses import replace
 from datetime import timedelta

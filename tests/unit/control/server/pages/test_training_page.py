@@ -1,4 +1,4 @@
-"""Pages of a job's training, from a database; what programs wrote is shown and never run."""
+"""Pages of a job's training, from a database; texts of programs are shown and never run."""
 
 from __future__ import annotations
 

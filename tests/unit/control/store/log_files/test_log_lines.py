@@ -1,4 +1,4 @@
-"""Lines of several streams by time in both directions: pages, searches in bounded time, following what grows."""
+"""Lines of several streams by time in both directions: pages, searches in bounded time, following growing logs."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MAX_PAGES = 3000
 
 
 async def fill(logs: LogStore, seed: int, *, per_stream: int = 60) -> list[FoundLine]:
-    """Fill streams with lines of few different times; return what a search should find, oldest first."""
+    """Fill streams with lines of few different times; return the lines that a search should find, oldest first."""
     randomly = random.Random(seed)
     everything = []
     for number, stream in enumerate(STREAMS):

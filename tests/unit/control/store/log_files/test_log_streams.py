@@ -1,4 +1,4 @@
-"""Log streams: stored exactly once, in order, under whatever name and of whatever text."""
+"""Log streams: stored exactly once, in order, under every name and with every text."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

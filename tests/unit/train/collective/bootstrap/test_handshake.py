@@ -1,4 +1,4 @@
-"""The proof of membership, without sockets: what each side says, and whom it refuses."""
+"""The proof of membership, without sockets: the words of each side, and its refusals."""
 
 import struct
 
@@ -23,7 +23,7 @@ HOST_RANK = 1
 
 
 class End:
-    """One side of a talk: takes bytes, collects what it says, and how it ended."""
+    """One side of a talk: takes bytes, collects its own words, and how it ended."""
 
     def __init__(self, talk):
         self._talk = talk
@@ -33,7 +33,7 @@ class End:
         self.has_ended = False
 
     def take(self, data):
-        """Feed bytes; return what is said in answer."""
+        """Feed bytes; return the answer."""
         self._pending += data
         said = b""
         try:
@@ -54,7 +54,7 @@ class End:
 
 
 def talk(guest_end, host_end, *, change=lambda turn, data: data):
-    """Carry bytes between the ends until nobody says anything; `change` may falsify what is carried."""
+    """Carry bytes between the ends until nobody says anything; `change` may falsify them on their way."""
     carried, turn = guest_end.take(b""), 0
     while carried:
         turn += 1

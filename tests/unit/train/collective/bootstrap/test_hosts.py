@@ -1,4 +1,4 @@
-"""Who shares a host, what it is called, and on which address it is reached."""
+"""Ranks that share a host, the name of the host, and the address at which it is reached."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""What ranks publish, and what follows: hosts by first appearance, and ranks that do not fit together."""
+"""Records that ranks publish, and conclusions: hosts by first appearance, and ranks that do not fit together."""
 
 import json
 from dataclasses import replace

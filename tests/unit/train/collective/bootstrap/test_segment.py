@@ -1,4 +1,4 @@
-"""Memory that ranks of a host share: its size, its seals, and what is not taken for it."""
+"""Memory that ranks of a host share: its size, its seals, and files that are not taken for it."""
 
 import os
 

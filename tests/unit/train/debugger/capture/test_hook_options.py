@@ -1,4 +1,4 @@
-"""What a hook is asked to save, before there is any torch."""
+"""A hook's options for saving, before there is any torch."""
 
 from typing import Any
 

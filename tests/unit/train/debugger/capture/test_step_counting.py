@@ -1,4 +1,4 @@
-"""Where a hook begins to count, what it leaves of its count, and what trials see of the attempts before."""
+"""A hook's first step, the count that it leaves, and trials' view of the attempts before."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Trials of S3: what is listed and fetched, what is kept here, and what is said when the store refuses."""
+"""Trials of S3: listed, fetched and cached objects, and the words when the store refuses."""
 
 import http.server
 import struct
@@ -27,7 +27,7 @@ COLLECTIONS = b'{"num_workers": 1, "collections": {"odd": {"include_regex": ["^w
 
 
 class FakeBucket:
-    """Objects in memory; counts what was asked for."""
+    """Objects in memory; counts the requests."""
 
     name = "bucket"
 

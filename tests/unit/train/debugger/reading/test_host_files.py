@@ -1,4 +1,4 @@
-"""The tensors of several hosts as the first sees them: its own folder, and what the others have stored."""
+"""The tensors of several hosts as the first sees them: its own folder, and the stored files of the others."""
 
 import struct
 from pathlib import Path

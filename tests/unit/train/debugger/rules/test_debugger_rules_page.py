@@ -1,4 +1,4 @@
-"""The page of built-in rules says what they do; their parameters and defaults are AWS's."""
+"""The page of built-in rules describes them; their parameters and defaults are AWS's."""
 
 import sys
 from typing import Any

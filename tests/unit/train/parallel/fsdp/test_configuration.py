@@ -1,4 +1,4 @@
-"""Keys of SMP v2: what wins, what is refused and in which words; who holds which shard."""
+"""Keys of SMP v2: their precedence, refusals and their words, and the holders of shards."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parts of expert parallelism that need one process, and what needs no torch."""
+"""Parts of expert parallelism that need one process, and parts without torch."""
 
 from pathlib import Path
 

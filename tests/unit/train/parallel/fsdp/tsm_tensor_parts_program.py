@@ -1,4 +1,4 @@
-"""Attention in all layouts against a sum written out; cuts and their joins; what is refused."""
+"""Attention in all layouts against a sum written out; cuts and their joins; refusals."""
 
 import math
 from types import SimpleNamespace
@@ -177,7 +177,7 @@ def test_a_layer_has_two_classes_and_its_name():
 
 
 def saved_slices(whole, cut, degree, num_shards):
-    """Return slices, the metadata of their folders, and what lies in each, by offsets of chunks."""
+    """Return slices, the metadata of their folders, and the content of each, by offsets of chunks."""
     sources, data = [], []
     for number in range(degree):
         own = cut.of(whole, number, degree)

@@ -1,4 +1,4 @@
-"""The watch over a job's links: who is cut off, and what is written down."""
+"""The watch over a job's links: the hosts that are cut off, and its record of them."""
 
 import socket
 import time

@@ -1,4 +1,4 @@
-"""Files of a job's network: the process that holds it writes them again, since nobody else knows what stood there."""
+"""Files of a job's network: the process that holds it writes them again, since nobody else knows their content."""
 
 import json
 

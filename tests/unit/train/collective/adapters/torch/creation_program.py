@@ -1,4 +1,4 @@
-"""What a group is made with: torch's store, and the limit of operations."""
+"""Inputs for a new group: torch's store, and the limit of operations."""
 
 import os
 from datetime import timedelta

@@ -15,7 +15,7 @@ _SOON_S = 5.0
 
 
 class FakeStreams:
-    """Copies at once, and tells what was asked for."""
+    """Copies at once, and logs the requested copies."""
 
     def __init__(self):
         self.log = []

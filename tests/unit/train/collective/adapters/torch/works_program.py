@@ -1,4 +1,4 @@
-"""What torch waits on, over a core whose operations end when a test says so."""
+"""The works that torch waits on, over a core whose operations end when a test says so."""
 
 import gc
 import threading
