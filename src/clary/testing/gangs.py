@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,6 @@ class Gang:
         self._sagemaker = sagemaker
         self._logs = logs
         self.ranks = self._wait_for_ranks()
-        self.pool_folder = pool_folder(self.folder) or self.folder
         self.mark = self._record.mark
         self.processes = self._all_processes()
         self.cgroups_at_start = self.cgroups()
@@ -100,6 +100,11 @@ class Gang:
     def agent(self, host: str) -> ProcessId:
         """Return the agent of a host."""
         return self._record.agents[host]
+
+    @cached_property
+    def pool_folder(self) -> Path:
+        """The folder of the pool on whose hosts the job runs; it is known once the job trains."""
+        return pool_folder(self.folder) or self.folder
 
     @property
     def _record(self) -> AttemptRecord:
