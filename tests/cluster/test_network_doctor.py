@@ -461,10 +461,10 @@ def test_a_check_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path, a
                 time.sleep(0.02)
             assert children()
         finally:
-            health.close()
+            health.abort()
             check.join(DEADLINE_S)
         assert not check.is_alive()
-        assert health.join(DEADLINE_S)
+        assert health.close(DEADLINE_S)
         assert children() == []
         states = {item.state for item in board.facts.health}
         assert FindingState.PENDING not in states, "nothing stays under way"

@@ -28,13 +28,9 @@ async def test_whoever_forgets_a_job_forgets_all_its_files():
     async def forget(name):
         forgotten.append(name)
 
-    kept = SimpleNamespace(forget=forgotten.append)
+    kept = SimpleNamespace(forget=forget)
     services = SimpleNamespace(
-        logs=SimpleNamespace(delete_streams=forget),
-        work_folders=SimpleNamespace(forget=forget),
-        dumps=kept,
-        profiles=kept,
-        rehearsals=kept,
+        logs=SimpleNamespace(delete_streams=forget), work_folders=kept, profiles=kept, rehearsals=kept
     )
     await forget_files(services, "job")
-    assert forgotten == ["job/", "job", "job", "job", "job"]
+    assert forgotten == ["job/", "job", "job", "job"]

@@ -81,7 +81,9 @@ CREATE_TRAINING_JOB = (
     *PROFILER,
     honoured("Environment", "environment of the program"),
     honoured(
-        "RetryStrategy.MaximumRetryAttempts", "how often the job is tried again after a fault that is not its own"
+        "RetryStrategy.MaximumRetryAttempts",
+        "how often the job is tried again after a fault that is not its own; not where the machine lacks uv or the "
+        "interpreter, which no repetition brings",
     ),
     *REMOTE_DEBUG,
     honoured(
