@@ -70,9 +70,13 @@ class StackDumps(Companion):
         return self._start(UNASKED, reason)
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Look at no further process, send nothing more, and wait a moment for the dumps under way; returns True."""
+        """Look at no further process, send nothing more, and wait for the dumps under way; returns True.
+
+        Args:
+            timeout_s: longest wait; more than `_JOIN_S` counts as that.
+        """
         self._ending.set()
-        end_s = time.monotonic() + _JOIN_S
+        end_s = time.monotonic() + min(timeout_s, _JOIN_S)
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
         return True  # a look that hangs in the kernel ends with the process

@@ -139,10 +139,14 @@ class ProfileWindows(Companion):
         self._join(_LAST_TRACES_S)
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Follow and send nothing more, and wait a moment for the profiles being sent; returns True."""
+        """Follow and send nothing more, and wait for the profiles being sent; returns True.
+
+        Args:
+            timeout_s: longest wait; more than `_JOIN_S` counts as that.
+        """
         self._ending.set()
         self._program_is_over.set()
-        self._join(_JOIN_S)
+        self._join(min(timeout_s, _JOIN_S))
         return True
 
     def _join(self, limit_s: float) -> None:

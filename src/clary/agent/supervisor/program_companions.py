@@ -128,7 +128,7 @@ class ProgramCompanions:
     def close(self, timeout_s: float) -> bool:
         """Free everything, after `abort`; return whether threads have ended within `timeout_s`.
 
-        Dumps and profiles do not count: a look that hangs in the kernel ends with the process.
+        Dumps and profiles count as ended: a look that hangs in the kernel ends with the process.
         """
         deadline_s = time.monotonic() + timeout_s
         has_ended = True

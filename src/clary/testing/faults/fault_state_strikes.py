@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clary.base.errors import ClaryError
 from clary.contract.log_blocks import SEGMENT_SUFFIX, SPOOL_FOLDER, pack_block, parse_blocks
+from clary.control.engines.local.attempt_record import RECORD_FILE
 from clary.control.engines.local.network.network_spec import READY_FILE, RELEASED_FILE, SPEC_FILE
 from clary.control.objects.weed_process import StoreRecord
 from clary.control.state_folder import StateFolder, read_record_file
@@ -99,10 +100,9 @@ def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Dama
     Returns: the damage, which is over at once; None if the job has no such file now.
     """
     folder = world.pool_folder(job_name)
-    path = (folder or world.attempt_folder(job_name)) / "engine.json"
-    if folder is None or not ruin(path, fault):
+    if folder is None or not ruin(folder / RECORD_FILE, fault):
         return None
-    return damage_of(fault, f"{path.name}, {fault.ruin}", job_name=job_name)
+    return damage_of(fault, f"{RECORD_FILE}, {fault.ruin}", job_name=job_name)
 
 
 def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:

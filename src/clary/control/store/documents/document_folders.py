@@ -43,6 +43,8 @@ async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, k
             if not keeps_files:
                 await asyncio.to_thread(_remove, place)
             continue
+        if known[job_name] and number < min(known[job_name]):
+            continue  # it made place for newer ones, and a kill kept its folder: it does not come back
         found = await asyncio.to_thread(_read, place)
         if first not in found:
             continue

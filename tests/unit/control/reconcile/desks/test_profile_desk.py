@@ -165,6 +165,17 @@ async def test_profiles_of_an_older_release_are_shown_and_open_ones_taken_up(pla
     assert [is_over for _, is_over in await desk.list("job")] == [False, True]
 
 
+async def test_a_profile_that_made_place_for_newer_ones_does_not_come_back(plane):
+    documents = plane.store.documents("profiles")
+    request = await plane.profiles.ask(await plane.job(), FIVE, reason="newest")
+    home = plane.profiles.place("job", request.number).parent.parent
+    old = home / "job" / "5"  # killed between its rows and its folder
+    old.mkdir(parents=True)
+    (old / "request.json").write_text(json.dumps(to_plain(replace(request, number=5))))
+    assert await take_over(home, documents, first="request", keeps_files=True) == 0
+    assert await documents.numbers("job") == [request.number]
+
+
 class FakeObjects:
     """Takes objects; `refusal` is raised instead."""
 
