@@ -109,8 +109,16 @@ def test_files_that_are_deleted_under_a_service_come_back(service):
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
 
 
+@pytest.fixture
+def service_without_own_backups(tmp_path):
+    service = start_service(tmp_path / "home", CLARY_BACKUP_INTERVAL_S="0")  # only the test's own backup is there
+    yield service
+    service.clary("down", check=False)
+
+
 @pytest.mark.long
-def test_a_service_without_its_database_does_not_begin_as_new(service):
+def test_a_service_without_its_database_does_not_begin_as_new(service_without_own_backups):
+    service = service_without_own_backups
     aws = Clients(service)
     name = unique("job")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 300"))
