@@ -41,12 +41,20 @@ def add_parser(commands: Any) -> None:
         help="begin with new keys; the old ones, if they are there, are moved aside; jobs that run end, clients need "
         "the new ones",
     )
+    parser.add_argument(
+        "--engine",
+        choices=("local", "slurm", "boxes"),
+        help="where hosts come from: this machine, a Slurm cluster, or boxes that `clary hosts add` knows; wins over "
+        "setting engine, for this start",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON: where the service is")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Start the service unless it runs, wait until it answers, say where."""
+    if options.engine:
+        os.environ[variable_of("engine")] = options.engine  # of the service that is started, too
     settings = load_settings()
     require_local(settings, "up")
     folder = StateFolder(settings.home_folder)

@@ -20,6 +20,7 @@ from clary.base.errors import ContractError, Fault
 from clary.control.egress.entries import parse_entry
 from clary.control.file_systems import check_entry
 from clary.control.permissions.grants import FULL, OWN
+from clary.control.slurm_options import SLURM_OPTIONS, check_slurm_options
 from clary.control.type_overrides import OVERRIDES, check_override
 
 SETTINGS_FILE = "settings.toml"
@@ -68,6 +69,29 @@ class Settings:
         "further names under which clients reach the service, with commas between, `*.` in front for all below one; "
         "requests under other names than these, localhost, `host`, this machine's and AWS's are refused",
         pattern=r"[A-Za-z0-9.,*_ -]*",
+    )
+    engine: str = _setting(
+        "local",
+        "local, slurm or boxes: where hosts come from: this machine, a Slurm cluster whose login node this is, or the "
+        "machines that `clary hosts add` knows",
+        pattern="local|slurm|boxes",
+    )
+    advertise_url: str = _setting(
+        "",
+        "https://HOST:PORT under which nodes reach the TLS port of the service, which then listens on HOST too; empty: "
+        "this machine's own address and tls_port; of no effect with engine local",
+        pattern=r"(https://[^\s/]+)?",
+    )
+    node_scratch: str = _setting(
+        "",
+        "folder of every node for what a host needs while it lives; empty: SLURM_TMPDIR, TMPDIR or /tmp, as there is; "
+        "of no effect with engine local",
+        pattern="(/.*)?",
+    )
+    node_python: str = _setting(
+        "python3",
+        "interpreter of nodes that runs the agent, 3.10 or newer; of no effect with engine local",
+        pattern=r"\S+",
     )
     tls_port: int = _port(4571, "second port, TLS under a private CA, for clients that insist on https; 0 is off")
     region: str = _setting(
@@ -293,6 +317,11 @@ class Settings:
         "FileSystemId = a table: path, a folder of this machine that jobs may name; access, ro (the default) or rw",
         dict,
     )
+    slurm: Mapping[str, Mapping[str, Any]] = _table(
+        f"instance type, or * for all = what Slurm is asked for: {', '.join(SLURM_OPTIONS)}; without it a type is "
+        "mapped to the smallest kind of node that has its GPUs, CPUs and memory",
+        dict,
+    )
     instance_types: Mapping[str, Mapping[str, Any]] = _table(f"a table per type: {', '.join(OVERRIDES)}", dict)
 
     @property
@@ -375,6 +404,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     values = {name: _checked(name, value, source=str(path), read=_from_document) for name, value in document.items()}
     for instance_type, override in values.get("instance_types", {}).items():
         check_override(instance_type, override, source=str(path))
+    for instance_type, options in values.get("slurm", {}).items():
+        check_slurm_options(instance_type, options, source=str(path))
     for file_system_id, entry in values.get("file_systems", {}).items():
         check_entry(file_system_id, entry, source=str(path))
     return values

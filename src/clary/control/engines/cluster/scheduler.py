@@ -1,0 +1,173 @@
+"""Asks a cluster's scheduler for hosts: the interface that Slurm and boxes fill in.
+
+Where: `cluster_engine` calls it. A scheduler starts one boot a host and ends it; addresses, processors, memory, GPUs and
+interpreters are told by the boots themselves when they enrol. Every method may be called again with the same arguments,
+after a crash of the service too.
+
+A *tag* names an allocation: it is the pool that the hosts belong to (`pool_0123456789ab`). A *kind* is a set of nodes
+that are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from clary.base.string_enum import StrEnum
+
+
+class AllocationState(StrEnum):
+    """How far an allocation is."""
+
+    PENDING = "pending"  # the scheduler lets it wait, or a host of it has no node
+    GRANTED = "granted"  # every host has a node, and its boot was started there
+    ENDING = "ending"  # it was told to end, or takes itself back: see its members' notices
+    GONE = "gone"  # nothing of it is left
+
+
+class Ended(StrEnum):
+    """What is known of a host that was told to end."""
+
+    CERTAIN = "certain"  # no process of it is left
+    ASKED_FOR = "asked for"  # the scheduler was told
+    OUT_OF_REACH = "out of reach"  # its node does not answer; it may go on
+
+
+class NoticeKind(StrEnum):
+    """Why capacity is taken back."""
+
+    RECLAIMED = "reclaimed"  # preempted for somebody else
+    DRAINED = "drained"  # its node is to be empty
+    TIME_LIMIT = "time limit"
+    CANCELLED = "cancelled"  # by a person who is not Clary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Capacity that ends."""
+
+    kind: NoticeKind
+    why: str  # in words, such as "Slurm job 4711 was preempted"
+    ends_at: datetime | None = None  # aware, UTC; None where nobody has said it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One host of an allocation."""
+
+    node: str  # name that the scheduler has for it
+    is_alive: bool  # whether its boot, or the agent that it became, may run: also before it was seen for the first time
+    why_dead: str = ""  # in words, as far as the scheduler knows
+    notice: Notice | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """What a scheduler knows of one tag."""
+
+    state: AllocationState
+    reason: str = ""  # of a wait or an end, in the scheduler's own words: "Slurm job 4711 waits: Resources"
+    members: Mapping[int, Member] = field(default_factory=dict)  # index of the host -> host; missing: has no node yet
+    asked_at: datetime | None = None  # aware, UTC; None where the scheduler does not tell
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostWish:
+    """One host to be had."""
+
+    index: int  # 0 for algo-1
+    kind: str  # NodeKind.name; "" lets the scheduler choose
+    num_cpus: int
+    memory_bytes: int | None
+    num_gpus: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationOrder:
+    """All hosts of one pool."""
+
+    tag: str
+    job_name: str  # for people who look at the scheduler's own lists
+    hosts: tuple[HostWish, ...]
+    limit_s: int  # after which the scheduler may end it: run time, grace, results
+    grace_s: float  # that programs are promised between a notice and their end
+    is_spot: bool = False  # whether others may preempt it
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """Nodes that are alike."""
+
+    name: str  # unique, short
+    num_cpus: int
+    memory_bytes: int
+    num_gpus: int
+    num_nodes: int  # that could ever serve
+    num_free: int
+    maps_to: str  # in the scheduler's words: "partition gpu, constraint a100, gres gpu:8"
+    instance_types: tuple[str, ...] = ()  # that settings map to it
+    isolation: str = ""  # in words, where it is known before a boot runs there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boot:
+    """What a node needs to start a boot: the same for all hosts of this service.
+
+    Command on the node: PYTHON BOOT_FILE --service URL --ca CA_FILE --tag TAG --index INDEX --proof PROOF --scratch
+    FOLDER. PROOF is `munge`, or `file:PATH` of a file of mode 0600 that holds a token.
+    """
+
+    script: str  # source text of the boot; standard library of Python 3.10 only, no apostrophes problem: quote it
+    service_url: str  # https://HOST:PORT
+    ca_pem: str  # certificate of the private authority that signed the service's; no secret
+
+
+class ClusterScheduler(Protocol):
+    """A source of hosts on other machines.
+
+    Raises: EngineError from every method; its message says who, what and what to do. `retryable` tells whether the same
+    call can succeed later.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name for people: slurm or boxes."""
+
+    async def start(self, boot: Boot) -> None:
+        """Look for the scheduler's programs and begin to follow what it does."""
+
+    async def close(self) -> None:
+        """Stop following; allocations stay."""
+
+    async def capacity(self) -> list[NodeKind]:
+        """Return the kinds of nodes, the smallest first."""
+
+    async def ask(self, order: AllocationOrder) -> None:
+        """Ask for the hosts of the order that have no living member, unless that was done; returns at once.
+
+        The first call asks for all hosts together. A later call with a host that was lost asks for that host alone;
+        the others keep their nodes.
+        """
+
+    async def allocations(self) -> Mapping[str, Allocation]:
+        """Return tag -> allocation for everything that carries this service's mark.
+
+        Raises: EngineError, retryable, while the scheduler does not answer: nothing is known then, and nobody is lost.
+        """
+
+    async def end_host(self, tag: str, index: int) -> Ended:
+        """End one host: its boot, its agent and what they started."""
+
+    async def end(self, tag: str) -> Ended:
+        """End an allocation; `allocations` says when it is gone."""
+
+    def why_not_proved(self, tag: str, index: int, proof: str) -> str:
+        """Say why a boot's proof is not accepted; empty if it is.
+
+        Args:
+            tag: that the boot names.
+            index: that the boot names.
+            proof: what it sent: a munge credential over "TAG INDEX", or a token.
+        """
