@@ -1,0 +1,260 @@
+"""Gives boxes to hosts and takes them back: every change of leases goes through here, one after the other.
+
+Where: `scheduler` changes it for the engine, `desk` for the boxes and their owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from clary.base.clock import Clock
+from clary.contract.box_protocol import BoxReport, LeaseOrder, LeasePhase, LeaseReport, Wish
+from clary.control.engines.boxes.ledger import BoxLedger
+from clary.control.engines.boxes.placement import BoxState, BoxView, Placement, place
+from clary.control.engines.boxes.presence import Presence
+from clary.control.engines.boxes.records import AllocationRecord, BoxRecord, LeaseRecord, RequestRecord
+
+T = TypeVar("T")
+
+FORGET_AFTER_S = 600.0  # that an allocation is over, until it is not told any more
+_ID_BYTES = 8
+
+
+class LeaseBook:
+    """Leases of all boxes.
+
+    Args:
+        ledger: where they are stored.
+        presence: of the boxes.
+        clock: for the end of allocations.
+    """
+
+    def __init__(self, ledger: BoxLedger, presence: Presence, clock: Clock) -> None:
+        self.ledger = ledger
+        self.presence = presence
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._over_since: dict[str, float] = {}
+
+    async def change(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do work that changes records, alone and to its end, also when the caller is cancelled meanwhile."""
+
+        async def alone() -> T:
+            async with self._lock:
+                return await work()
+
+        return await asyncio.shield(asyncio.ensure_future(alone()))
+
+    # What there is
+
+    def leases_of(self, box: str) -> list[tuple[AllocationRecord, LeaseRecord]]:
+        """Return the leases of a box that may have processes."""
+        found = self.ledger.allocations.values()
+        return [(one, lease) for one in found for lease in one.living if lease.box == box]
+
+    def view(self, box: BoxRecord) -> BoxView:
+        """Return a box as placement looks at it."""
+        leases = self.leases_of(box.name)
+        return BoxView(
+            name=box.name,
+            kind=box.kind,
+            num_cpus=box.facts.num_cpus,
+            memory_bytes=box.facts.memory_bytes,
+            num_gpus=len(box.facts.gpus),
+            state=self._state(box, is_busy=bool(leases)),
+            runs=", ".join(dict.fromkeys(allocation.job_name for allocation, _ in leases)),
+        )
+
+    def views(self) -> list[BoxView]:
+        """Return all boxes as placement looks at them."""
+        return [self.view(box) for box in self.ledger.boxes.values()]
+
+    def _state(self, box: BoxRecord, *, is_busy: bool) -> BoxState:
+        if box.is_removed:
+            return BoxState.GONE
+        if self.presence.is_silent(box.name) or (not is_busy and not self.presence.was_heard(box.name)):
+            return BoxState.SILENT
+        if box.is_drained:
+            return BoxState.DRAINED
+        return BoxState.BUSY if is_busy else BoxState.READY
+
+    def waiting(self) -> list[RequestRecord]:
+        """Return the requests that have no boxes yet."""
+        return [request for allocation in self.ledger.allocations.values() for request in allocation.requests]
+
+    def placement(self) -> Placement:
+        """Decide on all requests that wait, as things are."""
+        return place(self.waiting(), self.views())
+
+    def orders_of(self, box: str, boot: str) -> tuple[LeaseOrder, ...]:
+        """Return the leases that a box shall know.
+
+        Args:
+            box: its name.
+            boot: digest of the boot that starts hosts.
+        """
+        return tuple(
+            LeaseOrder(
+                lease=lease.lease,
+                tag=allocation.tag,
+                index=lease.index,
+                job_name=allocation.job_name,
+                boot=boot,
+                wish=Wish.END if lease.is_ending else Wish.NOTICE if lease.has_notice else Wish.RUN,
+                may_start=bool(lease.proof_digest),
+            )
+            for allocation, lease in self.leases_of(box)
+        )
+
+    def is_lost(self, lease: LeaseRecord) -> bool:
+        """Whether the box of a lease does not answer any more, or was forgotten."""
+        return lease.box not in self.ledger.boxes or self.presence.is_silent(lease.box)
+
+    # Changes; within `change` alone
+
+    async def place_waiting(self) -> None:
+        """Give boxes to the requests that can have them, and store it, a gang at once."""
+        await self._forget_old()
+        placed = self.placement().placed
+        for allocation in list(self.ledger.allocations.values()):
+            chosen = [request for request in allocation.requests if request.number in placed]
+            if not chosen:
+                continue
+            leases = tuple(
+                LeaseRecord(lease=f"lease_{secrets.token_hex(_ID_BYTES)}", box=box, index=index)
+                for request in chosen
+                for index, box in sorted(placed[request.number].items())
+            )
+            left = tuple(request for request in allocation.requests if request not in chosen)
+            await self.ledger.put_allocation(replace(allocation, requests=left, leases=(*allocation.leases, *leases)))
+            self._wake(lease.box for lease in leases)
+
+    async def ask(self, allocation: AllocationRecord, hosts: tuple[Any, ...]) -> None:
+        """Store a further request of hosts; leases that stood for them before are to be ended.
+
+        Args:
+            allocation: as stored, or new.
+            hosts: wishes that neither wait nor have a living member.
+        """
+        indices = {host.index for host in hosts}
+        old = [lease for lease in allocation.living if lease.index in indices]
+        for lease in old:
+            allocation = allocation.with_lease(replace(lease, is_ending=True))
+        number = 1 + max((request.number for request in self.waiting()), default=0)
+        request = RequestRecord(number=number, hosts=hosts)
+        await self.ledger.put_allocation(replace(allocation, requests=(*allocation.requests, request)))
+        self._wake(lease.box for lease in old)
+        await self.place_waiting()
+
+    async def end(self, tag: str, index: int | None = None) -> None:
+        """Take back one host of an allocation, or all of it; what waits waits no longer.
+
+        Args:
+            tag: of the allocation; an unknown one is over.
+            index: of the host; None is the whole allocation.
+        """
+        allocation = self.ledger.allocations.get(tag)
+        if allocation is None:
+            return
+        ended = replace(allocation, is_ended=allocation.is_ended or index is None)
+        requests = []
+        for request in allocation.requests:
+            hosts = tuple(host for host in request.hosts if index is not None and host.index != index)
+            if hosts:
+                requests.append(replace(request, hosts=hosts))
+        ended = replace(ended, requests=tuple(requests))
+        told = [lease for lease in ended.living if index in (None, lease.index)]
+        for lease in told:
+            ended = ended.with_lease(replace(lease, is_ending=True))
+        if ended == allocation:
+            return
+        await self.ledger.put_allocation(ended)
+        self._note_over(ended)
+        self._wake(lease.box for lease in told)
+        if requests != list(allocation.requests):
+            await self.place_waiting()  # what it kept boxes from may have them
+
+    async def notice(self, box: str) -> None:
+        """Have the agents of a box that is drained told of it."""
+        for allocation, lease in self.leases_of(box):
+            if not lease.has_notice:
+                await self.ledger.put_allocation(allocation.with_lease(replace(lease, has_notice=True)))
+        self.presence.change(box)
+
+    async def end_leases_of(self, box: str, why: str) -> None:
+        """End everything on a box that is removed.
+
+        Args:
+            box: its name.
+            why: in words.
+        """
+        for allocation, lease in self.leases_of(box):
+            await self.ledger.put_allocation(allocation.with_lease(replace(lease, is_ending=True, why=why)))
+        self.presence.change(box)
+
+    async def give_up_leases_of(self, box: str, why: str) -> None:
+        """Take everything on a box for gone, though nobody has confirmed it.
+
+        Args:
+            box: its name; its owner says that it will never come back.
+            why: in words.
+        """
+        for allocation, lease in self.leases_of(box):
+            gone = allocation.with_lease(replace(lease, phase=LeasePhase.GONE, why=why))
+            await self.ledger.put_allocation(gone)
+            self._note_over(gone)
+        self.presence.change(box)
+
+    async def take_report(self, box: str, report: BoxReport) -> None:
+        """Note what a box says of its leases."""
+        told = {lease.lease: lease for lease in report.leases}
+        is_changed = has_room = False
+        for allocation, lease in self.leases_of(box):
+            now = _after(lease, told.get(lease.lease), box)
+            if now == lease:
+                continue
+            is_changed, has_room = True, has_room or now.is_gone
+            changed = allocation.with_lease(now)
+            await self.ledger.put_allocation(changed)
+            self._note_over(changed)
+        if is_changed:
+            self.presence.change(box)
+        if has_room:
+            await self.place_waiting()
+
+    def _wake(self, boxes: Iterable[str]) -> None:
+        for box in set(boxes):
+            self.presence.change(box)
+
+    def _note_over(self, allocation: AllocationRecord) -> None:
+        if allocation.is_over:
+            self._over_since.setdefault(allocation.tag, self._clock.monotonic())
+
+    async def _forget_old(self) -> None:
+        now_s = self._clock.monotonic()
+        for allocation in list(self.ledger.allocations.values()):
+            self._note_over(allocation)
+            if now_s - self._over_since.get(allocation.tag, now_s) > FORGET_AFTER_S:
+                await self.ledger.remove_allocation(allocation.tag)
+                self._over_since.pop(allocation.tag, None)
+
+
+def _after(lease: LeaseRecord, told: LeaseReport | None, box: str) -> LeaseRecord:
+    """Return a lease after its box has told of it; None is a box that did not name it."""
+    if told is None:
+        if lease.phase is LeasePhase.PLACED or lease.is_ending:
+            return lease  # it does not know it yet, or has still to say that nothing is left
+        return replace(lease, is_ending=True, why=f"the daemon of {box} has no record of it any more")
+    match told.phase:
+        case LeasePhase.GONE:
+            return replace(lease, phase=LeasePhase.GONE, why=lease.why or told.why)
+        case LeasePhase.RECORDED if lease.phase is LeasePhase.PLACED:
+            return replace(lease, phase=LeasePhase.RECORDED, proof_digest=told.proof_digest)
+        case LeasePhase.RUNNING if lease.phase is not LeasePhase.RUNNING:
+            digest = lease.proof_digest or told.proof_digest
+            return replace(lease, phase=LeasePhase.RUNNING, proof_digest=digest)
+    return lease

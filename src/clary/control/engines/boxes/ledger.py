@@ -1,0 +1,162 @@
+"""Keeps boxes, allocations and tokens in small files: a change is on disk before it is true.
+
+Where: `scheduler` holds one, below `<state folder>/boxes/`. Each document is a file of mode 0600, replaced in one
+step, so a service that is killed at any moment finds all of the last change or nothing of it. A change whose file could
+not be written has not happened, in memory neither. Who changes something is not cancelled in between
+(`scheduler` sees to that): else disk and memory would differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clary.base.errors import ContractError, EngineError, Fault
+from clary.base.plain import from_plain, to_plain
+from clary.control.engines.boxes.records import AllocationRecord, BoxRecord, JoinTokenRecord
+
+T = TypeVar("T")
+
+_SUFFIX = ".json"
+_DRAFT = ".new"
+
+
+class BoxLedger:
+    """The stored state of the engine of boxes.
+
+    Args:
+        folder: of its files; made by `load`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._boxes = _Shelf(folder / "boxes", BoxRecord)
+        self._allocations = _Shelf(folder / "allocations", AllocationRecord)
+        self._tokens = _Shelf(folder / "join-tokens", JoinTokenRecord)
+        self._folder = folder
+
+    async def load(self) -> None:
+        """Read all documents. Raises: EngineError naming a file that can not be read."""
+        await asyncio.to_thread(self._load)
+
+    def _load(self) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise EngineError(f"{self._folder}: can not be made: {error.strerror}", fault=Fault.USER) from error
+        for shelf in (self._boxes, self._allocations, self._tokens):
+            shelf.load()
+
+    @property
+    def boxes(self) -> Mapping[str, BoxRecord]:
+        """Name -> box."""
+        return self._boxes.documents
+
+    @property
+    def allocations(self) -> Mapping[str, AllocationRecord]:
+        """Tag -> allocation."""
+        return self._allocations.documents
+
+    @property
+    def join_tokens(self) -> Mapping[str, JoinTokenRecord]:
+        """Digest of a token -> what it opens."""
+        return self._tokens.documents
+
+    async def put_box(self, box: BoxRecord) -> None:
+        """Store a box. Raises: EngineError if it could not be written; the old one stands then."""
+        await self._boxes.put(box.name, box)
+
+    async def remove_box(self, name: str) -> None:
+        """Forget a box; raises as `put_box`."""
+        await self._boxes.remove(name)
+
+    async def put_allocation(self, allocation: AllocationRecord) -> None:
+        """Store an allocation; raises as `put_box`."""
+        await self._allocations.put(allocation.tag, allocation)
+
+    async def remove_allocation(self, tag: str) -> None:
+        """Forget an allocation; raises as `put_box`."""
+        await self._allocations.remove(tag)
+
+    async def put_join_token(self, token: JoinTokenRecord) -> None:
+        """Store a token; raises as `put_box`."""
+        await self._tokens.put(token.token_digest, token)
+
+    async def remove_join_token(self, digest: str) -> None:
+        """Forget a token; raises as `put_box`."""
+        await self._tokens.remove(digest)
+
+
+class _Shelf:
+    """Documents of one class, a file each."""
+
+    def __init__(self, folder: Path, cls: type[Any]) -> None:
+        self._folder = folder
+        self._cls = cls
+        self.documents: dict[str, Any] = {}
+
+    def load(self) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for draft in self._folder.glob(f"*{_DRAFT}"):
+            draft.unlink(missing_ok=True)  # of a service that was killed while it wrote
+        self.documents = {
+            path.name.removesuffix(_SUFFIX): self._read(path) for path in self._folder.glob(f"*{_SUFFIX}")
+        }
+
+    def _read(self, path: Path) -> Any:
+        try:
+            return from_plain(self._cls, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, ContractError) as error:
+            raise EngineError(
+                f"{path} does not hold what the engine of boxes wrote there: {error}; put a copy of it back, or move "
+                "it aside: boxes are added again with `clary hosts add`, and end what they run",
+                fault=Fault.INFRASTRUCTURE,
+            ) from error
+
+    async def put(self, name: str, document: Any) -> None:
+        assert is_dataclass(document), "what is stored here is a record"
+        text = json.dumps(to_plain(document))
+        await self._change(name, text)
+        self.documents[name] = document
+
+    async def remove(self, name: str) -> None:
+        await self._change(name, None)
+        self.documents.pop(name, None)
+
+    async def _change(self, name: str, text: str | None) -> None:
+        path = self._folder / f"{name}{_SUFFIX}"
+        try:
+            await asyncio.to_thread(_replace, path, text)
+        except OSError as error:
+            raise EngineError(
+                f"{path} could not be written: {error.strerror}; nothing has changed", retryable=True
+            ) from error
+
+
+def _replace(path: Path, text: str | None) -> None:
+    """Put a text in the place of a file, or remove it; either is on disk when this returns."""
+    if text is None:
+        path.unlink(missing_ok=True)
+    else:
+        draft = path.with_name(f"{path.name}{_DRAFT}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()  # on a full disk half a file would be left
+            raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,156 @@
+"""Decides which boxes hosts get: first come, first served, whole boxes, one host a box. Pure.
+
+Where: `scheduler` asks after every change, stores what came of it, and tells the words to those who wait.
+
+All hosts of a request are placed together or none. A request that waits keeps the boxes that it could use from those
+that came later; they may have all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from clary.base.string_enum import StrEnum
+from clary.control.engines.boxes.records import GIB, RequestRecord
+from clary.control.engines.cluster.scheduler import HostWish
+
+_MOST_BOXES_TOLD = 6  # in the words on a wait
+
+
+class BoxState(StrEnum):
+    """What can be said of a box."""
+
+    READY = "ready"
+    BUSY = "busy"  # holds a lease, also one that is on its way out
+    DRAINED = "drained"  # gets no new lease
+    SILENT = "silent"  # was not heard of for a while
+    GONE = "gone"  # was removed; what runs there is being ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxView:
+    """A box as placement looks at it."""
+
+    name: str
+    kind: str
+    num_cpus: int
+    memory_bytes: int
+    num_gpus: int
+    state: BoxState
+    runs: str = ""  # job that holds it
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Sorts boxes, the smallest first: GPUs are the dearest, then memory."""
+        return self.num_gpus, self.memory_bytes, self.num_cpus
+
+    @property
+    def words(self) -> str:
+        """Say why it is not to be had."""
+        match self.state:
+            case BoxState.BUSY:
+                return f"{self.name} runs {self.runs}" if self.runs else f"{self.name} is busy"
+            case BoxState.GONE:
+                return f"{self.name} is being removed"
+            case _:
+                return f"{self.name} is {self.state.value}"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What came of all requests that waited."""
+
+    placed: Mapping[int, Mapping[int, str]]  # number of a request -> index of a host -> box
+    waits: Mapping[int, str]  # number of a request -> why it waits, in words
+
+
+def place(requests: Iterable[RequestRecord], boxes: Sequence[BoxView]) -> Placement:
+    """Place what can be placed.
+
+    Args:
+        requests: that wait, in any order; the lowest number came first.
+        boxes: all.
+    """
+    free = {box.name: box for box in boxes if box.state is BoxState.READY}
+    placed: dict[int, dict[int, str]] = {}
+    waits: dict[int, str] = {}
+    for request in sorted(requests, key=lambda item: item.number):
+        found = _matching(request.hosts, sorted(free.values(), key=lambda box: (*box.size, box.name)))
+        if found is not None:
+            placed[request.number] = found
+            for name in found.values():
+                del free[name]
+            continue
+        waits[request.number] = why_waiting(request.hosts, boxes, free)
+        for name in [name for name, box in free.items() if any(fits(host, box) for host in request.hosts)]:
+            del free[name]
+    return Placement(placed, waits)
+
+
+def fits(host: HostWish, box: BoxView) -> bool:
+    """Whether a box is enough for a host: by its kind where the host names one, else by its shape."""
+    if host.kind:
+        return host.kind == box.kind
+    return (
+        box.num_gpus >= host.num_gpus and box.num_cpus >= host.num_cpus and box.memory_bytes >= (host.memory_bytes or 0)
+    )
+
+
+def why_waiting(hosts: Sequence[HostWish], boxes: Sequence[BoxView], free: Mapping[str, BoxView]) -> str:
+    """Say what hosts wait for.
+
+    Args:
+        hosts: of one request.
+        boxes: all.
+        free: those that are to be had and kept for nobody.
+    """
+    usable = [box for box in boxes if any(fits(host, box) for host in hosts)]
+    noun = "box" if len(hosts) == 1 else "boxes"
+    head = f"waits for {len(hosts)} {noun}"
+    if len(usable) < len(hosts):
+        there = f"{len(usable)} of {len(boxes)} would do" if boxes else "there is none"
+        return f"{head} {_shape(hosts[0])}: {there}; add more with: clary hosts add USER@BOX"
+    told = [
+        f"{box.name} is kept for a job that came first" if box.state is BoxState.READY else box.words
+        for box in usable
+        if box.name not in free
+    ]
+    if not told:
+        return f"{head} {_shape(hosts[0])}: what is free does not fit all hosts together"
+    more = f" and {len(told) - _MOST_BOXES_TOLD} more" if len(told) > _MOST_BOXES_TOLD else ""
+    return f"{head}: {', '.join(told[:_MOST_BOXES_TOLD])}{more}"
+
+
+def _shape(host: HostWish) -> str:
+    if host.kind:
+        return f"of kind {host.kind}"
+    parts = [f"{host.num_cpus} CPUs"]
+    if host.memory_bytes:
+        parts.append(f"{host.memory_bytes / GIB:.0f} GiB")
+    if host.num_gpus:
+        parts.append(f"{host.num_gpus} GPUs")
+    return f"with {', '.join(parts)}"
+
+
+def _matching(hosts: Sequence[HostWish], boxes: Sequence[BoxView]) -> dict[int, str] | None:
+    """Give every host a box of its own, the smallest first; None if not all can have one.
+
+    A host whose boxes are all taken has another one move to a further box that fits it (augmenting paths).
+    """
+    taken: dict[str, HostWish] = {}
+
+    def settle(host: HostWish, seen: set[str]) -> bool:
+        fitting = [box.name for box in boxes if fits(host, box)]
+        for name in sorted(fitting, key=lambda name: name in taken):  # nobody moves without need
+            if name in seen:
+                continue
+            seen.add(name)
+            if name not in taken or settle(taken[name], seen):
+                taken[name] = host
+                return True
+        return False
+
+    if not all(settle(host, set()) for host in hosts):
+        return None
+    return {host.index: name for name, host in taken.items()}

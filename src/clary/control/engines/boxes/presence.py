@@ -1,0 +1,123 @@
+"""Remembers when boxes were heard of, and wakes those that wait for news. In memory alone.
+
+Where: `lease_book` holds one. Silence is counted from the start of this service at the earliest: a box that has not
+found it yet is not lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from clary.base.clock import Clock
+from clary.contract.box_protocol import BoxReport
+
+SILENCE_S = 15.0  # without a question of its daemon, which asks every POLL_WAIT_S at least
+
+
+@dataclass
+class _Heard:
+    """The last that was heard of a box."""
+
+    at_s: float
+    run: str = ""
+    number: int = -1
+    remote: str = ""
+    version: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    was_ever: bool = False
+
+
+class Presence:
+    """Boxes that are there."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started_s = clock.monotonic()
+        self._boxes: defaultdict[str, _Heard] = defaultdict(lambda: _Heard(self._started_s))
+        self._any_change = asyncio.Event()
+
+    def begin(self) -> None:
+        """Count silence from now."""
+        self._started_s = self._clock.monotonic()
+
+    def forget(self, box: str) -> None:
+        """Forget a box, and wake whoever waits for it."""
+        self.change(box)
+        self._boxes.pop(box, None)
+
+    def introduce(self, box: str) -> None:
+        """Count the silence of a box that is new, or has a new token, from now."""
+        self._boxes[box].at_s = self._clock.monotonic()
+        self._boxes[box].was_ever = False
+
+    def hear(self, box: str, report: BoxReport, remote: str) -> bool:
+        """Note a report; return whether it is the newest, and not one that was overtaken.
+
+        Args:
+            box: its name.
+            report: of its daemon.
+            remote: address that it came from.
+        """
+        heard = self._boxes[box]
+        if heard.run == report.run and report.number <= heard.number:
+            return False
+        heard.at_s, heard.was_ever = self._clock.monotonic(), True
+        heard.run, heard.number, heard.remote = report.run, report.number, remote
+        return True
+
+    def is_silent(self, box: str) -> bool:
+        """Whether a box was not heard of for too long."""
+        return self.silent_s(box) > SILENCE_S
+
+    def silent_s(self, box: str) -> float:
+        """Return the seconds since a box was heard of, or since this service began."""
+        heard = self._boxes.get(box)
+        return self._clock.monotonic() - (self._started_s if heard is None else max(heard.at_s, self._started_s))
+
+    def was_heard(self, box: str) -> bool:
+        """Whether a box was heard of since it was introduced, by this service."""
+        return box in self._boxes and self._boxes[box].was_ever
+
+    def remote(self, box: str) -> str:
+        """Return the address that a box was heard from."""
+        return self._boxes[box].remote if box in self._boxes else ""
+
+    def version(self, box: str) -> int:
+        """Return the number of the last change of a box's orders in the life of this service."""
+        return self._boxes[box].version
+
+    def change(self, box: str) -> None:
+        """Wake the box that waits for its orders, and everybody who waits for any box."""
+        heard = self._boxes[box]
+        heard.version += 1
+        heard.changed.set()
+        heard.changed = asyncio.Event()
+        self._any_change.set()
+        self._any_change = asyncio.Event()
+
+    async def wait_for(self, box: str, version: int, wait_s: float) -> None:
+        """Wait until the orders of a box are others than those of `version`; at most `wait_s` seconds.
+
+        Args:
+            box: its name.
+            version: that its daemon has.
+            wait_s: limit.
+        """
+        heard = self._boxes[box]
+        if heard.version != version:
+            return
+        try:
+            async with asyncio.timeout(wait_s):
+                await heard.changed.wait()
+        except TimeoutError:
+            pass
+
+    async def wait_for_any(self, wait_s: float) -> None:
+        """Wait until something is heard or ordered of any box; at most `wait_s` seconds."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._any_change.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,106 @@
+"""Records of boxes, of allocations on them and of tokens for joining, and questions about one record alone. Pure.
+
+Where: `ledger` writes them, `scheduler` and `desk` change them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from clary.contract.box_protocol import BoxFacts, LeasePhase
+from clary.control.engines.cluster.scheduler import HostWish
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxRecord:
+    """One box."""
+
+    name: str
+    machine: str  # tells one machine and user from another; made by the box
+    token_digest: str = field(repr=False)  # SHA-256 in hex; the token itself is the box's alone
+    facts: BoxFacts
+    added_at: datetime
+    is_drained: bool = False
+    is_removed: bool = False  # goes as soon as its daemon has said that nothing of it is left
+    daemon: str = ""  # SHA-256 of the daemon that was heard of last
+    boot_id: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Name of the set of boxes that are like this one."""
+        return kind_of(self.facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRecord:
+    """One host on one box."""
+
+    lease: str
+    box: str
+    index: int
+    phase: LeasePhase = LeasePhase.PLACED
+    proof_digest: str = field(default="", repr=False)
+    is_ending: bool = False
+    has_notice: bool = False  # whether its box was drained while it ran
+    why: str = ""  # it is gone or ends, in words
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no process of it is left."""
+        return self.phase is LeasePhase.GONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord:
+    """Hosts that are placed together, or wait together."""
+
+    number: int  # over all allocations: who came first
+    hosts: tuple[HostWish, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationRecord:
+    """Everything of one tag: what waits for boxes, and what has one. One document, so that a gang is placed at once."""
+
+    tag: str
+    job_name: str
+    asked_at: datetime
+    requests: tuple[RequestRecord, ...] = ()
+    leases: tuple[LeaseRecord, ...] = ()  # in the order in which they were placed
+    is_ended: bool = False
+
+    @property
+    def living(self) -> tuple[LeaseRecord, ...]:
+        """Leases that may have processes."""
+        return tuple(lease for lease in self.leases if not lease.is_gone)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left and nothing will come."""
+        return self.is_ended and not self.living
+
+    def newest(self, index: int) -> LeaseRecord | None:
+        """Return the lease that stands for a host, gone or not; None if it has had no box."""
+        return next((lease for lease in reversed(self.leases) if lease.index == index), None)
+
+    def with_lease(self, changed: LeaseRecord) -> AllocationRecord:
+        """Return this with one lease replaced."""
+        leases = tuple(changed if lease.lease == changed.lease else lease for lease in self.leases)
+        return replace(self, leases=leases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinTokenRecord:
+    """A token that lets one box join by itself, once."""
+
+    token_digest: str = field(repr=False)
+    expires_at: datetime
+
+
+def kind_of(facts: BoxFacts) -> str:
+    """Return the name of the kind of a box: its CPUs, its memory in whole GiB, its GPUs."""
+    gpus = f"-{len(facts.gpus)}gpu" if facts.gpus else ""
+    return f"{facts.num_cpus}cpu-{round(facts.memory_bytes / GIB)}gib{gpus}"

@@ -1,0 +1,198 @@
+"""Lends hosts on boxes: the `ClusterScheduler` over leases of whole boxes.
+
+Where: `cluster_engine` asks it; the routes of the service hand what boxes and their owner say to its `desk`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import UTC
+from pathlib import Path
+
+from clary.base.clock import Clock
+from clary.base.errors import EngineError
+from clary.contract.box_protocol import LeasePhase
+from clary.control.engines.boxes.desk import BoxDesk
+from clary.control.engines.boxes.lease_book import LeaseBook
+from clary.control.engines.boxes.ledger import BoxLedger
+from clary.control.engines.boxes.placement import BoxState
+from clary.control.engines.boxes.presence import SILENCE_S, Presence
+from clary.control.engines.boxes.records import AllocationRecord, LeaseRecord
+from clary.control.engines.cluster.scheduler import (
+    Allocation,
+    AllocationOrder,
+    AllocationState,
+    Boot,
+    Ended,
+    Member,
+    NodeKind,
+    Notice,
+    NoticeKind,
+)
+
+END_WAIT_S = 3.0  # for the word of a box that nothing is left; it hears of the end at once and kills within tenths
+
+
+class BoxesScheduler:
+    """Leases of boxes, stored below a folder.
+
+    Args:
+        folder: `<state folder>/boxes`.
+        clock: tells silence, and ages of tokens.
+        end_wait_s: how long `end_host` waits for certainty.
+    """
+
+    name = "boxes"
+
+    def __init__(self, folder: Path, clock: Clock, *, end_wait_s: float = END_WAIT_S) -> None:
+        self._clock = clock
+        self._presence = Presence(clock)
+        self._ledger = BoxLedger(folder)
+        self._book = LeaseBook(self._ledger, self._presence, clock)
+        self._end_wait_s = end_wait_s
+        self.desk = BoxDesk(self._book, clock)
+
+    async def start(self, boot: Boot) -> None:
+        """Read what is stored; from now on boxes are heard. Raises: EngineError naming a file that can not be read."""
+        await self._ledger.load()
+        self._presence.begin()
+        self.desk.open(boot)
+        await self._book.change(self._book.place_waiting)
+
+    async def close(self) -> None:
+        """Let boxes that wait for orders ask again, later; what runs there goes on."""
+        self.desk.close()
+
+    async def capacity(self) -> list[NodeKind]:
+        """Return the kinds of boxes, the smallest first."""
+        kinds = defaultdict(list)
+        for view in self._book.views():
+            if view.state is not BoxState.GONE:
+                kinds[view.kind].append(view)
+        isolation = {box.name: box.facts.isolation for box in self._ledger.boxes.values()}
+        return [
+            NodeKind(
+                name=kind,
+                num_cpus=min(view.num_cpus for view in views),
+                memory_bytes=min(view.memory_bytes for view in views),
+                num_gpus=min(view.num_gpus for view in views),
+                num_nodes=len(views),
+                num_free=sum(view.state is BoxState.READY for view in views),
+                maps_to=f"boxes {', '.join(sorted(view.name for view in views))}",
+                isolation="; ".join(sorted({isolation[view.name] for view in views})),
+            )
+            for kind, views in sorted(kinds.items(), key=lambda item: min(view.size for view in item[1]))
+        ]
+
+    async def ask(self, order: AllocationOrder) -> None:
+        """Ask for the hosts of an order that neither wait nor live; stored when this returns.
+
+        Raises: EngineError for a tag that was ended, or, retryable, if the order could not be stored.
+        """
+        await self._book.change(lambda: self._ask(order))
+
+    async def _ask(self, order: AllocationOrder) -> None:
+        allocation = self._ledger.allocations.get(order.tag)
+        if allocation is None:
+            now = self._clock.now().astimezone(UTC)
+            allocation = AllocationRecord(tag=order.tag, job_name=order.job_name, asked_at=now)
+        if allocation.is_ended:
+            raise EngineError(f"the hosts of {order.tag} were given back; boxes are asked for under a new tag")
+        waiting = {host.index for request in allocation.requests for host in request.hosts}
+        missing = tuple(
+            host for host in order.hosts if host.index not in waiting and not self._is_held(allocation, host.index)
+        )
+        if missing:
+            await self._book.ask(allocation, missing)
+
+    def _is_held(self, allocation: AllocationRecord, index: int) -> bool:
+        lease = allocation.newest(index)
+        return lease is not None and not lease.is_gone and not lease.is_ending and not self._book.is_lost(lease)
+
+    async def allocations(self) -> Mapping[str, Allocation]:
+        """Return tag -> allocation, of those that are over too, for some minutes."""
+        waits = self._book.placement().waits
+        return {tag: self._told(record, waits) for tag, record in self._ledger.allocations.items()}
+
+    def _told(self, record: AllocationRecord, waits: Mapping[int, str]) -> Allocation:
+        waiting = {host.index for request in record.requests for host in request.hosts}
+        newest = {lease.index: lease for lease in record.leases if lease.index not in waiting}
+        members = {index: self._member(lease) for index, lease in sorted(newest.items())}
+        state, reason = AllocationState.GRANTED, ""
+        starting = [lease.box for lease in newest.values() if lease.phase in (LeasePhase.PLACED, LeasePhase.RECORDED)]
+        if record.is_over:
+            state, reason = AllocationState.GONE, "nothing is left on its boxes"
+        elif record.is_ended:
+            left = [lease.box for lease in record.living]
+            silent = [box for box in left if self._presence.is_silent(box)]
+            why = f"; {', '.join(silent)} not heard of" if silent else ""
+            state, reason = AllocationState.ENDING, f"is being ended on {', '.join(left)}{why}"
+        elif record.requests:
+            words = [waits.get(request.number, "waits for boxes") for request in record.requests]
+            state, reason = AllocationState.PENDING, "; ".join(words)
+        elif starting:
+            state, reason = AllocationState.PENDING, f"{', '.join(sorted(starting))} did not start its host yet"
+        return Allocation(state=state, reason=reason, members=members, asked_at=record.asked_at)
+
+    def _member(self, lease: LeaseRecord) -> Member:
+        drained = Notice(kind=NoticeKind.DRAINED, why=f"{lease.box} was drained by its owner")
+        why = self._why_dead(lease)
+        return Member(
+            node=lease.box,
+            is_alive=not why,
+            why_dead=why,
+            notice=drained if lease.has_notice and not lease.is_gone else None,
+        )
+
+    def _why_dead(self, lease: LeaseRecord) -> str:
+        if lease.is_gone:
+            return lease.why or f"its agent on {lease.box} has ended"
+        if lease.box not in self._ledger.boxes:
+            return f"{lease.box} was removed"
+        if self._presence.is_silent(lease.box):
+            return f"{lease.box} has not been heard of for {max(SILENCE_S, self._presence.silent_s(lease.box)):.0f} s"
+        return ""
+
+    async def end_host(self, tag: str, index: int) -> Ended:
+        """End one host; wait a moment for the word that no process of it is left."""
+        await self._book.change(lambda: self._book.end(tag, index))
+        deadline_s = asyncio.get_running_loop().time() + self._end_wait_s
+        while (ended := self._ended(tag, index)) is Ended.ASKED_FOR:
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                break
+            await self._presence.wait_for_any(left_s)
+        return ended
+
+    async def end(self, tag: str) -> Ended:
+        """End an allocation; `allocations` says when it is gone."""
+        await self._book.change(lambda: self._book.end(tag))
+        return self._ended(tag, None)
+
+    def _ended(self, tag: str, index: int | None) -> Ended:
+        allocation = self._ledger.allocations.get(tag)
+        left = [lease for lease in allocation.living if index in (None, lease.index)] if allocation else []
+        if not left:
+            return Ended.CERTAIN
+        return Ended.OUT_OF_REACH if any(map(self._book.is_lost, left)) else Ended.ASKED_FOR
+
+    def why_not_proved(self, tag: str, index: int, proof: str) -> str:
+        """Say why a boot's token is not accepted; empty if it is.
+
+        Args:
+            tag: that the boot names.
+            index: that the boot names.
+            proof: token that its box made for it.
+        """
+        allocation = self._ledger.allocations.get(tag)
+        lease = allocation.newest(index) if allocation is not None else None
+        if lease is None or lease.is_gone or lease.is_ending:
+            return f"no box has a lease of host {index} of {tag}"
+        digest = hashlib.sha256(proof.encode(errors="replace")).hexdigest()
+        if not lease.proof_digest or not hmac.compare_digest(digest, lease.proof_digest):
+            return f"the proof is not the one that {lease.box} made for host {index} of {tag}"
+        return ""
