@@ -249,12 +249,15 @@ def _after(lease: LeaseRecord, told: LeaseReport | None, box: str) -> LeaseRecor
         if lease.phase is LeasePhase.PLACED or lease.is_ending:
             return lease  # it does not know it yet, or has still to say that nothing is left
         return replace(lease, is_ending=True, why=f"the daemon of {box} has no record of it any more")
+    if told.phase is LeasePhase.RECORDED and lease.phase is LeasePhase.RECORDED and not lease.is_ending:
+        return replace(lease, why=told.why)  # why it could not be started yet
     match told.phase:
         case LeasePhase.GONE:
-            return replace(lease, phase=LeasePhase.GONE, why=lease.why or told.why)
+            why = lease.why if lease.is_ending and lease.why else told.why
+            return replace(lease, phase=LeasePhase.GONE, why=why)
         case LeasePhase.RECORDED if lease.phase is LeasePhase.PLACED:
             return replace(lease, phase=LeasePhase.RECORDED, proof_digest=told.proof_digest)
         case LeasePhase.RUNNING if lease.phase is not LeasePhase.RUNNING:
             digest = lease.proof_digest or told.proof_digest
-            return replace(lease, phase=LeasePhase.RUNNING, proof_digest=digest)
+            return replace(lease, phase=LeasePhase.RUNNING, proof_digest=digest, why="")
     return lease

@@ -123,7 +123,7 @@ class BoxesScheduler:
         newest = {lease.index: lease for lease in record.leases if lease.index not in waiting}
         members = {index: self._member(lease) for index, lease in sorted(newest.items())}
         state, reason = AllocationState.GRANTED, ""
-        starting = [lease.box for lease in newest.values() if lease.phase in (LeasePhase.PLACED, LeasePhase.RECORDED)]
+        starting = [lease for lease in newest.values() if lease.phase in (LeasePhase.PLACED, LeasePhase.RECORDED)]
         if record.is_over:
             state, reason = AllocationState.GONE, "nothing is left on its boxes"
         elif record.is_ended:
@@ -135,7 +135,9 @@ class BoxesScheduler:
             words = [waits.get(request.number, "waits for boxes") for request in record.requests]
             state, reason = AllocationState.PENDING, "; ".join(words)
         elif starting:
-            state, reason = AllocationState.PENDING, f"{', '.join(sorted(starting))} did not start its host yet"
+            late = ", ".join(sorted(lease.box for lease in starting))
+            why = next((f": {lease.why}" for lease in starting if lease.why), "")
+            state, reason = AllocationState.PENDING, f"{late} did not start its host yet{why}"
         return Allocation(state=state, reason=reason, members=members, asked_at=record.asked_at)
 
     def _member(self, lease: LeaseRecord) -> Member:

@@ -1,0 +1,149 @@
+"""The folder of a box's daemon: its settings, its token, its leases; files that are whole or not there.
+
+Where: `installation` fills it, `daemon` and `keeper` live in it. It is closed to all but its owner.
+
+    config.json   ca.pem   token        whom the daemon asks, and how it proves itself; the token is of mode 0600
+    node-DIGEST.pyz                     the daemon
+    lock                                held by the daemon that runs, with its process in it
+    leases/LEASE/...                    see `lease_files`
+    boots/DIGEST.py                     boots that the service has sent
+    scratch/                            of hosts, unless the box has another place for it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain
+
+PRIVATE = 0o700
+SECRET = 0o600
+MAX_FILE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxConfig:
+    """Whom a daemon serves."""
+
+    name: str  # of the box
+    url: str  # https://HOST:PORT of the service
+    machine: str  # digest that tells this machine and user from others
+    scratch: str = ""  # folder for hosts; empty is one within the daemon's
+    restarts: str = ""  # in words: who starts the daemon after a reboot
+
+
+@dataclass(frozen=True)
+class BoxFolder:
+    """Paths below the folder."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """config.json."""
+        return self.root / "config.json"
+
+    @property
+    def authority(self) -> Path:
+        """ca.pem."""
+        return self.root / "ca.pem"
+
+    @property
+    def token(self) -> Path:
+        """The box's token."""
+        return self.root / "token"
+
+    @property
+    def lock(self) -> Path:
+        """The lock of the daemon that runs."""
+        return self.root / "lock"
+
+    @property
+    def log(self) -> Path:
+        """Output of the daemon."""
+        return self.root / "node.log"
+
+    @property
+    def leases(self) -> Path:
+        """Folders of leases."""
+        return self.root / "leases"
+
+    @property
+    def boots(self) -> Path:
+        """Sources of boots."""
+        return self.root / "boots"
+
+    def archive(self, digest: str) -> Path:
+        """The daemon's file of a digest."""
+        return self.root / f"node-{digest}.pyz"
+
+    def read_config(self) -> BoxConfig:
+        """Return the settings. Raises: OSError, ContractError."""
+        return from_plain(BoxConfig, read_json(self.config))
+
+    def scratch(self, config: BoxConfig) -> Path:
+        """Return the folder that boots get for their hosts."""
+        return Path(config.scratch) if config.scratch else self.root / "scratch"
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner may enter; refuse a link, and what somebody else owns. Raises: OSError."""
+    folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    found = os.lstat(folder)
+    if not os.path.isdir(folder) or os.path.islink(folder) or found.st_uid != os.geteuid():
+        raise PermissionError(1, "is a link, or belongs to somebody else", str(folder))
+    if found.st_mode & 0o077:
+        folder.chmod(PRIVATE)
+
+
+def write_whole(path: Path, content: bytes, *, mode: int = SECRET) -> None:
+    """Put content in the place of a file, in one step that is on disk when this returns. Raises: OSError.
+
+    Args:
+        path: of the file.
+        content: all of it.
+        mode: of the file.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk. Raises: OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document as `write_whole` does."""
+    write_whole(path, json.dumps(document).encode())
+
+
+def read_json(path: Path) -> Any:
+    """Return a document. Raises: OSError; ContractError for what is none."""
+    with open(path, "rb") as file:
+        text = file.read(MAX_FILE_BYTES)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ContractError(f"{path}: is not JSON: {error}") from error

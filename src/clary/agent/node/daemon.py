@@ -1,0 +1,244 @@
+"""The daemon of a box: asks the service what shall run here, has it so, and tells what runs.
+
+Where: started by `installation`, by systemd or by itself; one for each folder. It dials out and listens nowhere.
+Without the service everything goes on. An answer 410 means that the box was removed: it ends all and takes itself away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import http.client
+import json
+import os
+import random
+import secrets
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, write_whole
+from clary.agent.node.lease_table import LeaseTable
+from clary.agent.node.machine import boot_id, box_facts, gpu_uuids
+from clary.agent.node.service_line import Interrupted, Refused, ServiceLine
+from clary.agent.node.user_unit import remove_unit
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain, to_plain
+from clary.base.processes import ProcessId
+from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, BoxOrders, BoxReport
+
+EXIT_HELD = 3  # another daemon has the folder
+GONE = 410
+MOVING_S = 0.05  # between looks while something begins or ends
+GPU_LOOK_S = 60.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0  # after a question without an answer
+REMOVAL_LIMIT_S = 60.0
+_MAX_LOG_BYTES = 1024 * 1024
+
+
+def run_daemon(root: Path, archive: Path) -> int:
+    """Serve the box of a folder until told to leave; return an exit code.
+
+    Args:
+        root: the folder.
+        archive: file that this code is in.
+    """
+    folder = BoxFolder(root)
+    lock = _lock(folder)
+    if lock is None:
+        print(f"{root}: another daemon runs", file=sys.stderr)
+        return EXIT_HELD
+    try:
+        daemon = Daemon(folder, archive)
+    except (OSError, ValueError, ContractError) as error:
+        print(f"{root}: {error}; repair it with: clary hosts add", file=sys.stderr)
+        return 1
+    daemon.run()
+    return 0
+
+
+def _lock(folder: BoxFolder) -> int | None:
+    """Take the folder's lock and write this process into it; None if another has it."""
+    descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    me = ProcessId.of(os.getpid())
+    assert me is not None, "this process exists"
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({"pid": me.pid, "started": me.started}).encode(), 0)
+    return descriptor
+
+
+class Daemon:
+    """One life of the daemon.
+
+    Args:
+        folder: of the box.
+        archive: file that this code is in.
+    Raises: OSError, ValueError, ContractError for a folder that does not hold what the daemon needs.
+    """
+
+    def __init__(self, folder: BoxFolder, archive: Path) -> None:
+        self._folder = folder
+        self._config: BoxConfig = folder.read_config()
+        self._digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        token = folder.token.read_text(encoding="ascii").strip()
+        self._line = ServiceLine(self._config.url, folder.authority, token)
+        self._boot_id = boot_id()
+        self._table = LeaseTable(folder, self._config, archive, self._boot_id, self._source)
+        self._facts = box_facts(restarts=self._config.restarts)
+        self._facts_s = time.monotonic()
+        self._run, self._number = secrets.token_hex(8), 0
+        self._orders: BoxOrders | None = None
+        self._trouble = ""
+        self._pause_s = FIRST_PAUSE_S
+        self._leaves = False
+        self._woken, self._waker = os.pipe()
+
+    def run(self) -> None:
+        """Serve until a signal, or until the box was removed."""
+        os.set_blocking(self._waker, False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._leave)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of the session that installed it
+        self._clear_out()
+        self._table.load()
+        _say(f"daemon {self._digest[:12]} of {self._config.name} asks {self._config.url}")
+        told: object = None
+        while not self._leaves:
+            self._table.look()
+            if self._orders is not None and self._table.is_moving:
+                self._table.obey(self._orders.leases)
+            reports = self._table.reports()
+            if self._table.is_moving and reports == told:
+                self._rest(MOVING_S)
+                continue
+            is_calm = reports == told and self._line.is_open  # a new connection has more to read than its answer
+            if not self._ask(POLL_WAIT_S if is_calm else 0.0):
+                continue
+            told = reports
+        _say("leaves; what it has started goes on")
+
+    def _ask(self, wait_s: float) -> bool:
+        """Tell how things are, and obey the answer; return whether there was one."""
+        self._number += 1
+        report = BoxReport(
+            run=self._run,
+            number=self._number,
+            boot_id=self._boot_id,
+            daemon=self._digest,
+            facts=self._facts,
+            leases=self._table.reports(),
+            after=self._orders.version if self._orders is not None else -1,
+            wait_s=wait_s,
+        )
+        keepers = self._table.watched()
+        try:
+            path = LEASES_PATH.format(box=self._config.name)
+            watched = [self._woken, *keepers]
+            answer = self._line.ask("POST", path, to_plain(report), wait_s=wait_s, watched=watched)
+            orders = from_plain(BoxOrders, json.loads(answer))
+        except Interrupted:
+            self._drain()
+            return False
+        except Refused as refusal:
+            if refusal.status == GONE:
+                self._go(str(refusal))
+            else:
+                self._wait_after(f"the service refuses: {refusal}")
+            return False
+        except (OSError, http.client.HTTPException, ValueError, ContractError) as error:
+            self._wait_after(f"the service does not answer: {type(error).__name__}: {error}")
+            return False
+        finally:
+            for descriptor in keepers:
+                os.close(descriptor)
+        if self._trouble:
+            _say("the service answers again")
+        self._trouble, self._pause_s = "", FIRST_PAUSE_S
+        self._orders = orders
+        self._table.obey(orders.leases)
+        self._look_at_gpus()
+        return True
+
+    def _wait_after(self, trouble: str) -> None:
+        """Say what is wrong once, and wait a while that grows; an end here is noticed meanwhile."""
+        if trouble != self._trouble:
+            _say(trouble)
+        self._trouble = trouble
+        self._rest(self._pause_s * random.uniform(0.5, 1.0))
+        self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
+
+    def _rest(self, limit_s: float) -> None:
+        keepers = self._table.watched()
+        try:
+            select.select([self._woken, *keepers], [], [], limit_s)
+        finally:
+            for descriptor in keepers:
+                os.close(descriptor)
+        self._drain()
+
+    def _drain(self) -> None:
+        while select.select([self._woken], [], [], 0)[0]:
+            os.read(self._woken, 4096)
+
+    def _leave(self, number: int, frame: object) -> None:
+        self._leaves = True
+
+    def _look_at_gpus(self) -> None:
+        now_s = time.monotonic()
+        if self._facts.gpus and now_s - self._facts_s > GPU_LOOK_S:
+            self._facts_s = now_s
+            self._facts = from_plain(type(self._facts), {**to_plain(self._facts), "gpus": list(gpu_uuids())})
+
+    def _source(self, digest: str) -> Path:
+        """Return the file of a boot, fetched unless it is here. Raises: OSError."""
+        make_private(self._folder.boots)
+        path = self._folder.boots / f"{digest}.py"
+        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+            return path
+        try:
+            source = self._line.ask("GET", BOOT_PATH.format(box=self._config.name, digest=digest))
+        except (Refused, http.client.HTTPException) as error:
+            raise OSError(f"boot {digest[:12]} could not be fetched: {error}") from error
+        if hashlib.sha256(source).hexdigest() != digest:
+            raise OSError(f"boot {digest[:12]} came as something else")
+        write_whole(path, source)
+        return path
+
+    def _clear_out(self) -> None:
+        """Remove files of other versions, and a log that has grown."""
+        for old in self._folder.root.glob("node-*.pyz"):
+            if old != self._folder.archive(self._digest):
+                old.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if self._folder.log.stat().st_size > _MAX_LOG_BYTES:
+                os.truncate(self._folder.log, 0)
+
+    def _go(self, why: str) -> None:
+        """End everything and remove the folder: the box was removed."""
+        _say(f"the box was removed ({why}); it ends what runs here")
+        left = self._table.end_all(REMOVAL_LIMIT_S)
+        if left:
+            _say(f"{left} leases can not be ended; it tries again")
+            return
+        remove_unit(self._config.name)
+        if self._config.scratch:
+            shutil.rmtree(self._config.scratch, ignore_errors=True)
+        shutil.rmtree(self._folder.root, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._folder.root.parent.rmdir()  # unless other boxes share it
+        self._leaves = True
+
+
+def _say(words: str) -> None:
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    print(f"{moment} {words}", file=sys.stderr, flush=True)

@@ -1,0 +1,125 @@
+"""Keeps one lease: starts its boot, outlives the daemon, and ends what the boot leaves behind.
+
+Where: the daemon starts it as `python node.pyz keep FOLDER`, in a session of its own. It adopts every orphan of the
+lease (PR_SET_CHILD_SUBREAPER), so nothing escapes it; the boot dies with it (PR_SET_PDEATHSIG), so it can not be lost
+and leave a host behind. It does nothing but wait: all decisions are the daemon's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from clary.agent.node.lease_files import KeptProcess, LeaseFiles
+from clary.agent.node.lease_processes import END_LIMIT_S, below, kill
+from clary.base.processes import ProcessId
+from clary.contract.box_protocol import MARK
+
+START_FILE = "start.json"  # command of the boot; written by the daemon, no secret
+EXIT_KEPT = 3  # another one keeps this lease, or did
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LOOK_S = 0.02
+_PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def keep_lease(folder: Path) -> int:
+    """Run the lease of a folder from its beginning to its end, once in its life; return an exit code."""
+    files = LeaseFiles(folder)
+    lock = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return EXIT_KEPT
+    if files.read_keeper() is not None or files.read_record() is None:
+        return EXIT_KEPT
+    for number in _PASSED_OVER:
+        signal.signal(number, _pass_over)  # a function and not SIG_IGN, which programs would inherit
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        print(f"keeper: prctl: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
+        return 1
+    command = json.loads((folder / START_FILE).read_text(encoding="utf-8"))["command"]
+    files.write_keeper(_kept(os.getpid()))
+    boot, go = _prepare(libc, command)
+    files.write_boot(_kept(boot))
+    os.write(go, b"1")
+    os.close(go)
+    why = _wait(boot)
+    left = _end_rest()
+    files.write_end(f"{why}; {left} processes of it could not be killed" if left else why)
+    return 0
+
+
+def _pass_over(number: int, frame: object) -> None:
+    """Do nothing: what is told to the keeper's session is for the agent, or for nobody."""
+
+
+def _kept(pid: int) -> KeptProcess:
+    found = ProcessId.of(pid)
+    if found is None:
+        raise ProcessLookupError(f"process {pid} has ended before it was named")
+    return KeptProcess(pid=found.pid, started=found.started)
+
+
+def _prepare(libc: ctypes.CDLL, command: list[str]) -> tuple[int, int]:
+    """Fork the boot, which waits for one byte before it begins: it is written down first."""
+    waiting, go = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        os.close(waiting)
+        return child, go
+    try:
+        os.close(go)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent or not os.read(waiting, 1):
+            os._exit(1)
+        os.close(waiting)
+        for number in _PASSED_OVER:
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        os.execv(command[0], command)  # noqa: S606 - our own boot
+    except OSError as error:
+        print(f"keeper: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(127)
+
+
+def _wait(boot: int) -> str:
+    """Wait for the end of the boot, reaping orphans meanwhile; return how it ended, in words."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid != boot:
+            continue
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            return f"its agent was killed by signal {-code}"
+        return f"its agent ended with exit code {code}"
+
+
+def _end_rest() -> int:
+    """Kill and reap everything below; return how many can not be killed."""
+    me, deadline_s = os.getpid(), time.monotonic() + END_LIMIT_S
+    while True:
+        found = below(me)
+        kill(found)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return 0
+        if time.monotonic() > deadline_s:
+            return len(found)
+        time.sleep(_LOOK_S)
+
+
+def environment_of(lease: str) -> dict[str, str]:
+    """Return the environment for a keeper and all below it: this process's without SSH's, and with the mark."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "XDG_SESSION"))}
+    return {**kept, MARK: lease}

@@ -1,0 +1,151 @@
+"""Files of one lease: what was ordered, who keeps it, who runs it, how it ended.
+
+Where: `lease_table` writes the record before anything is started, `keeper` writes the rest. Each file is written once,
+in this order, and tells how far the lease is after any crash:
+
+    record.json   lease, tag and index, and the boot of the machine; beside it `proof`, the token that its boot shows
+    keeper.json   the process that keeps it: the lease is never begun again
+    boot.json     the process that was started, and becomes the agent
+    ended.json    nothing of it is left, and why
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from clary.agent.node.box_folder import make_private, read_json, sync_folder, write_json, write_whole
+from clary.base.errors import ContractError
+from clary.base.plain import from_plain, to_plain
+from clary.base.processes import ProcessId
+from clary.contract.box_protocol import LEASE_ID, LeaseOrder
+
+_PROOF_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRecord:
+    """A lease as it was ordered."""
+
+    lease: str
+    tag: str
+    index: int
+    boot: str  # SHA-256 of its boot's source
+    boot_id: str  # of the machine when it was recorded
+    proof_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptProcess:
+    """A process of a lease."""
+
+    pid: int
+    started: str  # in clock ticks since boot
+
+    @property
+    def identity(self) -> ProcessId:
+        """The very process, dead or alive."""
+        return ProcessId(self.pid, self.started)
+
+
+@dataclass(frozen=True)
+class LeaseFiles:
+    """The folder of one lease."""
+
+    folder: Path
+
+    @property
+    def proof(self) -> Path:
+        """The token that the boot shows."""
+        return self.folder / "proof"
+
+    @property
+    def lock(self) -> Path:
+        """The lock of the keeper."""
+        return self.folder / "lock"
+
+    @property
+    def output(self) -> Path:
+        """Output of keeper, boot and agent."""
+        return self.folder / "output.log"
+
+    @property
+    def notice(self) -> Path:
+        """Says that the agent was signalled."""
+        return self.folder / "noticed"
+
+    def make(self, order: LeaseOrder, boot_id: str) -> LeaseRecord:
+        """Record a lease that is new, with a proof of its own. Raises: OSError; nothing is recorded then.
+
+        Args:
+            order: of the service.
+            boot_id: of the machine.
+        """
+        make_private(self.folder)
+        proof = secrets.token_hex(_PROOF_BYTES)
+        write_whole(self.proof, proof.encode())
+        record = LeaseRecord(
+            lease=order.lease,
+            tag=order.tag,
+            index=order.index,
+            boot=order.boot,
+            boot_id=boot_id,
+            proof_digest=hashlib.sha256(proof.encode()).hexdigest(),
+        )
+        write_json(self.folder / "record.json", to_plain(record))
+        sync_folder(self.folder.parent)
+        return record
+
+    def read_record(self) -> LeaseRecord | None:
+        """Return the record; None if the folder has none that can be read."""
+        try:
+            record = from_plain(LeaseRecord, read_json(self.folder / "record.json"))
+        except (OSError, ContractError):
+            return None
+        return record if LEASE_ID.fullmatch(record.lease) else None
+
+    def write_keeper(self, process: KeptProcess) -> None:
+        """Name the keeper. Raises: OSError."""
+        write_json(self.folder / "keeper.json", to_plain(process))
+
+    def write_boot(self, process: KeptProcess) -> None:
+        """Name the boot. Raises: OSError."""
+        write_json(self.folder / "boot.json", to_plain(process))
+
+    def write_end(self, why: str) -> None:
+        """Say that nothing of the lease is left, unless that was said. Raises: OSError."""
+        if self.read_end() is None:
+            write_json(self.folder / "ended.json", {"why": why})
+        self.proof.unlink(missing_ok=True)
+
+    def read_keeper(self) -> KeptProcess | None:
+        """Return the keeper; None before there was one."""
+        return self._process("keeper.json")
+
+    def read_boot(self) -> KeptProcess | None:
+        """Return the boot; None before it was started."""
+        return self._process("boot.json")
+
+    def read_end(self) -> str | None:
+        """Return why nothing is left; None while something may be."""
+        try:
+            why = read_json(self.folder / "ended.json").get("why")
+        except (OSError, ContractError, AttributeError):
+            return None
+        return str(why)
+
+    def remove(self) -> None:
+        """Forget the lease."""
+        with contextlib.suppress(OSError):
+            (self.folder / "record.json").unlink()  # first: half a folder is no lease
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _process(self, name: str) -> KeptProcess | None:
+        try:
+            return from_plain(KeptProcess, read_json(self.folder / name))
+        except (OSError, ContractError):
+            return None

@@ -1,0 +1,91 @@
+"""Finds the processes of a lease, and ends them all.
+
+Where: the keeper ends what its boot leaves behind; the daemon looks once more, and does it alone where a keeper was
+killed. A keeper adopts every orphan below it, so that its descendants are the lease. Without it the lease is what
+carries its mark in the environment, and what is below that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+
+from clary.base.processes import ProcessEntry, ProcessId, exec_deadline, read_process_list, read_variables
+from clary.contract.box_protocol import MARK
+
+END_LIMIT_S = 20.0  # for processes that were killed to be gone; freeing much memory takes seconds
+_LOOK_S = 0.02
+
+
+def marked(lease: str, known: Iterable[ProcessId] = ()) -> list[ProcessId]:
+    """Return the live processes of a lease, apart from this one.
+
+    Args:
+        lease: its id.
+        known: processes that were written down: the keeper, the boot.
+    """
+    entries = read_process_list()
+    mark, deadline = f"{MARK}={lease}".encode(), exec_deadline()
+    roots = {process.pid for process in known if process.is_alive() and process.pid in entries}
+    roots |= {pid for pid, entry in entries.items() if not entry.has_ended and mark in read_variables(pid, deadline)}
+    return _alive(entries, roots | _below(entries, roots))
+
+
+def below(ancestor: int) -> list[ProcessId]:
+    """Return the live descendants of a process."""
+    entries = read_process_list()
+    return _alive(entries, _below(entries, {ancestor}))
+
+
+def kill(processes: Iterable[ProcessId]) -> None:
+    """Send SIGKILL to each of these very processes that still exists; who may not be signalled is passed over."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                if process.is_alive():
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
+
+
+def end_marked(lease: str, known: Iterable[ProcessId] = (), *, limit_s: float = END_LIMIT_S) -> int:
+    """Kill all of a lease until nothing is left; return how many are left at the limit.
+
+    Args:
+        lease: its id.
+        known: as `marked` takes them.
+        limit_s: of waiting.
+    """
+    deadline_s = time.monotonic() + limit_s
+    known = tuple(known)
+    while found := marked(lease, known):
+        kill(found)
+        if time.monotonic() > deadline_s:
+            return len(found)
+        time.sleep(_LOOK_S)
+    return 0
+
+
+def _alive(entries: dict[int, ProcessEntry], pids: Iterable[int]) -> list[ProcessId]:
+    me = os.getpid()
+    return [
+        ProcessId(pid, str(entries[pid].started_at)) for pid in sorted(pids) if pid != me and not entries[pid].has_ended
+    ]
+
+
+def _below(entries: dict[int, ProcessEntry], roots: set[int]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, entry in entries.items():
+        children.setdefault(entry.parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [child for root in roots for child in children.get(root, ())]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting.extend(children.get(pid, ()))
+    return found

@@ -1,0 +1,309 @@
+"""Carries out the orders of the service for leases, and says how far each one is.
+
+Where: `daemon` calls it after every answer, and when a keeper has ended. All that it knows lies in files
+(`lease_files`) and in /proc, so that a daemon that was killed at any moment goes on with the same leases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from clary.agent.node.box_folder import BoxConfig, BoxFolder, write_json
+from clary.agent.node.keeper import EXIT_KEPT, START_FILE, environment_of
+from clary.agent.node.lease_files import LeaseFiles, LeaseRecord
+from clary.agent.node.lease_processes import end_marked, kill
+from clary.base.processes import ProcessId
+from clary.contract.box_protocol import LEASE_ID, MAX_WORDS, LeaseOrder, LeasePhase, LeaseReport, Wish
+
+KEEPER_LIMIT_S = 30.0  # for a keeper whose boot was killed to end the rest
+START_LIMIT_S = 10.0  # for a keeper that was started to say so
+END_LIMIT_S = 5.0  # of one look of the daemon, which has to ask the service meanwhile
+
+
+@dataclass
+class _Starting:
+    """A keeper that this daemon has started and that has not said so."""
+
+    process: subprocess.Popen[bytes]
+    at_s: float
+
+
+class LeaseTable:
+    """Leases of this box.
+
+    Args:
+        folder: of the daemon.
+        config: of the box.
+        archive: file that holds this code, for keepers.
+        boot_id: of the machine.
+        source: returns the file of a boot by its digest, fetched if needed; raises OSError.
+    """
+
+    def __init__(
+        self, folder: BoxFolder, config: BoxConfig, archive: Path, boot_id: str, source: Callable[[str], Path]
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._archive = archive
+        self._boot_id = boot_id
+        self._source = source
+        self._records: dict[str, LeaseRecord] = {}
+        self._starting: dict[str, _Starting] = {}
+        self._gone: dict[str, str] = {}  # leases of which there is no record: ended all the same
+        self._ending_since: dict[str, float] = {}
+        self._failures: dict[str, str] = {}  # why a lease could not be begun yet
+        self._children: list[subprocess.Popen[bytes]] = []  # keepers, to be reaped
+
+    def load(self) -> None:
+        """Find the leases of the daemons before this one. Raises: OSError."""
+        self._folder.leases.mkdir(mode=0o700, exist_ok=True)
+        for place in self._folder.leases.iterdir():
+            record = LeaseFiles(place).read_record()
+            if record is None or record.lease != place.name:
+                LeaseFiles(place).remove()  # nothing was started without a record
+                continue
+            self._records[record.lease] = record
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this box knows no lease."""
+        return not self._records
+
+    def obey(self, orders: Iterable[LeaseOrder]) -> None:
+        """Begin, signal and end leases as the service wishes; what it does not name is ended and forgotten."""
+        wanted = {order.lease: order for order in orders if LEASE_ID.fullmatch(order.lease)}
+        for lease in [lease for lease in self._records if lease not in wanted]:
+            if self._end(lease):
+                self._forget(lease)
+        self._gone = {lease: why for lease, why in self._gone.items() if lease in wanted}
+        for lease, order in wanted.items():
+            record = self._records.get(lease)
+            if order.wish is Wish.END:
+                self._end(lease)
+            elif record is None:
+                self._record(order)
+            elif order.may_start and self._phase(record) is LeasePhase.RECORDED:
+                self._begin(record)
+            elif order.wish is Wish.NOTICE:
+                self._signal(record)
+
+    def look(self) -> None:
+        """Notice what has ended by itself, and write it down."""
+        self._reap()
+        for lease, starting in list(self._starting.items()):
+            self._follow(lease, starting)
+        for record in self._records.values():
+            if self._files(record.lease).read_end() is None:
+                self._notice_end(record)
+
+    def reports(self) -> tuple[LeaseReport, ...]:
+        """Return all leases as they are."""
+        told = [self._report(record) for record in self._records.values()]
+        gone = [LeaseReport(lease=lease, phase=LeasePhase.GONE, why=why) for lease, why in self._gone.items()]
+        return (*told, *gone)
+
+    def watched(self) -> list[int]:
+        """Return descriptors that can be read when a keeper ends; the caller closes them."""
+        found = []
+        for record in self._records.values():
+            files = self._files(record.lease)
+            keeper = files.read_keeper()
+            if keeper is None or files.read_end() is not None:
+                continue
+            with contextlib.suppress(OSError):
+                descriptor = os.pidfd_open(keeper.pid)
+                if keeper.identity.is_alive():
+                    found.append(descriptor)
+                else:
+                    os.close(descriptor)
+        return found
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether something was begun or is being ended, so that a look is due soon."""
+        return bool(self._starting or self._ending_since)
+
+    def end_all(self, limit_s: float) -> int:
+        """End every lease, of a box that was removed; return how many can not be ended.
+
+        Args:
+            limit_s: of waiting.
+        """
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            left = [lease for lease in list(self._records) if not self._end(lease)]
+            if not left or time.monotonic() > deadline_s:
+                return len(left)
+            time.sleep(0.05)
+
+    # One lease
+
+    def _files(self, lease: str) -> LeaseFiles:
+        return LeaseFiles(self._folder.leases / lease)
+
+    def _report(self, record: LeaseRecord) -> LeaseReport:
+        files = self._files(record.lease)
+        boot = files.read_boot()
+        return LeaseReport(
+            lease=record.lease,
+            phase=self._phase(record),
+            proof_digest=record.proof_digest,
+            pid=boot.pid if boot is not None else 0,
+            started=boot.started if boot is not None else "",
+            why=_printable(files.read_end() or self._failures.get(record.lease, "")),
+        )
+
+    def _phase(self, record: LeaseRecord) -> LeasePhase:
+        files = self._files(record.lease)
+        if files.read_end() is not None:
+            return LeasePhase.GONE
+        is_begun = record.lease in self._starting or files.read_keeper() is not None
+        return LeasePhase.RUNNING if is_begun else LeasePhase.RECORDED
+
+    def _record(self, order: LeaseOrder) -> None:
+        if order.lease in self._gone:
+            return
+        try:
+            self._records[order.lease] = self._files(order.lease).make(order, self._boot_id)
+        except OSError as error:  # nothing was begun, and the next answer has it tried again
+            print(f"{order.lease}: can not be recorded: {error}", file=sys.stderr, flush=True)
+
+    def _begin(self, record: LeaseRecord) -> None:
+        """Start the keeper of a lease that has none; raise nothing that could end the daemon."""
+        files = self._files(record.lease)
+        try:
+            source = self._source(record.boot)
+            scratch = self._folder.scratch(self._config)
+            scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            command = [sys.executable, str(source), "--service", self._config.url]
+            command += ["--ca", str(self._folder.authority), "--tag", record.tag, "--index", str(record.index)]
+            command += ["--proof", f"file:{files.proof}", "--scratch", str(scratch)]
+            write_json(files.folder / START_FILE, {"command": command})
+            with open(files.output, "ab") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", str(self._archive), "keep", str(files.folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env=environment_of(record.lease),
+                )
+        except OSError as error:
+            print(f"{record.lease}: can not be started: {error}", file=sys.stderr, flush=True)
+            self._failures[record.lease] = str(error)
+            return
+        self._failures.pop(record.lease, None)
+        self._children.append(process)
+        self._starting[record.lease] = _Starting(process, time.monotonic())
+
+    def _follow(self, lease: str, starting: _Starting) -> None:
+        """See whether a keeper that was started has taken its lease."""
+        code, files = starting.process.poll(), self._files(lease)
+        if files.read_keeper() is not None:
+            if code is not None or files.read_boot() is not None:
+                self._starting.pop(lease)
+        elif code is None:
+            if time.monotonic() - starting.at_s > START_LIMIT_S:
+                starting.process.kill()
+        else:
+            self._starting.pop(lease)
+            if code != EXIT_KEPT:  # else another one keeps it, and will say so, or has ended and it is begun again
+                self._write_end(lease, f"its keeper could not be started: exit code {code}; see {files.output}")
+
+    def _notice_end(self, record: LeaseRecord) -> None:
+        """Write down the end of a lease whose keeper is gone without a word."""
+        lease, files = record.lease, self._files(record.lease)
+        if record.boot_id != self._boot_id:
+            self._write_end(lease, f"{self._config.name} was started again")
+            return
+        keeper, boot = files.read_keeper(), files.read_boot()
+        if keeper is None or keeper.identity.is_alive():
+            return
+        if files.read_end() is not None:
+            return  # it has said it just now
+        known = [boot.identity] if boot is not None else []
+        if end_marked(lease, known, limit_s=END_LIMIT_S) == 0:
+            self._write_end(lease, "the process that kept its agent was killed")
+
+    def _signal(self, record: LeaseRecord) -> None:
+        """Send the notice to the agent, once."""
+        files = self._files(record.lease)
+        boot = files.read_boot()
+        if boot is None or files.notice.exists() or files.read_end() is not None:
+            return
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(boot.pid)
+            try:
+                if boot.identity.is_alive():
+                    files.notice.touch(mode=0o600)  # first: a second signal would be an order to leave
+                    signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            finally:
+                os.close(descriptor)
+
+    def _end(self, lease: str) -> bool:
+        """End a lease as far as it goes now; return whether nothing of it is left."""
+        record, files = self._records.get(lease), self._files(lease)
+        if record is None:
+            if lease not in self._gone and end_marked(lease, limit_s=END_LIMIT_S) == 0:
+                self._gone[lease] = f"{self._config.name} has no record of it"
+            return lease in self._gone
+        if files.read_end() is not None:
+            self._ending_since.pop(lease, None)
+            return True
+        if record.boot_id != self._boot_id:
+            self._write_end(lease, f"{self._config.name} was started again")
+            return True
+        keeper, boot = files.read_keeper(), files.read_boot()
+        since_s = self._ending_since.setdefault(lease, time.monotonic())
+        known = [each.identity for each in (boot, keeper) if each is not None]
+        if keeper is not None and keeper.identity.is_alive() and time.monotonic() - since_s < KEEPER_LIMIT_S:
+            if boot is not None:
+                kill([boot.identity])
+                return self._await_keeper(lease, keeper.identity)
+            return False  # it is about to start the boot: a moment later it can be named
+        starting = self._starting.pop(lease, None)
+        if starting is not None:
+            starting.process.kill()
+            starting.process.wait(timeout=END_LIMIT_S)
+        if end_marked(lease, known, limit_s=END_LIMIT_S):
+            return False
+        self._write_end(lease, "it was ended by the service")
+        return True
+
+    def _await_keeper(self, lease: str, keeper: ProcessId) -> bool:
+        """Give the keeper a moment to end what the boot has left; return whether it has."""
+        deadline_s = time.monotonic() + END_LIMIT_S
+        while keeper.is_alive() and time.monotonic() < deadline_s:
+            self._reap()
+            time.sleep(0.01)
+        files = self._files(lease)
+        if keeper.is_alive() or files.read_end() is None or end_marked(lease, limit_s=END_LIMIT_S):
+            return False
+        self._ending_since.pop(lease, None)
+        return True
+
+    def _write_end(self, lease: str, why: str) -> None:
+        self._ending_since.pop(lease, None)
+        with contextlib.suppress(OSError):
+            self._files(lease).write_end(why)
+
+    def _forget(self, lease: str) -> None:
+        self._files(lease).remove()
+        self._records.pop(lease, None)
+        self._failures.pop(lease, None)
+        self._ending_since.pop(lease, None)
+
+    def _reap(self) -> None:
+        self._children = [child for child in self._children if child.poll() is None]
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:MAX_WORDS]

@@ -1,0 +1,123 @@
+"""Looks at this machine: processors, memory, GPUs, namespaces, and what tells it from others.
+
+Where: the daemon tells it with every report, `probing` before there is a daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import getpass
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from clary.contract.box_protocol import MAX_GPUS, BoxFacts
+
+PROGRAM_TIMEOUT_S = 15.0
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWUTS = 0x00020000, 0x10000000, 0x20000000, 0x04000000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_MAX_NAME = 64
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def box_facts(*, restarts: str = "") -> BoxFacts:
+    """Return what this machine has.
+
+    Args:
+        restarts: who starts the daemon after a reboot, in words.
+    """
+    return BoxFacts(
+        hostname=_printable(socket.gethostname()),
+        user=_printable(user_name()),
+        num_cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=_memory_bytes(),
+        gpus=gpu_uuids(),
+        isolation=isolation_words(),
+        python_version=".".join(map(str, sys.version_info[:3])),
+        restarts=restarts,
+    )
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def user_name() -> str:
+    """Return the name of the user, or the number where it has none."""
+    with contextlib.suppress(KeyError, OSError):
+        return getpass.getuser()
+    return str(os.geteuid())
+
+
+def machine_digest() -> str:
+    """Return what tells this machine and user from others: the machine's id is nobody else's business."""
+    known = ""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        with contextlib.suppress(OSError):
+            known = known or Path(path).read_text(encoding="ascii", errors="replace").strip()
+    return hashlib.sha256(f"{known}\0{socket.gethostname()}\0{os.geteuid()}".encode()).hexdigest()
+
+
+def gpu_uuids() -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs, from their driver."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROGRAM_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(_printable(line.strip()) for line in done.stdout.splitlines() if line.strip())[:MAX_GPUS]
+
+
+def isolation_words() -> str:
+    """Say how hosts can be kept apart here, after trying it in a child."""
+    is_root = os.geteuid() == 0
+    why = _why_no_namespaces(0 if is_root else _CLONE_NEWUSER)
+    if why:
+        return f"plain processes: {why}"
+    return "namespaces" if is_root else "namespaces without root"
+
+
+def _why_no_namespaces(user: int) -> str:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        why = "this kernel allows no namespaces"
+        try:
+            os.close(reading)
+            libc = ctypes.CDLL(None, use_errno=True)
+            wanted = user | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWUTS
+            refused = libc.unshare(wanted) or libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
+            why = f"no namespaces: {os.strerror(ctypes.get_errno())}" if refused else ""
+        finally:
+            os.write(writing, why.encode()[:200])
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        why = answer.read().decode(errors="replace")
+    os.waitpid(child, 0)
+    return why
+
+
+def _memory_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        sizes = [int(file.readline().split()[1]) * 1024]
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(Path(path).read_text(encoding="ascii")))
+    return min(size for size in sizes if size > 0)
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:_MAX_NAME]

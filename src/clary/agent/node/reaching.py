@@ -1,0 +1,36 @@
+"""Tries whether a service can be reached from this machine.
+
+Where: `probing`, before a daemon is installed; `installation`, before one is taken from another service.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import urllib.parse
+
+CONNECT_LIMIT_S = 10.0
+HEALTH_PATH = "/clary/v1/health"
+
+
+def why_no_service(url: str, ca_pem: str) -> str:
+    """Say why the service can not be reached from here; empty if it can.
+
+    Args:
+        url: https://HOST:PORT.
+        ca_pem: certificate of its authority.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        return f"expected https://HOST:PORT, got {url[:100]!r}"
+    try:
+        context = ssl.create_default_context(cadata=ca_pem)
+        line = http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=CONNECT_LIMIT_S, context=context)
+        try:
+            line.request("GET", HEALTH_PATH)
+            status = line.getresponse().status
+        finally:
+            line.close()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    return "" if status == http.client.OK else f"it answers {status} to {HEALTH_PATH}"

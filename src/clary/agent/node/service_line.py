@@ -1,0 +1,122 @@
+"""The daemon's line to the service: outward, over TLS that only the pinned authority may vouch for.
+
+Where: `daemon` asks with it. A question that waits is given up when something happens here: the next one tells it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import ssl
+import urllib.parse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+REQUEST_TIMEOUT_S = 10.0  # beyond what the answer may wait
+
+
+class Refused(Exception):
+    """An answer that is not 200; `status` says which."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"{status}: {words}")
+        self.status = status
+
+
+class Interrupted(Exception):
+    """Something happened here while an answer was waited for."""
+
+
+class ServiceLine:
+    """Requests to the service.
+
+    Args:
+        url: https://HOST:PORT.
+        authority: file of the certificate that has signed the service's.
+        token: of the box.
+    Raises: ValueError for another URL; OSError for a file that holds no certificate.
+    """
+
+    def __init__(self, url: str, authority: Path, token: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme != "https" or not parts.hostname:
+            raise ValueError(f"expected https://HOST:PORT, got {url!r}")
+        self._host, self._port = parts.hostname, parts.port or 443
+        self._token = token
+        self._context = ssl.create_default_context(cafile=str(authority))
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._kept: http.client.HTTPSConnection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next question goes over a connection that has carried one."""
+        return self._kept is not None and self._kept.sock is not None and not _is_readable(self._kept.sock)
+
+    def ask(
+        self, method: str, path: str, document: Any = None, *, wait_s: float = 0.0, watched: Sequence[int] = ()
+    ) -> bytes:
+        """Send one request; return the body of a 200.
+
+        Args:
+            method: GET or POST.
+            path: below the service's URL.
+            document: goes as JSON; None sends no body.
+            wait_s: how long the service may hold the answer back.
+            watched: descriptors that end the wait when one can be read.
+        Raises: Refused; Interrupted; OSError and http.client.HTTPException without a whole answer.
+        """
+        body = None if document is None else json.dumps(document).encode()
+        headers = {"Authorization": f"Bearer {self._token}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            connection = self._connection()
+            connection.request(method, path, body, headers)
+            self._wait(connection, wait_s + REQUEST_TIMEOUT_S, watched)
+            answer = connection.getresponse()
+            data = answer.read(MAX_ANSWER_BYTES + 1)
+            if len(data) > MAX_ANSWER_BYTES:
+                raise OSError(f"the answer to {method} {path} has more than {MAX_ANSWER_BYTES} bytes")
+        except BaseException:
+            self.close()
+            raise
+        if answer.status != http.client.OK:
+            raise Refused(answer.status, _words(data))
+        return data
+
+    def close(self) -> None:
+        """Give the connection up."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        if self._kept is None or self._kept.sock is None or _is_readable(self._kept.sock):
+            self.close()  # what can be read before it was asked for is the other side's goodbye
+            self._kept = http.client.HTTPSConnection(
+                self._host, self._port, timeout=REQUEST_TIMEOUT_S, context=self._context
+            )
+        return self._kept
+
+    def _wait(self, connection: http.client.HTTPSConnection, limit_s: float, watched: Sequence[int]) -> None:
+        """Wait for the answer's first byte, or for something here."""
+        found, _, _ = select.select([connection.sock, *watched], [], [], limit_s)
+        if connection.sock in found:
+            return
+        if found:
+            raise Interrupted
+        raise TimeoutError(f"no answer within {limit_s:.0f} s")
+
+
+def _is_readable(sock: Any) -> bool:
+    return bool(select.select([sock], [], [], 0)[0])
+
+
+def _words(data: bytes) -> str:
+    try:
+        return str(json.loads(data)["message"])[:300]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return data[:200].decode(errors="replace")

@@ -1,0 +1,125 @@
+"""Has systemd look after the daemon where the user has a systemd, and starts it without one elsewhere.
+
+Where: `installation` starts the daemon; the daemon of a removed box takes its unit away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from clary.agent.node.box_folder import BoxFolder, write_whole
+from clary.agent.node.machine import user_name
+
+PROGRAM_TIMEOUT_S = 15.0
+BY_HAND = "nothing: after a reboot, run clary hosts add again"
+_UNIT = """[Unit]
+Description=Clary daemon of box {name}
+
+[Service]
+ExecStart="{python}" -I "{archive}" run "{folder}"
+KillMode=process
+Restart=on-failure
+RestartSec=1
+StandardOutput=append:{log}
+StandardError=append:{log}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def unit_name(box: str) -> str:
+    """Return the name of a box's unit."""
+    return f"clary-node-{box}.service"
+
+
+def start_daemon(folder: BoxFolder, archive: Path, box: str) -> None:
+    """Start the daemon in the background: by systemd where that works, else in a session of its own. Raises: OSError.
+
+    Args:
+        folder: of the box.
+        archive: the daemon's file.
+        box: its name.
+    """
+    if has_user_systemd() and _start_unit(folder, archive, box):
+        return
+    with open(folder.log, "ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-I", str(archive), "run", str(folder.root)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def who_restarts() -> str:
+    """Say who starts the daemon after a reboot, in words."""
+    if not has_user_systemd():
+        return BY_HAND
+    if _run("loginctl", "show-user", "--property=Linger", "--value", user_name()) == "yes":
+        return "systemd of the user, at every boot"
+    return "systemd of the user, once somebody is signed in; at every boot after: loginctl enable-linger"
+
+
+def has_user_systemd() -> bool:
+    """Whether the user's own systemd answers."""
+    if shutil.which("systemctl") is None:
+        return False
+    return _run("systemctl", "--user", "show", "--property=Version", "--value") not in ("", None)
+
+
+def stop_unit(box: str) -> None:
+    """Have systemd not start the daemon again while it is replaced."""
+    if _unit_path(box).exists():
+        _run("systemctl", "--user", "stop", unit_name(box))
+
+
+def remove_unit(box: str) -> None:
+    """Take the unit away, if there is one; the daemon that runs goes on to its own end."""
+    path = _unit_path(box)
+    if path.exists():
+        _run("systemctl", "--user", "disable", unit_name(box))
+        with contextlib.suppress(OSError):
+            path.unlink()
+        _run("systemctl", "--user", "daemon-reload")
+
+
+def _start_unit(folder: BoxFolder, archive: Path, box: str) -> bool:
+    text = _UNIT.format(name=box, python=sys.executable, archive=archive, folder=folder.root, log=folder.log)
+    path = _unit_path(box)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text.encode(), mode=0o644)
+    steps = (("daemon-reload",), ("enable", unit_name(box)), ("restart", unit_name(box)))
+    return all(_run("systemctl", "--user", *step) is not None for step in steps)
+
+
+def _unit_path(box: str) -> Path:
+    place = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(place) / "systemd" / "user" / unit_name(box)
+
+
+def _run(*command: str) -> str | None:
+    """Return the output of a program; None if it fails."""
+    environment = {**os.environ}
+    environment.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROGRAM_TIMEOUT_S,
+            check=True,
+            env=environment,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,74 @@
+"""Lines on boxes, from what they and the service tell. Pure.
+
+Where: `hosts` and `join`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+GIB = 1024**3
+CLOCK_LIMIT_S = 2.0  # from which on causes that are told apart by time may be confused
+
+
+def shape_words(facts: Mapping[str, Any]) -> str:
+    """Return `8 CPUs, 62 GiB, no GPUs, namespaces`."""
+    cpus, gpus = facts["num_cpus"], len(facts["gpus"])
+    parts = [
+        "1 CPU" if cpus == 1 else f"{cpus} CPUs",
+        f"{facts['memory_bytes'] / GIB:.0f} GiB",
+        {0: "no GPUs", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs"),
+        str(facts["isolation"]),
+    ]
+    return ", ".join(parts)
+
+
+def box_row(box: Mapping[str, Any], daemon: str) -> tuple[str, ...]:
+    """Return the cells of one box: name, state, CPUs, memory, GPUs, isolation, what runs there, and a note.
+
+    Args:
+        box: as the service tells it.
+        daemon: digest of the daemon that this command would install.
+    """
+    runs = ", ".join(f"{run['job']} {run['host']}{' (ending)' if run['is_ending'] else ''}" for run in box["runs"])
+    return (
+        box["name"],
+        box["state"],
+        str(box["num_cpus"]),
+        f"{box['memory_bytes'] / GIB:.0f} GiB",
+        str(len(box["gpus"])),
+        box["isolation"],
+        runs or "-",
+        box_note(box, daemon),
+    )
+
+
+def box_note(box: Mapping[str, Any], daemon: str) -> str:
+    """Return what its owner should know of a box.
+
+    Args:
+        box: as the service tells it.
+        daemon: digest of the daemon that this command would install.
+    """
+    if box["why"]:
+        return str(box["why"])
+    if box["daemon"] and box["daemon"] != daemon:
+        return "another version of the daemon; repeat clary hosts add to replace it, jobs go on"
+    return ""
+
+
+def clock_words(name: str, ahead_s: float) -> str:
+    """Return a warning about a clock that differs; empty where it does not.
+
+    Args:
+        name: of the box.
+        ahead_s: of this machine's clock.
+    """
+    if abs(ahead_s) <= CLOCK_LIMIT_S:
+        return ""
+    side = "ahead of" if ahead_s > 0 else "behind"
+    return (
+        f"{name}: its clock is {abs(ahead_s):.0f} s {side} this machine's; what failed first is told by time, so have "
+        "NTP set it"
+    )

@@ -1,0 +1,204 @@
+"""Runs the daemon's commands on a box: by the system's OpenSSH with the user's own configuration, or on this machine.
+
+Where: `hosts` installs boxes by it, `join` this machine. Nothing secret is an argument: code, settings and tokens go
+through standard input. What a box says is bounded, and read as one line of JSON; it is shown, and never obeyed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clary.agent.node.__main__ import ANSWER
+from clary.agent.node.packing import pack_node
+from clary.base.errors import ClaryError, Fault
+
+CONNECT_LIMIT_S = 15
+CALL_LIMIT_S = 90.0
+MAX_OUTPUT_BYTES = 256 * 1024
+OLD_PYTHON = "CLARY-OLD-PYTHON "
+EXIT_SSH = 255
+EXIT_NO_PROGRAM = 127
+_TARGET = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_:][A-Za-z0-9._:-]*")
+_PROGRAM = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+-]*")
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*[= ].+")
+# Runs in whatever shell the user has there: no quotes but the outer ones, nothing that a shell reads within them.
+_STARTER = (
+    "import sys,tempfile,runpy;"
+    f'sys.version_info<(3,10) and sys.exit("{OLD_PYTHON}"+sys.version.split()[0]);'
+    'b=sys.stdin.buffer;f=tempfile.NamedTemporaryFile(suffix=".pyz");'
+    "f.write(b.read(int(b.readline())));f.flush();sys.argv=[f.name]+sys.argv[1:];"
+    'runpy.run_path(f.name,run_name="__main__")'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where commands run."""
+
+    target: str = ""  # USER@HOST as ssh takes it; empty: this machine
+    python: str = "python3"
+    ssh_options: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse what would be something else than a name. Raises: ClaryError (fault USER)."""
+        if self.target and not _TARGET.fullmatch(self.target):
+            raise ClaryError(
+                f"{self.target!a}: expected USER@BOX or a name of your ssh configuration", fault=Fault.USER
+            )
+        if not _PROGRAM.fullmatch(self.python):
+            raise ClaryError(f"--python {self.python!a}: expected a name or a path without spaces", fault=Fault.USER)
+        for option in self.ssh_options:
+            if not _OPTION.fullmatch(option) or not option.isprintable():
+                raise ClaryError(f"--ssh-option {option!a}: expected NAME=VALUE as of ssh_config", fault=Fault.USER)
+
+    def _command(self, verb: str) -> list[str]:
+        if not self.target:
+            return [self.python, "-I", "-c", _STARTER, verb]
+        fixed = {
+            "BatchMode": "yes",
+            "ControlMaster": "no",
+            "ControlPath": "none",
+            "ConnectTimeout": str(CONNECT_LIMIT_S),
+            "ServerAliveInterval": "5",
+            "ServerAliveCountMax": "3",
+            "ClearAllForwardings": "yes",
+            "ForwardAgent": "no",
+        }
+        options = [*(f"{name}={value}" for name, value in fixed.items()), *self.ssh_options]
+        words = [word for option in options for word in ("-o", option)]
+        return ["ssh", "-T", *words, "--", self.target, f"{self.python} -I -c '{_STARTER}' {verb}"]
+
+
+def ask_node(place: Place, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a command of the daemon's file somewhere and return its answer.
+
+    Args:
+        place: where.
+        verb: probe or install.
+        document: goes to it as JSON.
+    Raises: ClaryError that says what went wrong there and what to do.
+    """
+    place.check()
+    packed = pack_node()
+    given = b"%d\n%b%b" % (len(packed), packed, json.dumps(document).encode())
+    code, output, errors = run_bounded(place._command(verb), given, limit_s=CALL_LIMIT_S)
+    for line in reversed(output.decode(errors="replace").splitlines()):
+        if line.startswith(ANSWER):
+            return _read_answer(line.removeprefix(ANSWER), place)
+    raise ClaryError(_why_no_answer(place, code, errors.decode(errors="replace")), fault=Fault.INFRASTRUCTURE)
+
+
+def run_bounded(command: Sequence[str], given: bytes, *, limit_s: float) -> tuple[int, bytes, bytes]:
+    """Run a program; return its exit code, output and error output, each cut at a bound at which it is ended.
+
+    Args:
+        command: program and arguments.
+        given: its standard input.
+        limit_s: after which it is ended, with exit code -1.
+    Raises: ClaryError if it can not be started.
+    """
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+    except OSError as error:
+        raise ClaryError(f"{command[0]}: {error.strerror}; install it", fault=Fault.USER) from error
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    found = {process.stdout: bytearray(), process.stderr: bytearray()}
+    deadline_s, left, code = time.monotonic() + limit_s, memoryview(given), -1
+    try:
+        with selectors.DefaultSelector() as selector:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+            for stream in found:
+                selector.register(stream, selectors.EVENT_READ)
+            while selector.get_map() and (rest_s := deadline_s - time.monotonic()) > 0:
+                for key, _ in selector.select(rest_s):
+                    if key.fileobj is process.stdin:
+                        left = _write_some(process.stdin.fileno(), left)
+                        is_done = not left
+                    else:
+                        data = os.read(key.fd, 65536)
+                        stream = process.stdout if key.fileobj is process.stdout else process.stderr
+                        found[stream] += data
+                        is_done = not data
+                    if is_done:
+                        selector.unregister(key.fileobj)
+                        key.fileobj.close()  # type: ignore[union-attr]
+                if max(map(len, found.values())) > MAX_OUTPUT_BYTES:
+                    break
+            else:
+                if not selector.get_map():
+                    code = process.wait(max(0.1, deadline_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        process.kill()
+        process.wait()
+        for opened in (process.stdin, process.stdout, process.stderr):
+            opened.close()
+    return code, bytes(found[process.stdout][:MAX_OUTPUT_BYTES]), bytes(found[process.stderr][:MAX_OUTPUT_BYTES])
+
+
+def _write_some(descriptor: int, left: memoryview) -> memoryview:
+    try:
+        return left[os.write(descriptor, left[:65536]) :]
+    except BlockingIOError:
+        return left
+    except BrokenPipeError:
+        return left[:0]  # it has ended; its words are still to be read
+
+
+def _read_answer(text: str, place: Place) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ClaryError(f"{_named(place)}: its answer is not JSON: {text[:100]!a}", fault=Fault.INFRASTRUCTURE)
+    if answer.get("error"):
+        raise ClaryError(f"{_named(place)}: {_shown(str(answer['error']))}", fault=Fault.INFRASTRUCTURE)
+    return answer
+
+
+def _why_no_answer(place: Place, code: int, errors: str) -> str:
+    told = _shown(errors.strip())
+    if OLD_PYTHON in errors:
+        version = _shown(errors.partition(OLD_PYTHON)[2].split("\n")[0])
+        return (
+            f"{_named(place)}: {place.python} is Python {version}, and 3.10 is the oldest that will do; name another "
+            "with --python"
+        )
+    if code == -1:
+        return f"{_named(place)}: no answer within {CALL_LIMIT_S:.0f} s, or far too long a one: {told}"
+    if code == EXIT_SSH and place.target:
+        first = f"; try by hand: ssh {place.target} true"
+        return f"{_named(place)}: ssh does not get there: {told}{first}"
+    if code == EXIT_NO_PROGRAM:
+        return f"{_named(place)}: there is no {place.python}; install Python 3.10 or newer, or name one with --python"
+    return f"{_named(place)}: exit code {code}: {told}"
+
+
+def _named(place: Place) -> str:
+    return place.target or "this machine"
+
+
+def _shown(text: str) -> str:
+    """Return the end of a stranger's text in one line."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[-300:]
+
+
+def this_python() -> str:
+    """Return the interpreter of this command."""
+    return sys.executable

@@ -1,0 +1,293 @@
+"""Machines that answer to SSH, in namespaces: a head for the service, and boxes with a real sshd each.
+
+Where: tests of boxes make one. Needs root and Debian's openssh-server.
+
+    head (10.99.0.254, bridge)     the service; `ssh box1` works there by the owner's own ssh configuration
+    box1 .. boxN (10.99.0.I)       sshd; users root and ml, with homes that last until the bed is stopped
+
+Each machine is a network, hostname, mount and process namespace, whose first process is a shell; what is started on it
+ends with that shell, as by a power switch. Files are this machine's but for homes, /tmp, /run, the list of users, and
+the id of the kernel's boot, which is another one after each start.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+HEAD, HEAD_ADDRESS, PORT = "head", "10.99.0.254", 4571
+USERS = {"root": (0, "root"), "ml": (5000, "ml")}
+START_LIMIT_S = 30.0
+END_LIMIT_S = 10.0
+COMMAND_LIMIT_S = 60.0
+POLL_S = 0.05
+ROOT = Path(__file__).resolve().parents[2]
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+_SSHD = """
+Port 22
+HostKey @FOLDER@/keys/host
+AuthorizedKeysFile @FOLDER@/keys/client.pub
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+UsePAM no
+StrictModes no
+PidFile none
+"""
+_CLIENT = """
+Host box*
+    IdentityFile @FOLDER@/keys/client
+    IdentitiesOnly yes
+    UserKnownHostsFile @FOLDER@/keys/known
+    StrictHostKeyChecking yes
+    LogLevel ERROR
+"""
+_FIRST = """
+name=$1 folder=$2
+for file in passwd shadow hosts; do mount --bind "$folder/etc/$file" /etc/$file; done
+mount --bind "$folder/boot-id/$name" /proc/sys/kernel/random/boot_id
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir /run/sshd
+mount -t tmpfs -o mode=1777,size=1g tmpfs /tmp
+mount --bind "$folder/homes/$name" "$folder/home"
+hostname "$name"
+ip link set lo up
+touch "$folder/up/$name"
+while :; do sleep 1000 & wait $!; done
+"""
+
+
+class BoxBed:
+    """A head and some boxes; `start` it, and `stop` it whatever happened.
+
+    Args:
+        folder: new, empty folder that every user can reach, not below /tmp.
+        num_boxes: besides the head.
+    """
+
+    def __init__(self, folder, *, num_boxes=2):
+        self.folder = folder
+        self.boxes = [f"box{number}" for number in range(1, num_boxes + 1)]
+        self.home = folder / "service"  # state folder of the service
+        self._outer, self._first, self._handles, self._sshd = {}, {}, {}, {}
+
+    def start(self):
+        """Make the machines and start every sshd."""
+        try:
+            self._write_files()
+            self._make_machine(HEAD)
+            self.run(HEAD, "ip", "link", "add", "br0", "type", "bridge")
+            self.run(HEAD, "ip", "addr", "add", f"{HEAD_ADDRESS}/24", "dev", "br0")
+            self.run(HEAD, "ip", "link", "set", "br0", "up")
+            for box in self.boxes:
+                self.power_on(box)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self):
+        """End every process of every machine; namespaces, mounts and links go with them."""
+        for machine in list(self._outer):
+            self.power_off(machine)
+
+    def argv_on(self, machine, *command):
+        """Return the command line that runs a command on a machine."""
+        target = f"--target={self._first[machine]}"
+        return ["nsenter", target, "--net", "--uts", "--mount", "--pid", "--", *command]
+
+    def run(self, machine, *command, check=True, stdin="", timeout_s=COMMAND_LIMIT_S, **variables):
+        """Run a command on a machine as root; return it, completed."""
+        done = subprocess.run(
+            self.argv_on(machine, *command),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env={"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": str(self.folder / "home/root"), **variables},
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"{command} on {machine}: {done.returncode}: {done.stdout}{done.stderr}")
+        return done
+
+    def clary(self, *arguments, check=True, machine=HEAD, **variables):
+        """Run a command of `clary` on a machine, on the head by default; return it, completed."""
+        command = [sys.executable, "-m", "clary.cli.main", *arguments]
+        return self.run(machine, *command, check=check, CLARY_HOME=str(self.home), **variables)
+
+    def rows(self):
+        """Return name -> box as `clary hosts --json` tells it."""
+        return {box["name"]: box for box in json.loads(self.clary("hosts", "--json").stdout)["boxes"]}
+
+    def power_off(self, machine):
+        """End every process of a machine at once."""
+        self._sshd.pop(machine, None)
+        self._first.pop(machine, None)
+        handle = self._handles.pop(machine, None)
+        if handle is None:
+            self._outer[machine].kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            select.select([handle], [], [], END_LIMIT_S)
+            os.close(handle)
+        outer = self._outer.pop(machine)
+        try:
+            outer.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            outer.kill()
+            outer.wait(END_LIMIT_S)
+            raise AssertionError(f"{machine} does not end") from None
+
+    def power_on(self, box):
+        """Make a box, or make it anew with the same homes; wait until its sshd answers."""
+        self._make_machine(box)
+        number = self.boxes.index(box) + 1
+        head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]
+        link = ["ip", "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0"]
+        subprocess.run([*head, *link, "netns", str(self._first[box])], check=True, timeout=COMMAND_LIMIT_S)
+        self.run(HEAD, "ip", "link", "set", f"p{number}", "master", "br0", "up")
+        self.run(box, "ip", "addr", "add", f"10.99.0.{number}/24", "dev", "eth0")
+        self.run(box, "ip", "link", "set", "eth0", "up")
+        self.run(box, "/usr/sbin/sshd", "-f", str(self.folder / "etc/sshd"), "-E", str(self.folder / f"log/{box}"))
+
+    def plug(self, box, *, is_in):
+        """Pull a box's network cable, or put it in again."""
+        number = self.boxes.index(box) + 1
+        self.run(HEAD, "ip", "link", "set", f"p{number}", "up" if is_in else "down")
+
+    def processes(self, machine):
+        """Return pid -> command line of the processes of a machine, as it numbers them, without those of the bed."""
+        lines = self.run(machine, "ps", "-eo", "pid=,stat=,args=").stdout.splitlines()
+        found = {int(pid): args for pid, stat, args in (line.split(None, 2) for line in lines) if stat[0] != "Z"}
+        own = ("sleep 1000", "ps -eo", "sshd: ", "/usr/sbin/sshd", "bash -c")
+        return {pid: args for pid, args in found.items() if not any(text in args for text in own)}
+
+    def home_of(self, machine, user):
+        """Return the home of a user on a machine, as this process sees it."""
+        return self.folder / "homes" / machine / user
+
+    def node_folder(self, box, user):
+        """Return the folder of a box's daemon, as this process sees it."""
+        return self.home_of(box, user) / ".clary-node" / box
+
+    def _write_files(self):
+        for name in ("etc", "keys", "up", "log", "home", "boot-id", "homes"):
+            (self.folder / name).mkdir()
+        home = self.folder / "home"
+        users = {name: f"{name}:x:{uid}:{uid}::{home}/{name}:/bin/sh" for name, (uid, _) in USERS.items()}
+        known = [line for line in Path("/etc/passwd").read_text().splitlines() if line.split(":")[0] not in users]
+        (self.folder / "etc/passwd").write_text("\n".join([*users.values(), *known]) + "\n")
+        (self.folder / "etc/shadow").write_text("".join(f"{name}:*:19000:0:99999:7:::\n" for name in USERS))
+        names = {HEAD: HEAD_ADDRESS, **{box: f"10.99.0.{number + 1}" for number, box in enumerate(self.boxes)}}
+        hosts = "".join(f"{address} {name}\n" for name, address in names.items())
+        (self.folder / "etc/hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+        for key in ("host", "client"):
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "keys" / key)]
+            subprocess.run(command, check=True, timeout=COMMAND_LIMIT_S)
+        public = (self.folder / "keys/host.pub").read_text()
+        (self.folder / "keys/known").write_text("".join(f"{box} {public}" for box in self.boxes))
+        (self.folder / "etc/sshd").write_text(_SSHD.replace("@FOLDER@", str(self.folder)))
+        for machine in (HEAD, *self.boxes):
+            for name, (uid, _) in USERS.items():
+                place = self.home_of(machine, name)
+                place.mkdir(parents=True)
+                os.chown(place, uid, uid)
+        ssh = self.home_of(HEAD, "root") / ".ssh"
+        ssh.mkdir(mode=0o700)
+        (ssh / "config").write_text(_CLIENT.replace("@FOLDER@", str(self.folder)))
+
+    def _make_machine(self, machine):
+        ready = self.folder / "up" / machine
+        ready.unlink(missing_ok=True)
+        (self.folder / "boot-id" / machine).write_text(f"{uuid.uuid4()}\n")
+        flags = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
+        outer = subprocess.Popen(
+            ["unshare", *flags, "--propagation=private", "bash", "-c", _FIRST, "bash", machine, str(self.folder)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # unshare complains when its child is killed
+            env={"PATH": PATH},
+        )
+        self._outer[machine] = outer
+        deadline = time.monotonic() + START_LIMIT_S
+        while not ready.exists():
+            assert outer.poll() is None, f"{machine} ended with {outer.returncode}"
+            assert time.monotonic() < deadline, f"{machine} was not made within {START_LIMIT_S} s"
+            time.sleep(POLL_S / 10)
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        self._first[machine] = int(children[0])
+        self._handles[machine] = os.pidfd_open(self._first[machine])
+
+
+class BoxService:
+    """The service of `box_service.py` on the head of a bed."""
+
+    def __init__(self, bed):
+        self.bed = bed
+
+    def start(self):
+        """Start it, on what an earlier one has stored."""
+        program = str(ROOT / "tests/helpers/box_service.py")
+        command = [sys.executable, program, str(self.bed.home), HEAD_ADDRESS, str(PORT)]
+        self._process = subprocess.Popen(
+            self.bed.argv_on(HEAD, *command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={"PATH": PATH, "PYTHONPATH": f"{ROOT / 'tests/helpers'}:{ROOT / 'src'}"},
+        )
+        assert self._process.stdout.readline() == "ready\n"
+        return self
+
+    def kill(self):
+        """End it as by a crash."""
+        for child in Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+        self._leave()
+
+    def stop(self):
+        """End it in order."""
+        if self._process.poll() is None:
+            self._process.stdin.close()
+        self._leave()
+
+    def _leave(self):
+        self._process.wait(END_LIMIT_S)
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+    def ask(self, *what):
+        """Return what the scheduler answers to a call."""
+        self._process.stdin.write(json.dumps(what) + "\n")
+        line = self._process.stdout.readline()
+        assert line, f"the service ended at {what}"
+        return json.loads(line)
+
+    def told(self, tag):
+        """Return one allocation."""
+        return self.ask("allocations").get(tag)
+
+
+def until(look, words, *, limit_s=START_LIMIT_S):
+    """Wait until a look is true; return what it saw."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{words}: not within {limit_s} s"
+        time.sleep(POLL_S)
+
+
+def remove_bed(folder):
+    """Remove the folder of a bed that was stopped."""
+    shutil.rmtree(folder)
