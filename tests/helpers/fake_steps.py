@@ -27,6 +27,7 @@ class FakeProgram:
     def __init__(self, log: OutputLog, *, num_processes: int = 1, ends_on_sigterm: bool = True) -> None:
         self.num_processes = num_processes
         self.signals: list[int] = []
+        self.was_signalled = False
         self.is_closed = False
         self.memory_note: str | None = None
         self.disk_note: str | None = None
@@ -62,9 +63,17 @@ class FakeProgram:
             )
             self._changed.notify_all()
 
+    def hear_from_outside(self) -> None:
+        """Have every process signalled by somebody else than the agent; all live on."""
+        with self._changed:
+            self.was_signalled = True
+            self._doomed |= self._live
+            self._changed.notify_all()
+
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self.is_closed, timeout_s)
+            before = self.was_signalled
+            self._changed.wait_for(lambda: self._ended or self.is_closed or self.was_signalled != before, timeout_s)
             ended, self._ended = self._ended, []
             return ended
 

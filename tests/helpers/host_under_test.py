@@ -12,7 +12,7 @@ from clary.agent.supervisor.supervisor import Limits, Supervisor
 from clary.contract.agent_protocol import HostPhase
 from clary.testing.fake_service import FakeService
 
-LIMITS = Limits(heartbeat_s=0.1, terminated_grace_s=0.3, drain_s=2.0, last_report_s=0.3, assignment_s=0.4)
+LIMITS = Limits(heartbeat_s=0.1, margin_s=0.2, after_stop_s=0.3, drain_s=2.0, last_report_s=0.3, assignment_s=0.4)
 
 
 class HostUnderTest:

@@ -54,10 +54,11 @@ class Script:
         streams = tuple(f"job/{host}-1" for host in self.hosts)
         return self.send(events.HostsAsked(plan=PLAN, host_names=tuple(self.hosts), log_streams=streams))
 
-    def report(self, host, phase, **facts):
+    def report(self, host, phase, *, notice_age_s=0.0, **facts):
         self.numbers[host] += 1
         told = HostFacts(phase=phase, phase_started_at=at(self.seconds), **facts)
-        return self.send(events.HostReported(host=host, report=Report(number=self.numbers[host], facts=told)))
+        report = Report(number=self.numbers[host], facts=told, notice_age_s=notice_age_s)
+        return self.send(events.HostReported(host=host, report=report))
 
     def all(self, phase, **facts):
         for host in self.hosts:

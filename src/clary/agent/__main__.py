@@ -2,7 +2,10 @@
 
 Where: an engine starts one for each host of an attempt. The host belongs to a pool, whose bearer token is in
 `CLARY_POOL_TOKEN`; the token of the attempt to begin with is in `CLARY_AGENT_TOKEN`. The agent ends with 0 when it was
-released or the pool is over, 143 after SIGTERM, 1 when it could not do its work, 2 for a wrong command line.
+released or the pool is over, 143 after a signal, 1 when it could not do its work, 2 for a wrong command line.
+
+A signal is a notice that the host's capacity ends: the agent tells the service, which stops the whole gang, and leaves
+when that is done (`supervisor.notice_period`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 # Bearer tokens: of the attempt to begin with, and of the pool.
 TOKEN_VARIABLES = ("CLARY_AGENT_TOKEN", "CLARY_POOL_TOKEN")
+# How schedulers tell that a host is taken back; the second by their option --signal.
+NOTICE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,8 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
         enter_own_mounts()  # before there is a second thread, which would stay behind
     first = PoolAssignment(job=options.job, attempt=options.attempt, token=token)
     agent = _pool_agent(options.service, options.pool, options.host, pool_token, first)
-    signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
-    signal.signal(signal.SIGINT, lambda *_: agent.terminate())
+    for number in NOTICE_SIGNALS:
+        signal.signal(number, lambda number, _: agent.terminate(signal.Signals(number).name))
+    # The end of a terminal or connection is no notice. Not SIG_IGN, which everything that is executed would inherit.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     return agent.run()
 
 

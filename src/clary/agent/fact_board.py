@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from clary.base.clock import Clock
-from clary.contract.agent_protocol import HostFacts, HostPhase, Report
+from clary.contract.agent_protocol import CapacityNotice, HostFacts, HostPhase, Report
 
 
 class FactBoard:
@@ -25,6 +25,7 @@ class FactBoard:
         self._last_order = 0
         self._num_reports = 0
         self._is_urgent = True  # the first report does not wait
+        self._noticed_at_s: float | None = None  # when the notice came, by the monotonic clock
         self._num_phases = 1  # begun so far
         self._num_phases_told = 0  # of these, how many the service has taken note of
         self._is_closed = False
@@ -59,6 +60,15 @@ class FactBoard:
             self._is_urgent = True
             self._changed.notify_all()
 
+    def give_notice(self, notice: CapacityNotice) -> None:
+        """Say that the host's capacity ends; told at once. The first notice counts."""
+        with self._changed:
+            if self._facts.notice is None:
+                self._noticed_at_s = self._clock.monotonic()
+                self._facts = replace(self._facts, notice=notice)
+                self._is_urgent = True
+                self._changed.notify_all()
+
     def add_timing(self, part: str, seconds: float) -> None:
         """Say how long a part took."""
         with self._changed:
@@ -80,7 +90,10 @@ class FactBoard:
         with self._changed:
             self._is_urgent = False
             self._num_reports += 1
-            report = Report(number=self._num_reports, facts=self._facts, last_order=self._last_order)
+            age_s = 0.0 if self._noticed_at_s is None else self._clock.monotonic() - self._noticed_at_s
+            report = Report(
+                number=self._num_reports, facts=self._facts, last_order=self._last_order, notice_age_s=round(age_s, 3)
+            )
             return report, self._num_phases
 
     def told(self, mark: int) -> None:

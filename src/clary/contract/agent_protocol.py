@@ -41,6 +41,8 @@ MAX_CLUE_CHARACTERS = 800  # of Clue.text; FailureReason has room for 1024
 # A gang that has lost a member cannot go on: from SIGTERM to SIGKILL for the others, on its own host and everywhere.
 FAILURE_GRACE_S = 2.0
 FAILURE_REASON = "failure"  # of the order to stop that follows on a failure of the job
+RECLAIM_REASON = "reclaimed"  # of the order to stop that follows on capacity that is taken back
+NOTICE_MARGIN_S = 2.0  # of the time that a notice leaves, kept for what comes after the end of the programs
 
 
 class HostPhase(StrEnum):
@@ -186,6 +188,15 @@ class CheckpointFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CapacityNotice:
+    """The host's capacity is about to end: its agent was told to end, not by the service."""
+
+    why: str  # in words, such as "SIGTERM from the engine"
+    at: datetime  # when it came, by the host's clock
+    grace_s: float | None = None  # from then to the engine's SIGKILL; None where nobody has said it
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostFacts:
     """All that is known of a host; each report carries the whole, so that a lost report loses nothing."""
 
@@ -209,6 +220,7 @@ class HostFacts:
     health: tuple[HealthFinding, ...] = ()  # empty until the checks are done, and where there are none
     awaits_rendezvous: bool = False  # the program is watched for its connections to the master port; not all are there
     rendezvous_at: datetime | None = None  # when they were; None where none were seen, or nobody looked
+    notice: CapacityNotice | None = None  # the first that came
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +230,7 @@ class Report:
     number: int
     facts: HostFacts
     last_order: int = 0  # number of the newest order that the agent has taken up
+    notice_age_s: float = 0.0  # from `facts.notice` to this report; clocks of hosts need not agree with the service's
 
 
 @dataclass(frozen=True, kw_only=True)

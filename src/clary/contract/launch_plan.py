@@ -208,6 +208,8 @@ class LaunchPlan:
     network_checked_for: str = ""  # job that had these hosts last, if their links were found well; not checked again
     health_action: HealthAction = HealthAction.WARN  # what follows from a sick host before the program starts
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
+    notice_grace_s: float = 0.0  # from the engine's SIGTERM to its SIGKILL; 0: the engine does not signal agents
+    engine_signals_all: bool = False  # whether its SIGTERM goes to every process of a host, programs too
     network_isolation: bool = False  # EnableNetworkIsolation
     shows_whole_machine: bool = False  # whether programs see every folder of the machine
     visible_folders: tuple[str, ...] = ()  # of the machine, that programs see beside those that every host shows

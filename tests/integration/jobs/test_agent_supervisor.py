@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import clary
-from clary.contract.agent_protocol import HostPhase, OrderKind
+from clary.base.processes import live_descendants
+from clary.contract.agent_protocol import RECLAIM_REASON, HostPhase, OrderKind
 from clary.contract.launch_plan import Isolation, LaunchPlan, MetricDefinition
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_plan
@@ -191,7 +192,47 @@ def test_sigterm_to_the_agent_ends_the_program(run_agent) -> None:
     agent.process.terminate()
     assert agent.wait() == 143
     assert agent.left_behind() == []
-    assert agent.service.facts.phase is HostPhase.EXITED
+    assert agent.service.facts.phase is HostPhase.RELEASED
+    assert agent.service.facts.notice.why == "SIGTERM"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_the_notice_of_an_engine_is_obeyed_before_its_kill_and_repeated_signals_change_nothing(
+    run_agent, number
+) -> None:
+    agent = run_agent("/bin/bash", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done", notice_grace_s=6.0)
+    agent.service.wait_for_text("ready")
+    began_s = time.monotonic()
+    for again in (number, signal.SIGCONT, signal.SIGTERM, signal.SIGHUP):
+        agent.process.send_signal(again)
+    agent.service.wait_for("the notice", lambda service: service.facts.notice is not None)
+    assert time.monotonic() - began_s < 1.0, "at once, not with the next heartbeat"
+    assert agent.service.facts.notice.why == f"{number.name} from the engine"
+    assert agent.wait() == 143
+    assert time.monotonic() - began_s < 6.0
+    assert [(item.signal, item.is_consequence) for item in agent.service.facts.exits] == [(signal.SIGKILL, True)]
+
+
+def test_a_signal_to_agent_and_program_alike_is_heard_once(run_agent) -> None:
+    counter = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'heard\\n'))\n"
+        "os.write(1, b'ready\\n')\n"
+        "end = time.monotonic() + 2.0\n"
+        "while time.monotonic() < end: time.sleep(0.05)\n"
+        "os.write(1, b'done\\n')"
+    )
+    metric = MetricDefinition(name="loss", regex=r"loss=(\S+)")
+    agent = run_agent(sys.executable, "-c", counter, notice_grace_s=20.0, metric_definitions=(metric,))
+    agent.service.wait_for_text("ready")
+    for pid in [agent.process.pid, *sorted(live_descendants(agent.process.pid))]:
+        os.kill(pid, signal.SIGTERM)
+    agent.service.order(OrderKind.STOP, grace_s=18.0, reason=RECLAIM_REASON)
+    assert agent.wait() == 143
+    assert agent.service.texts.count("heard") == 1
+    assert "done" in agent.service.texts
+    assert all(item.is_consequence for item in agent.service.facts.exits)
+    assert agent.service.facts.notes == (), "no helper of the agent has ended"
 
 
 def test_a_killed_agent_leaves_no_program(run_agent) -> None:

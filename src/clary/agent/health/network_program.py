@@ -29,6 +29,9 @@ def main() -> int:
     kernel.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):  # it ended before the kernel was told
         return _ORPHANED_EXIT_CODE
+    # Some schedulers signal every process of a step; this one ends with its agent.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     order = json.load(sys.stdin)
     try:
         _join(order["network_namespace"], order["user_namespace"])

@@ -26,7 +26,7 @@ from typing import Any
 
 from clary.agent.host import kernel
 from clary.agent.host.confinement import UNCONFINED, Confinement, make_confinement
-from clary.agent.host.keeper import Keeper
+from clary.agent.host.keeper import IGNORED_SIGNALS, Keeper
 from clary.agent.host.leftovers import remove_cgroups, remove_tree
 from clary.agent.host.mounts.host_root import build_host_root
 from clary.agent.host.program_users import ProgramUsers, open_program_users, shared_users, why_not_mapped
@@ -45,6 +45,9 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     os.chdir("/")
+    # Some schedulers signal every process of a step. This one ends with the agent, and the program with this one.
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     try:
         _run(order, control)
     except Exception as error:  # noqa: BLE001 - boundary: the agent has to hear of anything that stops a host

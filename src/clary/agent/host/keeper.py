@@ -3,7 +3,7 @@
 Where: the last thing that the first process of a host does. It ends when the agent closes the control socket or dies,
 which read the same, and nothing of the program outlives it. Messages are JSON objects, one a packet, with a `kind`:
 
-    to the agent: forked, started, ready, exited, signalled, note
+    to the agent: forked, started, ready, exited, signalled, heard (SIGTERM, from outside of the host), note
     from the agent: signal (number, id), kill; before those start, if the host stands by (`standing_by`)
 """
 
@@ -23,6 +23,7 @@ from typing import Any
 from clary.agent.host.confinement import Confinement
 from clary.agent.host.spawning import announce_to, spawn
 from clary.agent.host.stopping.census import Census
+from clary.agent.host.stopping.outside import OutsideSignals
 from clary.agent.host.stopping.stop_signals import StopSignals
 from clary.agent.host.zygote_process import Zygote
 
@@ -31,7 +32,16 @@ MAX_MESSAGE_BYTES = 65536
 # After one of these an exit is the agent's doing; after others (SIGUSR1, SIGCONT...) it is the program's own.
 _ENDING_SIGNALS = frozenset((signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 # A reaper that anyone could end by a stray `kill 1` or Ctrl-C would take the program with it.
-IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
+# The others are what schedulers send to every process of a step.
+IGNORED_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGPIPE,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 class Keeper:
@@ -64,6 +74,7 @@ class Keeper:
         self._confinement = confinement
         self._zygote = zygote
         self._why_not_forked = ""
+        self._outside: OutsideSignals | None = None
         self._alive: dict[int, int] = {}  # pid -> index, of the listed processes only
         self._next_look_s = 0.0  # of the census, monotonic
         self._doomed: set[int] = set()  # pids that were alive when the agent ended the program
@@ -77,9 +88,13 @@ class Keeper:
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in IGNORED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        with contextlib.suppress(OSError):  # a kernel that has no descriptors for signals: they are ignored
+            self._outside = OutsideSignals(self._census.may_hold)
         try:
             forked = self._fork_marked()
             self._start_all(forked)
+            if self._outside is not None:
+                self._outside.take()  # came before the program, which knows nothing of it
             self._send(
                 kind="ready",
                 not_isolated=list(not_isolated),
@@ -89,11 +104,15 @@ class Keeper:
             poll = select.poll()
             poll.register(self._control, select.POLLIN)
             poll.register(child_ended, select.POLLIN)
+            if self._outside is not None:
+                poll.register(self._outside, select.POLLIN)
             is_kept = True
             while is_kept:
                 pause_s = self._stop_signals.poll_s
                 pauses_s = [limit_s for limit_s in (pause_s, self._look_in_s()) if limit_s is not None]
                 ready = [descriptor for descriptor, _ in poll.poll(min(pauses_s) * 1000 if pauses_s else None)]
+                # Before any end: what a signal from outside has ended did not end by itself.
+                self._hear()
                 if child_ended in ready:
                     _empty(child_ended)
                     self._reap()
@@ -103,6 +122,13 @@ class Keeper:
                     is_kept = self._obey()
         finally:
             self._census.kill_all()
+
+    def _hear(self) -> None:
+        """Take note of SIGTERM from outside of the host, which the program has had as well."""
+        if self._outside is not None and self._outside.take():
+            self._doomed.update(self._alive)  # those too that have ended since, at once on the signal
+            self._stop_signals.hear()
+            self._send(kind="heard")
 
     def _look_in_s(self) -> float | None:
         """Have the census look if it is time; return when it wants to look next, None for never."""
@@ -191,7 +217,7 @@ class Keeper:
                     code=code if code >= 0 else None,
                     signal=-code if code < 0 else None,
                     at=time.time(),
-                    doomed=pid in self._doomed,
+                    doomed=pid in self._doomed or (-code == signal.SIGTERM and self._stop_signals.was_heard),
                 )
 
     def _send(self, **message: Any) -> None:

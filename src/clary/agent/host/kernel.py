@@ -2,7 +2,7 @@
 
 Where: called by the first process of a host (`init`). Each function raises OSError whose text names the call and its
 objects. Imports nothing heavy, because it runs before the first line of the user's program.
-Source: mount(2), mount_setattr(2), pivot_root(2), unshare(2), setns(2), prctl(2), capabilities(7).
+Source: mount(2), mount_setattr(2), pivot_root(2), unshare(2), setns(2), prctl(2), capabilities(7), signalfd(2).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import errno
 import functools
 import os
+import struct
 from collections.abc import Iterator
 
 MS_RDONLY = 1
@@ -88,6 +89,8 @@ KEPT_CAPABILITIES = frozenset(
 
 
 _IPC_RMID = 0  # linux/ipc.h
+_SIGNAL_SET_BYTES = 128  # glibc's sigset_t, the largest of any C library
+_SIGNAL_INFO = struct.Struct("=IiiI112x")  # begin of struct signalfd_siginfo: signal, errno, code, pid of the sender
 
 
 class _CapabilityHeader(ctypes.Structure):
@@ -246,6 +249,30 @@ def adopt_orphans() -> None:
 def remove_shared_memory(number: int) -> None:
     """Remove a System V shared memory segment; its memory is freed when nobody is attached to it any more."""
     _check(_libc().shmctl(ctypes.c_int(number), ctypes.c_int(_IPC_RMID), None), f"shmctl {number} IPC_RMID")
+
+
+def open_signals(number: int) -> int:
+    """Return a descriptor from which blocked signals of one number can be read, without waiting."""
+    libc = _libc()
+    signals = ctypes.create_string_buffer(_SIGNAL_SET_BYTES)
+    libc.sigemptyset(signals)
+    libc.sigaddset(signals, ctypes.c_int(number))
+    descriptor: int = libc.signalfd(ctypes.c_int(-1), signals, ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK))
+    _check(min(descriptor, 0), f"signalfd {number}")
+    return descriptor
+
+
+def read_sender(descriptor: int) -> int | None:
+    """Read one signal; return the pid of its sender as this process counts, 0 for one beyond its PID namespace.
+
+    None if there is no signal.
+    """
+    try:
+        data = os.read(descriptor, _SIGNAL_INFO.size)
+    except BlockingIOError:
+        return None
+    sender: int = _SIGNAL_INFO.unpack(data)[3]
+    return sender
 
 
 def forbid_tracing() -> None:

@@ -160,6 +160,11 @@ class Program:
         return self._record.not_isolated
 
     @property
+    def was_signalled(self) -> bool:
+        """Whether somebody other than the agent has signalled SIGTERM to every process of the host."""
+        return self._record.was_signalled
+
+    @property
     def is_memory_limited(self) -> bool:
         """Whether the kernel keeps the host's memory limit; if not, somebody has to watch."""
         return self._first_process.is_memory_limited

@@ -38,6 +38,7 @@ class ProgramRecord:
         self._is_killed = False
         self._is_gone = False  # no more reports will come
         self.is_ready = False  # every process was started
+        self.was_signalled = False  # every process of the host had SIGTERM from outside
         self.lost_why = ""  # a sentence, if the first process ended before the program did
         self.failure = ""  # why the host could not be made, or what stopped its first process later
         self.init_pid = 0
@@ -62,6 +63,8 @@ class ProgramRecord:
                     self._notes.append(report["text"])
                 case "signalled":
                     self._answers[report["id"]] = report["count"]
+                case "heard":
+                    self.was_signalled = True
                 case "exited":
                     self._add_exit(
                         report["index"],

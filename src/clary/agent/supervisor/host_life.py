@@ -80,6 +80,11 @@ class HostLife:
         )
         self._flush = LastFlush(plan, on_done=lambda outcome: self._post(lambda: self._on_flushed(outcome)))
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self._is_stopped
+
     def start(self) -> None:
         """Begin to prepare."""
         if self._host is self._plan.hosts[0]:
@@ -99,6 +104,10 @@ class HostLife:
         elif order.kind is OrderKind.UPLOAD:
             self._begin_upload(order.arguments)
 
+    def say_notice(self, why: str) -> None:
+        """Say in the log that the host's capacity ends."""
+        self._log.say(f"the capacity of this host is taken back ({why})")
+
     def stop(self, grace_s: float, *, reason: str) -> None:
         """Give up preparing, or have the program end within `grace_s`; nothing if it has ended already."""
         why = f" ({reason})" if reason else ""
@@ -111,7 +120,8 @@ class HostLife:
             self._enter_exited()
         elif self._watch is not None:
             if not self._watch.is_stopping:
-                how = f"SIGTERM now, SIGKILL in {grace_s:g} s" if grace_s > 0 else "SIGKILL now"
+                sigterm = "it has had SIGTERM" if self._watch.program.was_signalled else "SIGTERM now"
+                how = f"{sigterm}, SIGKILL in {grace_s:.4g} s" if grace_s > 0 else "SIGKILL now"
                 self._log.say(f"stopping the program{why}: {how}")
             if grace_s > 0 and self._watch.would_kill_sooner(grace_s):
                 self._announce_stop(grace_s, reason=reason)
@@ -220,6 +230,7 @@ class HostLife:
             program,
             on_exits=lambda exits: self._post(lambda: self._on_exits(watch, exits)),
             on_gone=lambda: self._post(lambda: self._on_gone(watch)),
+            on_signalled=lambda: self._post(self._around.on_signalled),
             on_broken=lambda error: self._post(lambda: self._on_broken(watch, error)),
         )
         watch.start()

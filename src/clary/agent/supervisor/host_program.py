@@ -50,6 +50,7 @@ class HostProgram:
         self._places = dict(places)
         self._feeders = feeders
         self._seen: set[ProcessExit] = set()
+        self._was_signalled = False  # as it was told last
         self._trouble: ClaryError | None = None
         self._watch = watch_memory(program, sandbox, self._end_for_excess)
 
@@ -63,17 +64,27 @@ class HostProgram:
         """Sentences on everything that the program shares with the machine."""
         return self._program.not_isolated
 
+    @property
+    def was_signalled(self) -> bool:
+        """Whether somebody else has signalled SIGTERM to every process of the host, this program's too."""
+        return self._program.was_signalled
+
     def ranks_by_pid(self) -> dict[int, int]:
         """Return process -> rank of the running ranks, as this machine numbers processes."""
         return self._program.ranks_by_pid()
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
-        """Return the processes that ended since the last call, as soon as there is one; empty after `timeout_s`."""
+        """Return the processes that ended since the last call, as soon as there is one; empty after `timeout_s`.
+
+        Returns at once, too, when `was_signalled` becomes true.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             exits = [item for item in self._program.exits() if item not in self._seen]
+            is_news = self._program.was_signalled and not self._was_signalled
             left_s = deadline_s - time.monotonic()
-            if exits or left_s <= 0:
+            if exits or is_news or left_s <= 0:
+                self._was_signalled = self._was_signalled or is_news
                 self._seen.update(exits)
                 return exits
             self._end_if_starved()

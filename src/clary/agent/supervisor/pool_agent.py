@@ -41,8 +41,8 @@ class Attempt(Protocol):
     def run(self) -> int:
         """Live through it and return an exit code."""
 
-    def terminate(self) -> None:
-        """Stop the program with a short grace and leave."""
+    def terminate(self, why: str) -> None:
+        """Take note that the host's capacity ends, as `why` says: tell the service, stop the program and leave."""
 
 
 class Between(Protocol):
@@ -84,11 +84,11 @@ class PoolAgent:
         self._terminated = threading.Event()
         self._has_prepared = False
 
-    def terminate(self) -> None:
-        """Leave, and stop the program first if one runs. Safe in a signal handler."""
+    def terminate(self, why: str = "SIGTERM") -> None:
+        """Leave; an attempt that runs ends first, with the grace that is left. Safe in a signal handler."""
         self._terminated.set()
         if (attempt := self._attempt) is not None:
-            attempt.terminate()
+            attempt.terminate(why)
         else:
             self._assignments.break_off()
 

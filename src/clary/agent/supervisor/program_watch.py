@@ -22,6 +22,8 @@ from clary.contract.failure_reasons import OUT_OF_MEMORY
 KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
 _POLL_S = 1.0
 _LIVE_POLL_S = 0.1
+# A process that SIGTERM has ended may have had an engine's, which reaches the host's first process moments later.
+_ECHO_S = 0.25
 _SIGNAL_BASE = 128  # a shell's exit code of a process that a signal ended: this and the signal's number
 
 logger = logging.getLogger(__name__)
@@ -30,14 +32,14 @@ logger = logging.getLogger(__name__)
 class ProgramWatch:
     """Watches one program.
 
-    Threads: `on_exits`, `on_gone` and `on_broken` are called from the watch's own thread; every method belongs
-    to the supervisor's.
+    Threads: what is told is told from the watch's own thread; every method belongs to the supervisor's.
 
     Args:
         program: what runs.
         on_exits: told the processes that ended, each once.
         on_gone: told when all of them have ended; after `stop`, also what they had started has, or was killed.
         on_broken: told when the wait for exits itself failed.
+        on_signalled: told once, and before any exit that follows from it, when somebody else has signalled everybody.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ProgramWatch:
         on_exits: Callable[[Sequence[ProcessExit]], None],
         on_gone: Callable[[], None],
         on_broken: Callable[[Exception], None],
+        on_signalled: Callable[[], None] = lambda: None,
     ) -> None:
         self.program = program
         self.exits: list[ProcessExit] = []
@@ -56,6 +59,8 @@ class ProgramWatch:
         self._on_exits = on_exits
         self._on_gone = on_gone
         self._on_broken = on_broken
+        self._on_signalled = on_signalled
+        self._was_signalled = False  # of the watch's thread
         self.is_stopping = False  # whether the processes were told to end
         self._is_killed = False
         self._out_of_memory: str | None = None
@@ -154,16 +159,28 @@ class ProgramWatch:
             while num_left and not self._stopping.is_set():
                 exits = self.program.wait_for_exits(_POLL_S)
                 num_left -= len(exits)
+                if any(_is_by_sigterm(item) for item in exits) and not self.program.was_signalled:
+                    self._stopping.wait(_ECHO_S)
+                if self.program.was_signalled and not self._was_signalled:
+                    self._was_signalled = True
+                    self._on_signalled()
                 if exits:
                     self._on_exits(exits)
             # A shell dies of SIGTERM at once, and the script that it runs may still be saving what it has.
-            while self.is_stopping and not self._is_killed and self.program.num_live():
+            while (self.is_stopping or self._was_signalled) and not self._is_killed and self.program.num_live():
                 if self._stopping.wait(_LIVE_POLL_S):
                     break
             self._on_gone()
         except Exception as error:  # boundary: agent supervisor; the supervisor ends the host then
             logger.exception("the wait for the program failed")
             self._on_broken(error)
+
+
+def _is_by_sigterm(item: ProcessExit) -> bool:
+    """Whether SIGTERM has ended a process, and not the agent's."""
+    return not item.is_consequence and (
+        item.signal == signal.SIGTERM or item.exit_code == _SIGNAL_BASE + signal.SIGTERM
+    )
 
 
 def exit_in_words(item: ProcessExit) -> str:

@@ -48,11 +48,15 @@ class RunningProgram(WatchedProgram, Protocol):
     def not_isolated(self) -> tuple[str, ...]:
         """Sentences on everything that the program shares with the machine."""
 
+    @property
+    def was_signalled(self) -> bool:
+        """Whether somebody else has signalled SIGTERM to every process of the host, this program's too."""
+
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
         """Return the processes that ended since the last call, as soon as there is one; empty after `timeout_s`.
 
-        All output of a returned process has been passed on. `is_consequence` is true for those that ran when
-        `send_signal` told them to end.
+        Returns at once, too, when `was_signalled` becomes true. All output of a returned process has been passed on.
+        `is_consequence` is true for those that ran when they were signalled to end, by `send_signal` or that other.
         """
 
     def send_signal(self, signum: int) -> None:

@@ -11,7 +11,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clary.agent.fact_board import FactBoard
@@ -20,6 +20,7 @@ from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, Ser
 from clary.agent.supervisor.agent_log import close_agent_log, open_agent_log
 from clary.agent.supervisor.failures import failure_of
 from clary.agent.supervisor.host_life import BEFORE_EXIT, HostLife
+from clary.agent.supervisor.notice_period import AFTER_STOP_S, NoticePeriod
 from clary.agent.supervisor.service_watch import ORPHAN_TIMEOUT_S, Heartbeat, OrderWatch
 from clary.agent.supervisor.steps import MakeSteps
 from clary.agent.supervisor.surroundings import Service, Surroundings
@@ -27,6 +28,9 @@ from clary.base.clock import Clock, SystemClock
 from clary.contract.agent_protocol import (
     HEARTBEAT_INTERVAL_S,
     IS_LAST,
+    NOTICE_MARGIN_S,
+    RECLAIM_REASON,
+    CapacityNotice,
     HostPhase,
     Order,
     OrderKind,
@@ -38,6 +42,7 @@ SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also when the service said that the attempt is over
 EXIT_FAILED = 1  # no assignment, or a defect of the agent
 EXIT_TERMINATED = 143  # SIGTERM, as a shell would say
+ANSWER_HEARTBEATS = 2  # from a notice, for the service's order to stop
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +54,8 @@ class Limits:
     heartbeat_s: float = HEARTBEAT_INTERVAL_S
     assignment_s: float = 300.0  # for the service to hand out the plan; nothing runs yet that would be lost
     orphan_s: float = ORPHAN_TIMEOUT_S  # without the service, before the program is killed
-    terminated_grace_s: float = 5.0  # from SIGTERM to the agent to SIGKILL of the program
+    margin_s: float = NOTICE_MARGIN_S  # before the engine's kill
+    after_stop_s: float = AFTER_STOP_S  # after a notice that no kill follows, from the program's end to the leave
     drain_s: float = 60.0  # without progress of log lines while the service answers
     last_report_s: float = 2.0
     join_s: float = 6.0  # longer than a request in flight lasts
@@ -96,14 +102,19 @@ class Supervisor:
         self._log: HostLog | None = None
         self._log_handler: logging.Handler | None = None
         self._exit_code: int | None = None  # set when it is time to leave
-        self._terminated_at_s: float | None = None  # when SIGTERM came
+        self._notice = NoticePeriod(
+            answer_s=ANSWER_HEARTBEATS * self._limits.heartbeat_s,
+            margin_s=self._limits.margin_s,
+            after_stop_s=self._limits.after_stop_s,
+        )
+        self._held: tuple[float, Order] | None = None  # an order to stop, and the monotonic time to obey it at
         self._is_over = False  # the service wants nothing of this attempt any more
         self.is_last = False  # told to leave the host's pool with the attempt
 
-    def terminate(self) -> None:
-        """Stop the program with a short grace and leave. Safe in a signal handler."""
-        self._terminated_at_s = time.monotonic()
-        self._mailbox.put(self._on_terminated)
+    def terminate(self, why: str = "SIGTERM") -> None:
+        """Take note that the host's capacity ends: the service is told, the program stops. Safe in a signal handler."""
+        self._notice.begin(why)
+        self._mailbox.put(self._on_notice)
 
     def run(self) -> int:
         """Live through the attempt and return the exit code of the agent; nothing is left behind afterwards."""
@@ -121,13 +132,15 @@ class Supervisor:
             self._exit_code = EXIT_FAILED
         finally:
             self._leave()
+        if self._exit_code == EXIT_RELEASED and self._notice.has_begun:
+            return EXIT_TERMINATED
         return EXIT_FAILED if self._exit_code is None else self._exit_code
 
     def _fetch_assignment(self) -> LaunchPlan | None:
         """Ask for the plan until it comes; None when there is no use in asking."""
         deadline_s = time.monotonic() + self._limits.assignment_s
         back_off = BackOff()
-        while self._terminated_at_s is None and not self._is_over:
+        while not self._notice.has_begun and not self._is_over:
             try:
                 return self._service.fetch_assignment()
             except (AttemptOver, ServiceRefused) as error:
@@ -141,10 +154,11 @@ class Supervisor:
                     self._exit_code = EXIT_FAILED
                     return None
                 time.sleep(back_off.next_s())
-        self._exit_code = EXIT_TERMINATED if self._terminated_at_s is not None else EXIT_RELEASED
+        self._exit_code = EXIT_TERMINATED if self._notice.has_begun else EXIT_RELEASED
         return None
 
     def _begin_life(self, plan: LaunchPlan) -> HostLife:
+        self._notice.know(plan)
         folder = Path(plan.work_folder) / self._host
         self._log_handler = open_agent_log(folder)
         self._log = HostLog(
@@ -160,6 +174,7 @@ class Supervisor:
             log=self._log,
             steps=self._make_steps(plan, self._host),
             post=self._mailbox.put,
+            on_signalled=self._on_signalled,
             is_vain=self._is_vain,
             drain_s=self._limits.drain_s,
             service=self._service,
@@ -169,20 +184,39 @@ class Supervisor:
 
     def _work_through_mailbox(self, life: HostLife) -> None:
         while self._exit_code is None:
-            due_at_s = life.due_at_s()
+            due_at_s = min(filter(None, (life.due_at_s(), self._due_at_s(life))), default=None)
             act: Callable[[], None]
             try:
                 act = self._mailbox.get(timeout=None if due_at_s is None else max(0.0, due_at_s - time.monotonic()))
             except queue.Empty:
-                act = life.act_if_due
+                act = self._act_if_due
             try:
                 act()
             except Exception as error:  # boundary: agent supervisor; the host ends, and says why
                 logger.exception("unexpected error in phase %s", self._board.phase)
                 if not life.end_after_defect(error):
                     self._exit_code = EXIT_FAILED
-            if self._terminated_at_s is not None and self._board.phase not in BEFORE_EXIT and self._exit_code is None:
+            if self._notice.is_over() and self._board.phase not in BEFORE_EXIT and self._exit_code is None:
                 self._exit_code = EXIT_TERMINATED
+
+    def _due_at_s(self, life: HostLife) -> float | None:
+        """Return the monotonic time at which a notice or a held order asks for something; None for no time."""
+        if self._held is not None:
+            return self._held[0]
+        if self._board.phase not in BEFORE_EXIT:
+            return self._notice.leave_at_s()
+        return None if life.is_stopped else self._notice.stop_at_s()
+
+    def _act_if_due(self) -> None:
+        life, now_s = self._life, time.monotonic()
+        assert life is not None
+        if self._held is not None and now_s >= self._held[0]:
+            self._obey_held()
+        stop_at_s = self._notice.stop_at_s()
+        if stop_at_s is not None and now_s >= stop_at_s and not life.is_stopped and self._held is None:
+            logger.warning("no order came within %d heartbeats of the notice", ANSWER_HEARTBEATS)
+            life.stop(self._notice.left_s(), reason=RECLAIM_REASON)
+        life.act_if_due()
 
     def _leave(self) -> None:
         """Kill running processes, say good-bye to the service, stop every thread."""
@@ -192,6 +226,9 @@ class Supervisor:
         if not self._is_over:
             if self._exit_code == EXIT_RELEASED:
                 self._board.enter(HostPhase.RELEASED)
+            elif life is None and self._notice.has_begun:
+                self._give_notice()
+                self._board.enter(HostPhase.EXITED)  # nothing has run
             self._board.wait_until_told(self._limits.last_report_s)
         self._service.break_off()
         stopped = [self._heartbeat.close(self._limits.join_s), self._orders.close(self._limits.join_s)]
@@ -209,9 +246,7 @@ class Supervisor:
 
     def _is_vain(self) -> bool:
         """Whether there is no use in waiting for the service."""
-        if self._terminated_at_s is None:
-            return self._is_over
-        return time.monotonic() - self._terminated_at_s > self._limits.terminated_grace_s + self._limits.last_report_s
+        return self._is_over or self._notice.is_over()
 
     def _pass_on_order(self, order: Order) -> None:
         self._mailbox.put(lambda: self._on_order(order))
@@ -242,6 +277,11 @@ class Supervisor:
         if order.kind is OrderKind.RELEASE:
             self.is_last = bool(order.arguments.get(IS_LAST))
             self._exit_code = EXIT_RELEASED
+        elif order.kind is OrderKind.STOP:
+            pause_s = self._notice.pause_s(order.reason) if self._board.phase is HostPhase.RUNNING else 0.0
+            self._held = (time.monotonic() + pause_s, order)
+            if pause_s == 0 or self._life.is_stopped:
+                self._obey_held()
         else:
             self._life.obey(order)
 
@@ -249,7 +289,34 @@ class Supervisor:
         logger.warning("leaving: %s", reason)
         self._exit_code = EXIT_RELEASED
 
-    def _on_terminated(self) -> None:
+    def _obey_held(self) -> None:
+        """Stop as ordered, and sooner where a notice leaves less time."""
         assert self._life is not None
-        logger.warning("SIGTERM: stopping and leaving")
-        self._life.stop(self._limits.terminated_grace_s, reason="the agent was told to end")
+        assert self._held is not None
+        (_, order), self._held = self._held, None
+        self._life.obey(replace(order, grace_s=self._notice.grace_s(order.grace_s)))
+
+    def _on_notice(self) -> None:
+        assert self._life is not None
+        if self._give_notice():
+            self._life.say_notice(self._notice.why)
+
+    def _give_notice(self) -> bool:
+        """Tell the service of the notice; return whether it is the first."""
+        is_first = self._board.facts.notice is None
+        if is_first:
+            logger.warning("notice: %s", self._notice.why)
+            notice = CapacityNotice(why=self._notice.why, at=self._clock.now(), grace_s=self._notice.engine_grace_s)
+            self._board.give_notice(notice)
+        return is_first
+
+    def _on_signalled(self) -> None:
+        """Stop at once, for the programs have: the engine's SIGTERM went to every process of the host."""
+        assert self._life is not None
+        self._notice.begin("SIGTERM")
+        self._notice.hear_of_all()
+        self._on_notice()
+        if self._held is not None:
+            self._obey_held()
+        elif not self._life.is_stopped:
+            self._life.stop(self._notice.left_s(), reason=RECLAIM_REASON)

@@ -44,6 +44,7 @@ class Surroundings:
         log: takes output and the agent's own lines.
         steps: the work itself.
         post: queues a function that the supervisor's thread calls.
+        on_signalled: told, in that thread, that somebody else has signalled SIGTERM to every process of the host.
         is_vain: whether there is no use in waiting for the service any more.
         drain_s: how long the end of a host waits for log lines that make no progress.
         service: takes what companions of the program send.
@@ -54,6 +55,7 @@ class Surroundings:
     log: HostLog
     steps: Steps
     post: Callable[[Callable[[], None]], None]
+    on_signalled: Callable[[], None]
     is_vain: Callable[[], bool]
     drain_s: float
     service: Service

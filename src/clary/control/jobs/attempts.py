@@ -11,12 +11,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from clary.contract.agent_protocol import HostFacts, HostPhase
+from clary.contract.agent_protocol import RECLAIM_REASON, CapacityNotice, HostFacts, HostPhase, ProcessExit
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs import events, host_orders, retries
 from clary.control.jobs.status_rows import enter
 from clary.control.jobs.training_job import AttemptEnd, AttemptEnding, EndCause, PastAttempt, TrainingJob
 
+# A program can answer to a signal of the engine, or to the end of its peers on another host, and be heard of before the
+# notice is: agents report at once, so that the two are moments apart.
+NOTICE_SLACK_S = 2.0
+_ECHO_S = 0.5  # the same on one host, by its own clock
 MAX_DETAILED = 20  # past attempts whose hosts are kept: a job's record is written as a whole with every change
 _PLANNED = ("name", "instance_type", "processes_per_host", "resources")  # of a host: what measurements are read by
 _STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTARTED: SecondaryStatus.RESTARTING}
@@ -25,17 +29,22 @@ _STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTA
 def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> TrainingJob:
     """Begin to end the attempt whose capacity is taken back.
 
-    Return the job unchanged if it has no attempt, or if the attempt or the job ends already.
+    Return the job unchanged if it has no attempt, or if the attempt or the job ends already. A failure that was heard
+    of together with the notice, or later, is no end of its own: the job is tried again without using up a restart.
 
     Args:
         job: the record.
         event: with the reason, and the seconds that programs get to end.
         now: by the job's clock.
     """
-    if job.is_terminal or job.end_cause is not None or job.ending is not None or not job.hosts:
+    if job.is_terminal or job.ending is not None or not job.hosts:
         return job
+    if job.end_cause is not None:
+        if not _is_of_reclaim(job, event):
+            return job
+        job = replace(job, end_cause=None, failure=None, failed_at=None, has_all_evidence=False)
     ending = AttemptEnding(kind=AttemptEnd.RECLAIMED, reason=event.reason, asked_at=now)
-    hosts = host_orders.stop(job, reason=AttemptEnd.RECLAIMED.value, grace_s=event.grace_s)
+    hosts = host_orders.stop(job, reason=RECLAIM_REASON, grace_s=event.grace_s)
     job = replace(job, ending=ending, stop_ordered_at=now, hosts=hosts)
     return enter(job, SecondaryStatus.INTERRUPTED, event.reason, now=now)
 
@@ -123,12 +132,24 @@ def wait(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
     return enter(replace(job, pending_reason=reason), _STATUSES[last.kind], message, now=now)
 
 
+def _is_of_reclaim(job: TrainingJob, event: events.Reclaimed) -> bool:
+    """Whether a job ends by a failure that came with the notice, and its results are not being written yet."""
+    if job.end_cause is not EndCause.FAILURE or event.noticed_at is None or job.failed_at is None:
+        return False
+    is_with_it = job.failed_at >= event.noticed_at - timedelta(seconds=NOTICE_SLACK_S)
+    return is_with_it and not host_orders.is_uploading(job)
+
+
 def _has_finished(facts: HostFacts) -> bool:
     """Whether every process of a host ended with 0 and by itself."""
     is_over = not facts.phase.may_run and facts.phase is not HostPhase.LOST
-    return (
-        is_over and bool(facts.exits) and all(item.exit_code == 0 and not item.is_consequence for item in facts.exits)
-    )
+    return is_over and bool(facts.exits) and all(_has_ended_well(item, facts.notice) for item in facts.exits)
+
+
+def _has_ended_well(item: ProcessExit, notice: CapacityNotice | None) -> bool:
+    """Whether a process ended with 0 and by itself; one that may have had a scheduler's signal has not."""
+    is_free = notice is None or notice.at - item.ended_at > timedelta(seconds=_ECHO_S)
+    return item.exit_code == 0 and not item.is_consequence and is_free
 
 
 def _compact(facts: HostFacts) -> HostFacts:

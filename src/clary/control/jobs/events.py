@@ -88,10 +88,11 @@ class StopWanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Reclaimed:
-    """The spot capacity under the job is taken back: the attempt ends, the job waits for other capacity."""
+    """The capacity under the job is taken back: the attempt ends, the job waits for other capacity."""
 
     reason: str  # in words: whose capacity, and why
     grace_s: float
+    noticed_at: datetime | None = None  # when a host or engine heard of it first, by the job's clock; None: just now
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ class RuleKind(StrEnum):
 class AttemptEnd(StrEnum):
     """Why an attempt ends early though its job goes on."""
 
-    RECLAIMED = "reclaimed"  # the spot capacity of a host was taken back
+    RECLAIMED = "reclaimed"  # the capacity of a host was taken back: spot capacity, or by the engine
     RESTARTED = "restarted"  # it failed, and a retry can help
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from clary.base.errors import Fault
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
-from clary.control.jobs import attempts, events, health, host_orders, warm_pools
+from clary.control.jobs import attempts, events, health, host_orders, notices, warm_pools
 from clary.control.jobs.first_cause import find_first_cause
 from clary.control.jobs.rules.rule_actions import reason_to_stop
 from clary.control.jobs.rules.rule_evaluations import with_evaluation, with_facts
@@ -123,6 +123,11 @@ def _host_reported(job: TrainingJob, event: events.HostReported, now: datetime) 
     if facts == record.facts:
         return job
     job = replace(job, hosts={**job.hosts, event.host: updated})
+    if facts.notice is not None:
+        stop_grace_s = float((job.plan or {}).get("stop_grace_s", 0.0))
+        age_s = event.report.notice_age_s
+        reclaimed = notices.of_report(event.host, facts.notice, age_s=age_s, stop_grace_s=stop_grace_s, now=now)
+        job = attempts.reclaim(job, reclaimed, now)
     return job if facts.rules == record.facts.rules else replace(job, rule_evaluations=with_facts(job, facts, now))
 
 

@@ -22,6 +22,7 @@ import importlib.util
 import inspect
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -161,4 +162,7 @@ def _tell(status_file: Path, status: str, details: str) -> None:
 
 
 if __name__ == "__main__":
+    # Some schedulers signal every process of a step; a rule goes on until the agent ends it.
+    for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(_number, signal.SIG_IGN)
     sys.exit(main(sys.argv[1:]))

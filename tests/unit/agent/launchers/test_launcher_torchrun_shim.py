@@ -63,6 +63,32 @@ def test_abbreviated_module_option_is_left_to_the_real_torchrun(shim: ModuleType
         shim.rewrite(["--modul", "pkg"], FakeTorchRun)
 
 
+def test_a_torchrun_that_was_signalled_waits_a_moment_for_the_notice_of_the_stop(
+    shim: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notice, times = tmp_path / "notice.json", []
+    monkeypatch.setenv(shim.NOTICE_VARIABLE, str(notice))
+
+    def sleep(seconds: float) -> None:
+        times.append(seconds)
+        if len(times) == 3:
+            notice.write_text('{"deadline_monotonic_s": 5.0}')
+
+    monkeypatch.setattr(shim.time, "sleep", sleep)
+    shim.wait_for_notice()
+    assert len(times) == 3
+    shim.wait_for_notice()
+    assert len(times) == 3, "it is there"
+
+
+def test_no_notice_is_waited_for_where_nobody_would_leave_one(
+    shim: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(shim.NOTICE_VARIABLE, raising=False)
+    monkeypatch.setattr(shim.time, "sleep", lambda _: pytest.fail("waits"))
+    shim.wait_for_notice()
+
+
 def program(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(text).lstrip())

@@ -52,7 +52,8 @@ class FakeAttempt:
             return EXIT_TERMINATED
         return self.code
 
-    def terminate(self):
+    def terminate(self, why):
+        self.why = why
         self.told.set()
 
 
@@ -127,7 +128,7 @@ def test_a_host_whose_attempt_did_not_end_well_serves_no_other(code):
     assert assignments.asked == []
 
 
-def test_sigterm_reaches_the_attempt_that_runs():
+def test_a_signal_reaches_the_attempt_that_runs():
     agent, _, attempts = serve([], codes=[None])
     codes = []
     thread = threading.Thread(target=lambda: codes.append(agent.run()), daemon=True)
@@ -135,10 +136,11 @@ def test_sigterm_reaches_the_attempt_that_runs():
     deadline_s = time.monotonic() + LIMIT_S
     while not (attempts and attempts[0].began.is_set()) and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    agent.terminate()
+    agent.terminate("SIGUSR1")
     thread.join(LIMIT_S)
     assert codes == [EXIT_TERMINATED]
     assert attempts[0].told.is_set()
+    assert attempts[0].why == "SIGUSR1"
 
 
 def test_sigterm_ends_a_host_that_waits():

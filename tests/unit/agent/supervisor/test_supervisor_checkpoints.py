@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from fake_steps import FakeSteps
@@ -186,6 +187,7 @@ def test_a_stop_hurries_a_flush_that_runs(
 def test_nothing_waits_for_a_flush_once_the_host_has_to_leave(
     host_with, service: FakeService, checkpoints: FakeCheckpoints, how: str
 ) -> None:
+    service.plan = replace(service.plan, stop_grace_s=0.5)
     host = host_with()
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     host.program.end(0)

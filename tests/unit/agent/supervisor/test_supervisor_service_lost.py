@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from fake_steps import FakeSteps
 from host_under_test import LIMITS
 
 from clary.agent.environments.config_files import status_token_file
-from clary.agent.supervisor.supervisor import EXIT_FAILED, EXIT_RELEASED, EXIT_TERMINATED
+from clary.agent.supervisor.supervisor import EXIT_FAILED, EXIT_RELEASED
 from clary.contract.agent_protocol import HostPhase, OrderKind
 from clary.contract.ml_tree import MlTree
 from clary.control.settings import Settings
@@ -116,35 +115,6 @@ def test_an_orphan_gives_up_in_the_end(service: FakeService, host_of) -> None:
     service.kill()
     assert host.join() == EXIT_RELEASED
     assert program.is_closed
-
-
-def test_sigterm_stops_the_program_and_leaves(service: FakeService, host_of) -> None:
-    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
-    host = host_of(FakeSteps(ends_on_sigterm=False))
-    program = host.program
-    host.supervisor.terminate()
-    assert host.join() == EXIT_TERMINATED
-    assert program.signals == [signal.SIGTERM, signal.SIGKILL]
-    assert service.facts.phase is HostPhase.EXITED
-
-
-def test_sigterm_while_preparing_leaves_at_once(service: FakeService, host_of) -> None:
-    host = host_of(FakeSteps(hold=["code"]))
-    service.wait_for_phase(HostPhase.PREPARING)
-    host.supervisor.terminate()
-    assert host.join() == EXIT_TERMINATED
-
-
-def test_sigterm_leaves_even_when_the_service_is_away(service: FakeService, host_of) -> None:
-    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
-    host = host_of()
-    program = host.program
-    service.kill()
-    program.print("never delivered\n")
-    started_s = time.monotonic()
-    host.supervisor.terminate()
-    assert host.join() == EXIT_TERMINATED
-    assert time.monotonic() - started_s < 8.0
 
 
 def test_without_an_assignment_the_agent_leaves(service: FakeService, host_of) -> None:

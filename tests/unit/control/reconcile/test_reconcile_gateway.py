@@ -13,6 +13,7 @@ from clary.base.errors import StoreError, WireError
 from clary.contract.agent_protocol import (
     HEARTBEAT_INTERVAL_S,
     MAX_BATCH_LINES,
+    CapacityNotice,
     Failure,
     HostFacts,
     HostPhase,
@@ -74,6 +75,19 @@ async def test_a_metric_that_no_request_can_have_named_is_refused_before_its_lin
         await agent.send_logs(LogBatch(first_sequence=0, blocks=(LogBlock(at_ms=1, text="x", metrics=(found,)),)))
     assert status_of(refusal) == 400
     assert await plane.logs.next_sequence((await plane.job()).log_streams[0]) == 0
+
+
+async def test_the_answer_to_a_notice_names_the_order_to_stop_that_all_hosts_get(plane):
+    agents = [plane.agent(host=host) for host in ("algo-1", "algo-2")]
+    for agent in agents:
+        await agent.report(HostPhase.PREPARING)
+    before = (await plane.job()).hosts["algo-2"].order.number
+    notice = CapacityNotice(why="SIGTERM from the engine", at=plane.clock.now(), grace_s=10.0)
+    receipt = await agents[1].report(HostPhase.PREPARING, notice=notice)
+    job = await plane.job()
+    assert receipt.order_number == before + 1
+    assert {(record.order.kind, record.order.grace_s) for record in job.hosts.values()} == {(OrderKind.STOP, 8.0)}
+    assert (await plane.describe())["SecondaryStatus"] == "Interrupted"
 
 
 async def test_a_batch_below_the_first_line_is_refused(plane):

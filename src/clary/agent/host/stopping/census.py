@@ -15,7 +15,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from clary.agent.host.stopping.shared_memory import ProgramMemory
-from clary.base.processes import ProcessEntry, live_descendants
+from clary.base.processes import ProcessEntry, live_descendants, read_entry
 
 LOOK_INTERVAL_S = 2.0  # at what plain processes have in shared memory; one look reads the machine's process list
 _KILL_LIMIT_S = 3.0  # after that what is left cannot be killed: it hangs in the kernel
@@ -27,6 +27,9 @@ class Census(Protocol):
 
     def live(self) -> dict[int, ProcessEntry]:
         """Return the live processes by the pids that the caller can signal; empty where /proc has other numbers."""
+
+    def may_hold(self, pid: int) -> bool:
+        """Whether the sender of a signal, by its pid as the caller counts, may be a process of the program."""
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
         """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
@@ -53,6 +56,10 @@ class NamespaceCensus:
     def live(self) -> dict[int, ProcessEntry]:
         """Return the live processes; an empty dict where /proc is the machine's and numbers them otherwise."""
         return live_descendants(os.getpid()) if _own_pid_in_proc() == os.getpid() else {}
+
+    def may_hold(self, pid: int) -> bool:
+        """Whether the sender of a signal may be a process of the program: all in the namespace are."""
+        return pid != 0
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
         """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
@@ -82,6 +89,13 @@ class DescendantCensus:
     def live(self) -> dict[int, ProcessEntry]:
         """Return the live processes."""
         return live_descendants(os.getpid())
+
+    def may_hold(self, pid: int) -> bool:
+        """Whether the sender of a signal may be a process of the program; one that has ended by now may."""
+        if pid == 0:
+            return False  # beyond this process's PID namespace
+        entry = read_entry(pid)
+        return entry is None or entry.has_ended or pid in live_descendants(os.getpid())
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
         """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""

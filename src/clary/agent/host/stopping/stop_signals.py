@@ -1,6 +1,7 @@
 """SIGTERM to a program: at once to almost every process, later to readers of other processes' last words.
 
 Where: the keeper sends it through here when the agent ends a program. Who hears it when is `stop_policy`'s decision.
+Where every process of the host had SIGTERM from outside, by a scheduler, that one counts and nobody hears another.
 """
 
 from __future__ import annotations
@@ -41,14 +42,30 @@ class StopSignals:
     def __init__(self, census: Census) -> None:
         self._census = census
         self._late: list[_Late] = []
+        self._was_heard = False
 
     @property
     def poll_s(self) -> float | None:
         """Seconds after which `send_late` wants to be called again; None if it has nothing to do."""
         return POLL_S if self._late else None
 
+    @property
+    def was_heard(self) -> bool:
+        """Whether the program had SIGTERM from outside."""
+        return self._was_heard
+
+    def hear(self) -> None:
+        """Take note that every process had SIGTERM from outside: `send` and `send_late` signal nobody any more.
+
+        Nor those that start later: as after a signal by `send`, they are what a handler starts for its own cleaning up.
+        """
+        self._was_heard = True
+        self._late = []
+
     def send(self) -> int:
         """Signal every process but the deferred ones, and remember these; returns how many processes are alive."""
+        if self._was_heard:
+            return self._census.signal_all(0)
         live = self._census.live()
         deferrals = decide_deferrals(read_views(live))
 

@@ -4,7 +4,7 @@ Where: `bin/torchrun` stands first in PATH of a job, so that launchers which cal
 AWS's toolkit, users' scripts) get ranks that end cleanly; see the note in `clary_rank`. The command line is read by
 torch's own parser. Whatever cannot be read stays as it is: the real torchrun then runs, unchanged.
 Once a stop is announced, ranks are left alone: they have had their SIGTERM, and torchrun would send a second one and
-kill them after 30 s.
+kill them after 30 s. Where a scheduler signals every process itself, the announcement comes moments after the signal.
 It runs in the user's environment: Python 3.8 or later, the standard library and torch, nothing of clary.
 """
 
@@ -21,6 +21,7 @@ from collections.abc import Iterable
 
 NOTICE_VARIABLE = "CLARY_STOP_NOTICE"  # path of a file that is there once a stop was ordered
 _POLL_S = 0.02
+_NOTICE_WAIT_S = 1.0  # from a scheduler's SIGTERM to the notice that the agent leaves on it
 _SIGNAL_BASE = 128  # a shell's exit code of a process that a signal ended: this and the signal's number
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
 _NOT_FOUND_CODE = 127
@@ -57,10 +58,19 @@ def leave_ranks_alone_at_stop() -> None:
         return  # a torch that ends its ranks in another way does so as ever
 
     def close_after_ranks(self: object, *arguments: object, **options: object) -> object:
+        if type(sys.exc_info()[1]).__name__ == "SignalException":
+            wait_for_notice()
         wait_for_ranks(self.pids().values())  # type: ignore[attr-defined]
         return close(self, *arguments, **options)
 
     context.close = close_after_ranks
+
+
+def wait_for_notice() -> None:
+    """Wait a moment for the notice of a stop; torchrun was signalled."""
+    until_s = time.monotonic() + _NOTICE_WAIT_S
+    while os.environ.get(NOTICE_VARIABLE) and stop_deadline_s() is None and time.monotonic() < until_s:
+        time.sleep(_POLL_S)
 
 
 def wait_for_ranks(pids: Iterable[int]) -> None:

@@ -1,0 +1,42 @@
+"""SIGTERM that comes from outside of a host, as its first process hears it.
+
+Where: the keeper asks while a program runs. A scheduler that ends a step, or an init system that ends a unit, signals
+each of its processes: the agent, the first process, and the program. What the first process hears tells that the
+program has had its signal. Programs can signal it as well, which tells nothing: the kernel says who has sent a signal.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from clary.agent.host import kernel
+
+
+class OutsideSignals:
+    """Takes SIGTERM in place of this process, which no such signal ends any more.
+
+    Args:
+        may_be_program: whether the process with this pid, as this process counts, may belong to the program.
+    Raises: OSError: signals cannot be read; they are ignored then, as before.
+    """
+
+    def __init__(self, may_be_program: Callable[[int], bool]) -> None:
+        self._may_be_program = may_be_program
+        self._descriptor = kernel.open_signals(signal.SIGTERM)
+        # From here on they wait to be read. Whoever is spawned unblocks them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is a signal."""
+        return self._descriptor
+
+    def take(self) -> bool:
+        """Take all signals that are there; return whether one of them came from outside."""
+        return any(not self._may_be_program(sender) for sender in self._senders())
+
+    def _senders(self) -> list[int]:
+        senders = []
+        while (sender := kernel.read_sender(self._descriptor)) is not None:
+            senders.append(sender)
+        return senders

@@ -1,0 +1,163 @@
+"""SIGTERM to a host's agent, alone or with every process of the host, with the service there and without it."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+from attempts_of_jobs import LIMIT_S, agent_of, statuses_of
+from boto3_clients import Clients, job_request, log_of, unique, wait
+from program_jobs import model_of, put, script_request, start
+from running_service import CLIENTS, SETTINGS, start_service
+from service_processes import service_pid
+
+from clary.base.processes import live_descendants
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("notices")]
+
+PROGRAM = (CLIENTS / "source/noticed.py").read_text()
+COUNTER = (CLIENTS / "source/stopped.py").read_text()
+HOSTS = ["algo-1", "algo-2"]
+MAX_SPREAD_S = 1.0
+_LINE = re.compile(r"(BEGIN|HEARD|READY|DONE) (\{.*\})")
+
+
+@pytest.fixture(scope="module")
+def notices(tmp_path_factory):
+    """A service of its own, since it is killed, with plain time to stop."""
+    home = tmp_path_factory.mktemp("notices")
+    settings = SETTINGS.replace("stop_grace_s = 10.0", "stop_grace_s = 30.0\ncheckpoint_interval_s = 1.0")
+    own = start_service(home, settings)
+    yield own
+    own.clary("down")
+    assert "left behind" not in own.clary("doctor", check=False).stdout
+
+
+@pytest.fixture(scope="module")
+def own_aws(notices):
+    return Clients(notices)
+
+
+def said(aws, name, word):
+    return [json.loads(facts) for line in log_of(aws, name) for found, facts in _LINE.findall(line) if found == word]
+
+
+def running(aws, label, **members):
+    """Start a job whose programs run on both hosts, and return its name."""
+    name = unique(label)
+    config = {"S3Uri": f"s3://clary/checkpoints/{name}"}
+    files = {"train.py": PROGRAM}
+    start(aws, script_request(aws, name, files, instance_count=len(HOSTS), CheckpointConfig=config, **members))
+    wait_for(aws, name, "BEGIN", len(HOSTS))
+    time.sleep(1.0)  # some steps
+    return name
+
+
+def wait_for(aws, name, word, number):
+    """Wait until programs have said a word so often."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while len(said(aws, name, word)) < number:
+        assert time.monotonic() < deadline_s, log_of(aws, name)[-40:]
+        time.sleep(0.1)
+
+
+def check(service, aws, name, *, max_spread_s=MAX_SPREAD_S):
+    """Assert that programs of both hosts heard SIGTERM once, that nothing was lost, and that no restart was used."""
+    facts = wait(aws, name, timeout_s=LIMIT_S)
+    log = "\n".join(log_of(aws, name)[-80:])
+    assert facts["TrainingJobStatus"] == "Completed", (facts.get("FailureReason"), log)
+    heard = said(aws, name, "HEARD")
+    assert sorted((item["host"], item["count"]) for item in heard) == [(host, 1) for host in HOSTS], log
+    assert {item["reason"] for item in heard} == {"reclaimed"}
+    times = [item["at"] for item in heard]
+    print(f"{name}: both hosts heard SIGTERM within {max(times) - min(times):.3f} s")
+    assert max(times) - min(times) < max_spread_s
+    saved = {item["host"]: item["step"] for item in heard}
+    resumed = {item["host"]: item["last"] for item in said(aws, name, "BEGIN") if item["last"]["step"]}
+    assert resumed == {host: {"step": step, "heard": 1} for host, step in saved.items()}, "what was saved last"
+    assert {json.loads(text)["last"]["step"] for text in model_of(aws, facts).values()} == set(saved.values())
+    assert statuses_of(aws, name) == [
+        *("Starting", "Downloading", "Training", "Interrupted"),
+        *("Starting", "Downloading", "Training", "Uploading", "Completed"),
+    ]
+    described = json.loads(service.clary("describe", name, "--json").stdout)
+    assert [attempt["kind"] for attempt in described["past_attempts"]] == ["reclaimed"]
+    assert "its capacity is taken back (SIGTERM)" in described["past_attempts"][0]["reason"]
+    assert facts["BillableTimeInSeconds"] == facts["TrainingTimeInSeconds"], "no job of spot capacity"
+    return facts
+
+
+def signal_everybody(*agents, agent_first=True):
+    """Signal agents and all that they have started, one after the other, as Slurm and systemd do."""
+    pids = [pid for agent in agents for pid in [agent, *sorted(live_descendants(agent))]]
+    for pid in pids if agent_first else reversed(pids):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def test_sigterm_to_one_agent_stops_the_gang_and_the_job_goes_on_from_its_last_step(notices, own_aws):
+    name = running(own_aws, "noticed", RetryStrategy={"MaximumRetryAttempts": 1})
+    os.kill(agent_of(notices, name, "algo-2"), signal.SIGTERM)
+    check(notices, own_aws, name)
+
+
+@pytest.mark.parametrize("agent_first", [True, False])
+def test_sigterm_to_every_process_of_a_host_is_heard_once(notices, own_aws, agent_first):
+    name = running(own_aws, "step-signalled")
+    agent = agent_of(notices, name, "algo-2")
+    signal_everybody(agent, agent_first=agent_first)
+    check(notices, own_aws, name)
+
+
+def test_sigterm_to_every_process_of_all_hosts_is_heard_once(notices, own_aws):
+    name = running(own_aws, "all-signalled")
+    signal_everybody(*[agent_of(notices, name, host) for host in HOSTS])
+    check(notices, own_aws, name)
+
+
+@pytest.mark.parametrize("launcher", ["bash", "torchrun", "mpi"])
+@pytest.mark.long
+def test_ranks_under_launchers_hear_a_signal_to_every_process_once(notices, own_aws, launcher):
+    request = launched(own_aws, launcher)
+    num_ranks = len(HOSTS) * (1 if launcher == "bash" else 2)
+    name = start(own_aws, request)
+    wait_for(own_aws, name, "READY", num_ranks)
+    signal_everybody(*[agent_of(notices, name, host) for host in HOSTS])
+    wait_for(own_aws, name, "DONE", num_ranks)
+    wait(own_aws, name, until=("Interrupted", "Starting", "Downloading", "Training"))
+    own_aws.sagemaker.stop_training_job(TrainingJobName=name)
+    done = [(item["host"], item["rank"], item["count"]) for item in said(own_aws, name, "DONE")]
+    assert len({(host, rank) for host, rank, _ in done[:num_ranks]}) == num_ranks
+    assert {count for _, _, count in done} == {1}, log_of(own_aws, name)
+    wait(own_aws, name, until=("Stopped",))
+
+
+def launched(aws, launcher):
+    """Return a request whose ranks count their signals under a launcher."""
+    name, two = unique(launcher), {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
+    if launcher == "mpi":
+        mpi = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+        options = {"program": "stopped.py", "hyperparameters": {**mpi, "sagemaker_mpi_custom_mpi_options": '""'}}
+        return script_request(aws, name, {"stopped.py": COUNTER}, instance_count=2, **options)
+    start_it = {"bash": "python3", "torchrun": "exec torchrun --nproc-per-node 2"}[launcher]
+    command = f"{start_it} /opt/ml/input/data/program/stopped.py; echo after"
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": put(aws, f"code/{name}/stopped.py", COUNTER)}}
+    channels = [{"ChannelName": "program", "DataSource": source}]
+    return job_request(name, command, ResourceConfig=two, InputDataConfig=channels)
+
+
+@pytest.mark.parametrize("service_first", [False, True])
+def test_a_service_that_is_killed_with_the_notice_loses_nothing(notices, own_aws, service_first):
+    name = running(own_aws, "unheard")
+    agent, service = agent_of(notices, name, "algo-2"), service_pid(notices)
+    kills = [(agent, signal.SIGTERM), (service, signal.SIGKILL)]
+    for pid, number in reversed(kills) if service_first else kills:
+        os.kill(pid, number)
+    began_s = time.monotonic()
+    time.sleep(6.0)  # the agent stops by itself after two heartbeats
+    notices.clary("up")
+    print(f"the service was away for {time.monotonic() - began_s:.1f} s")
+    check(notices, own_aws, name, max_spread_s=20.0)

@@ -1,0 +1,97 @@
+"""Times of a notice: of a stop without an order, of the programs' end, of the agent's leave."""
+
+import pytest
+
+from clary.agent.supervisor import notice_period
+from clary.agent.supervisor.notice_period import AFTER_STOP_S, ECHO_S, GANG_ECHO_S, NoticePeriod
+from clary.contract.agent_protocol import NOTICE_MARGIN_S, RECLAIM_REASON
+from clary.testing.launch_plans import make_plan
+
+ANSWER_S = 2.0
+
+
+class FakeTime:
+    """A clock that stands until it is moved."""
+
+    now_s = 1000.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+@pytest.fixture
+def time(monkeypatch):
+    fake = FakeTime()
+    monkeypatch.setattr(notice_period, "time", fake)
+    return fake
+
+
+def period(**plan):
+    made = NoticePeriod(answer_s=ANSWER_S)
+    made.know(make_plan(**{"stop_grace_s": 120.0, **plan}))
+    return made
+
+
+def test_without_a_notice_nothing_is_due_and_orders_stand(time):
+    made = period(notice_grace_s=30.0)
+    assert (made.has_begun, made.why, made.stop_at_s(), made.leave_at_s(), made.is_over()) == (
+        *(False, "", None, None, False),
+    )
+    assert made.grace_s(60.0) == 60.0
+    assert made.pause_s(RECLAIM_REASON) == 0.0
+
+
+def test_what_an_engine_grants_bounds_everything(time):
+    made = period(notice_grace_s=30.0)
+    made.begin("SIGTERM")
+    time.now_s += 5
+    made.begin("SIGUSR1")
+    assert made.why == "SIGTERM from the engine"
+    assert made.engine_grace_s == 30.0
+    assert made.stop_at_s() == 1000 + ANSWER_S
+    assert made.left_s() == made.grace_s(60.0) == 30.0 - NOTICE_MARGIN_S - 5
+    assert made.grace_s(10.0) == 10.0
+    assert made.leave_at_s() == 1000 + 30.0 - NOTICE_MARGIN_S
+    time.now_s += 100
+    assert made.left_s() == 0.0
+    assert made.is_over()
+
+
+def test_where_no_engine_kills_there_is_the_grace_of_a_stop_and_a_while_for_last_words(time):
+    made = period()
+    made.begin("SIGTERM")
+    assert (made.why, made.engine_grace_s, made.left_s()) == ("SIGTERM", None, 120.0)
+    assert made.leave_at_s() == 1000 + 120.0 + AFTER_STOP_S
+
+
+def test_a_grace_that_is_shorter_than_the_margin_leaves_nothing(time):
+    made = period(notice_grace_s=1.0)
+    made.begin("SIGTERM")
+    assert made.left_s() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("is_engine_of_all", "reason", "pause_s"),
+    [(True, RECLAIM_REASON, GANG_ECHO_S), (True, "stop_requested", 0.0), (False, RECLAIM_REASON, 0.0)],
+)
+def test_a_host_without_a_notice_waits_for_one_only_where_it_must_be_on_its_way(
+    time, is_engine_of_all, reason, pause_s
+):
+    assert period(notice_grace_s=30.0, engine_signals_all=is_engine_of_all).pause_s(reason) == pause_s
+
+
+def test_a_host_with_a_notice_waits_until_its_programs_would_have_been_signalled_too(time):
+    made = period(notice_grace_s=30.0)
+    made.begin("SIGTERM")
+    assert made.pause_s(RECLAIM_REASON) == ECHO_S
+    time.now_s += 0.2
+    assert made.pause_s("stop_requested") == pytest.approx(ECHO_S - 0.2)
+    time.now_s += 1
+    assert made.pause_s(RECLAIM_REASON) == 0.0
+
+
+def test_nobody_waits_once_all_are_known_to_be_signalled(time):
+    made = period(notice_grace_s=30.0, engine_signals_all=True)
+    made.begin("SIGTERM")
+    made.hear_of_all()
+    assert made.pause_s(RECLAIM_REASON) == 0.0
