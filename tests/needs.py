@@ -60,6 +60,7 @@ NEEDS = {
     "chromium": _system("/usr/bin/chromium"),
     "sshd": _system("/usr/sbin/sshd"),
     "mpirun": _system("mpirun"),
+    "slurm": _system("/usr/sbin/slurmctld"),
     "zsh": _system("zsh"),
     "fish": _system("fish"),
     "gtest": _system("/usr/include/gtest/gtest.h"),

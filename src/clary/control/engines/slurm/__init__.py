@@ -1,0 +1,1 @@
+"""Hosts on nodes of a Slurm cluster: one batch job a pool, one step a host."""

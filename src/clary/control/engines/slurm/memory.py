@@ -1,0 +1,88 @@
+"""Keeps facts that Slurm tells only once, or not at all: steps that were seen, places of hosts, jobs that were ended.
+
+Where: `scheduler` notes each look at the queue here; `views` reads it. Slurm forgets a step when it ends, takes a
+failed node out of its job's list, and shows a job that is being cancelled as one that completes. Jobs that this service
+has ended are noted in files too, one each, so that after a restart nobody else is blamed for it:
+
+    <folder>/ended/4711
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from clary.control.engines.slurm.queue_rows import JobRow, Phase
+from clary.control.engines.slurm.queue_watch import Snapshot
+
+ENDED_FOLDER = "ended"
+
+
+@dataclass(kw_only=True)
+class JobMemory:
+    """Facts of one job or component."""
+
+    places: dict[int, str] = field(default_factory=dict)  # index -> node that it got
+    seen: set[int] = field(default_factory=set)  # indices whose step was there
+    runs_since_s: float | None = None  # by the monotonic clock
+    leaves_since_s: float | None = None  # by the monotonic clock
+    preempted_until: datetime | None = None
+    cancelled_by: str | None = None  # a user's name; empty if nobody tells; None if nobody was asked
+
+
+class Memory:
+    """Facts of all jobs that Slurm lists.
+
+    Args:
+        folder: of the service's own, for the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / ENDED_FOLDER
+        self._jobs: dict[int, JobMemory] = {}
+        self._ended: set[int] = set()  # leaders' ids
+
+    def load(self) -> None:
+        """Make the folder, and read which jobs an earlier process of the service has ended."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._ended = {int(name) for name in os.listdir(self._folder) if name.isdigit()}
+
+    def of(self, job_id: int) -> JobMemory:
+        """Return the facts of a job."""
+        return self._jobs.setdefault(job_id, JobMemory())
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Add the facts of a look at the queue, and drop jobs that Slurm has forgotten."""
+        listed = {job.job_id: job for job in snapshot.jobs}
+        self._jobs = {job_id: facts for job_id, facts in self._jobs.items() if job_id in listed}
+        for job in snapshot.jobs:
+            facts = self.of(job.job_id)
+            if len(job.nodes) == len(job.indices) and not facts.places:
+                facts.places = dict(zip(job.indices, job.nodes, strict=True))
+            if job.phase is Phase.RUNS and facts.runs_since_s is None:
+                facts.runs_since_s = snapshot.asked_s
+            if job.phase is Phase.LEAVES and facts.leaves_since_s is None:
+                facts.leaves_since_s = snapshot.asked_s
+        for step in snapshot.steps:
+            owner = listed.get(step.job_id)
+            if owner is not None and step.index in owner.indices:
+                facts = self.of(step.job_id)
+                facts.seen.add(step.index)
+                facts.places[step.index] = step.node
+        for leader_id in self._ended - {job.leader_id for job in snapshot.jobs}:
+            self._ended.discard(leader_id)
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / f"{leader_id}").unlink()
+
+    def note_ended(self, leader_id: int) -> None:
+        """Note, before it is done, that this service ends a job."""
+        self._ended.add(leader_id)
+        descriptor = os.open(self._folder / f"{leader_id}", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.close(descriptor)
+
+    def is_ended_by_us(self, job: JobRow) -> bool:
+        """Whether this service ends or has ended a job."""
+        return job.leader_id in self._ended

@@ -1,0 +1,143 @@
+"""Runs the programs of Slurm and munge: lists of arguments, a deadline each, and an environment without secrets.
+
+Where: everything else here that talks to the cluster. Variables of the service that are meant for these programs
+(SBATCH_PARTITION, SQUEUE_FORMAT) do not reach them: what is asked for stands in the arguments alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clary.base.errors import EngineError
+
+NEEDED = ("sbatch", "squeue", "sinfo", "scancel", "scontrol", "unmunge")
+SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+LIMIT_S = 20.0  # two of Slurm's own MessageTimeout, 10 s
+_HANDED_ON = ("HOME", "USER", "LOGNAME", "SLURM_CONF")
+_MAX_WORDS = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of one program."""
+
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def words(self) -> str:
+        """Words of the program on its failure, in one line."""
+        text = self.errors.strip() or self.output.strip() or f"exit code {self.code}"
+        return " ".join(text.split())[:_MAX_WORDS]
+
+
+class SlurmPrograms:
+    """The programs of one cluster.
+
+    Args:
+        environment: variables of the service; of these PATH tells where the programs are, SLURM_CONF which cluster.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._path = environment.get("PATH", "") or ":".join(SYSTEM_FOLDERS)
+        self._handed_on = {name: environment[name] for name in _HANDED_ON if environment.get(name)}
+
+    def require(self) -> None:
+        """Refuse a machine without the programs. Raises: EngineError naming the missing ones."""
+        missing = [program for program in NEEDED if shutil.which(program, path=self._path) is None]
+        if missing:
+            raise EngineError(
+                f"engine slurm needs {', '.join(missing)} in PATH, which is {self._path}. Run the service on a login "
+                "node of the cluster, or install Slurm's client programs and munge here."
+            )
+
+    def has(self, program: str) -> bool:
+        """Whether a program is there."""
+        return shutil.which(program, path=self._path) is not None
+
+    async def run(self, program: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) -> Outcome:
+        """Run a program to its end; any exit code will do.
+
+        Args:
+            program: name, looked for in PATH.
+            arguments: of it.
+            text: for its standard input.
+            limit_s: after which it is killed.
+        Raises: EngineError, retryable, if it takes longer; EngineError if it is not there.
+        """
+        if text:
+            # The event loop of the service fails to write to a program that has ended without reading.
+            return await asyncio.to_thread(self.run_now, program, *arguments, text=text, limit_s=limit_s)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._find(program),
+                *arguments,
+                env=self._environment(program),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:
+            raise EngineError(f"{program} could not be started: {error}", retryable=True) from error
+        try:
+            async with asyncio.timeout(limit_s):
+                output, errors = await process.communicate()
+        except TimeoutError:
+            raise EngineError(f"{program} gave no answer in {limit_s:g} s", retryable=True) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        code = process.returncode
+        assert code is not None, "communicate has waited for its end"
+        return Outcome(code=code, output=output.decode(errors="replace"), errors=errors.decode(errors="replace"))
+
+    def run_now(self, program: str, *arguments: str, text: str, limit_s: float) -> Outcome:
+        """Do as `run` does, and block until then.
+
+        Args:
+            program: name, looked for in PATH.
+            arguments: of it.
+            text: for its standard input.
+            limit_s: after which it is killed.
+        Raises: as `run`.
+        """
+        try:
+            done = subprocess.run(
+                [self._find(program), *arguments],
+                input=text.encode(),
+                capture_output=True,
+                timeout=limit_s,
+                env=self._environment(program),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"{program} gave no answer in {limit_s:g} s", retryable=True) from None
+        except OSError as error:
+            raise EngineError(f"{program} could not be started: {error}", retryable=True) from error
+        return Outcome(
+            code=done.returncode,
+            output=done.stdout.decode(errors="replace"),
+            errors=done.stderr.decode(errors="replace"),
+        )
+
+    def _find(self, program: str) -> str:
+        path = shutil.which(program, path=self._path)
+        if path is None:
+            raise EngineError(f"{program} is not in PATH, which is {self._path}: install Slurm's client programs")
+        return path
+
+    def _environment(self, program: str) -> dict[str, str]:
+        """Return the variables of a program; those of sbatch are the job's too, on its nodes."""
+        own_folder = os.path.dirname(self._find(program))
+        path = ":".join(dict.fromkeys((*SYSTEM_FOLDERS, own_folder)))
+        found = {**self._handed_on, "PATH": path, "LC_ALL": "C.UTF-8"}
+        if program == "sbatch":
+            return found
+        return {**found, "TZ": "UTC0"}  # times come in the zone of whoever asks

@@ -1,0 +1,209 @@
+"""Reads the lines of squeue: jobs that carry this service's mark, and their steps. Pure.
+
+Where: `queue_watch` asks for the formats below. Slurm shows the jobs of the service's own user only, and the user is
+looked at again here: a job of somebody else may carry any name and comment. A comment of ours is
+
+    clary:MARK:TAG:INDICES:GRACE      clary:0f3a99c2:pool_0123456789ab:0-2:30
+
+INDICES are the hosts of this job or component, in the order of its nodes; GRACE is the seconds that programs were
+promised between a notice and their end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from clary.base.string_enum import StrEnum
+from clary.control.engines.slurm.host_lists import expand, read_indices, write_indices
+
+JOB_FORMAT = "%A|%i|%U|%T|%N|%P|%e|%V|%S|%l|%D|%r|%k"
+STEP_FORMAT = "%i|%U|%N|%j"
+SIGNAL_EARLY_S = 60.0  # that Slurm may send its signal before the time asked for: sbatch(1), --signal
+_NUM_FIRST = 11  # fields before the reason, which may hold any letter
+_COMMENT = re.compile(r"clary:([0-9a-f]{4,64}):([A-Za-z0-9_-]{1,64}):([0-9,-]{1,20000}):([0-9]{1,6})")
+_JOB_ID = re.compile(r"([0-9]{1,10})(?:\+[0-9]+)?")
+_STEP_ID = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})")
+_STEP_NAME = re.compile(r"algo-([1-9][0-9]{0,5})")
+_LIMIT = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
+_UID = re.compile(r"[0-9]{1,10}")
+
+
+class Phase(StrEnum):
+    """How far a job is, as far as anybody here asks."""
+
+    WAITS = "waits"
+    PREPARED = "prepared"  # has nodes, which boot or are being set up
+    RUNS = "runs"
+    LEAVES = "leaves"  # its end is decided; processes may be left
+    OVER = "over"
+
+
+_PHASES: Mapping[str, Phase] = {
+    "PENDING": Phase.WAITS,
+    "REQUEUED": Phase.WAITS,
+    "REQUEUE_FED": Phase.WAITS,
+    "REQUEUE_HOLD": Phase.WAITS,
+    "RESV_DEL_HOLD": Phase.WAITS,
+    "CONFIGURING": Phase.PREPARED,
+    "COMPLETING": Phase.LEAVES,
+    **dict.fromkeys(
+        (
+            "BOOT_FAIL",
+            "CANCELLED",
+            "COMPLETED",
+            "DEADLINE",
+            "FAILED",
+            "LAUNCH_FAILED",
+            "NODE_FAIL",
+            "OUT_OF_MEMORY",
+            "PREEMPTED",
+            "RECONFIG_FAIL",
+            "REVOKED",
+            "SPECIAL_EXIT",
+            "TIMEOUT",
+        ),
+        Phase.OVER,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRow:
+    """One job, or one component of a heterogeneous one."""
+
+    job_id: int
+    leader_id: int  # of the heterogeneous job; else its own
+    state: str  # Slurm's word
+    reason: str
+    nodes: tuple[str, ...]  # that it has now: a node that failed is taken out
+    partition: str
+    tag: str
+    indices: tuple[int, ...]
+    grace_s: int
+    end_at: datetime | None = None
+    submitted_at: datetime | None = None
+    started_at: datetime | None = None
+    limit_s: float | None = None  # None without a limit
+
+    @property
+    def phase(self) -> Phase:
+        """How far it is; a word that is not known counts as running, so that nobody is lost by it."""
+        return _PHASES.get(self.state, Phase.RUNS)
+
+    @property
+    def is_living(self) -> bool:
+        """Whether hosts of it may run, or may get nodes still."""
+        return self.phase in (Phase.WAITS, Phase.PREPARED, Phase.RUNS)
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether its end lies before its limit: preemption with a grace shows as this."""
+        if self.end_at is None or self.started_at is None:
+            return False
+        if self.limit_s is None:
+            return True
+        return self.end_at < self.started_at + timedelta(seconds=self.limit_s - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """The step of one host."""
+
+    job_id: int
+    step_id: str  # as scancel takes it: 4711.2
+    index: int
+    node: str
+
+
+def comment_of(mark: str, tag: str, indices: tuple[int, ...], grace_s: int) -> str:
+    """Return the comment of a job of ours.
+
+    Args:
+        mark: of the service.
+        tag: of the allocation.
+        indices: of its hosts.
+        grace_s: that was promised, in whole seconds.
+    """
+    return f"clary:{mark}:{tag}:{write_indices(indices)}:{grace_s}"
+
+
+def read_jobs(text: str, *, mark: str, uid: int) -> tuple[JobRow, ...]:
+    """Return the jobs of this user and mark; other lines, and broken ones, are passed over.
+
+    Args:
+        text: output of squeue with JOB_FORMAT, in UTC.
+        mark: of the service.
+        uid: of the user.
+    """
+    return tuple(row for line in text.split("\n") if (row := _job_row(line, mark, uid)) is not None)
+
+
+def read_steps(text: str, *, uid: int) -> tuple[StepRow, ...]:
+    """Return the steps of hosts, of all jobs of this user.
+
+    Args:
+        text: output of `squeue --steps` with STEP_FORMAT.
+        uid: of the user.
+    """
+    found = []
+    for line in text.split("\n"):
+        fields = line.split("|", 3)
+        if len(fields) != 4 or _uid(fields[1]) != uid:
+            continue
+        step, name, nodes = _STEP_ID.fullmatch(fields[0]), _STEP_NAME.fullmatch(fields[3]), expand(fields[2])
+        if step is not None and name is not None and nodes:
+            row = StepRow(job_id=int(step[1]), step_id=fields[0], index=int(name[1]) - 1, node=nodes[0])
+            found.append(row)
+    return tuple(found)
+
+
+def read_time(text: str) -> datetime | None:
+    """Return a time that was printed in UTC; None for words."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def read_limit_s(text: str) -> float | None:
+    """Return a length of time such as 2-00:00:00 or 30:00, in seconds; None for UNLIMITED and other words."""
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _job_row(line: str, mark: str, uid: int) -> JobRow | None:
+    fields = line.split("|", _NUM_FIRST)
+    if len(fields) != _NUM_FIRST + 1 or _uid(fields[2]) != uid:
+        return None
+    reason, sign, comment = fields[_NUM_FIRST].rpartition("|")
+    ours, own_id, leader = _COMMENT.fullmatch(comment), _JOB_ID.fullmatch(fields[0]), _JOB_ID.fullmatch(fields[1])
+    if not sign or ours is None or own_id is None or leader is None or ours[1] != mark:
+        return None
+    indices = read_indices(ours[3])
+    if not indices:
+        return None
+    return JobRow(
+        job_id=int(own_id[1]),
+        leader_id=int(leader[1]),
+        state=fields[3],
+        reason=reason,
+        nodes=expand(fields[4]),
+        partition=fields[5],
+        tag=ours[2],
+        indices=indices,
+        grace_s=int(ours[4]),
+        end_at=read_time(fields[6]),
+        submitted_at=read_time(fields[7]),
+        started_at=read_time(fields[8]),
+        limit_s=read_limit_s(fields[9]),
+    )
+
+
+def _uid(text: str) -> int | None:
+    return int(text) if _UID.fullmatch(text) else None

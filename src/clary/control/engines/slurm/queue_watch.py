@@ -1,0 +1,110 @@
+"""Asks Slurm for jobs, steps and nodes: at most once a second, however many ask here.
+
+Where: `scheduler` looks through it. Steps are asked for before jobs: a step that has gone with its job must not be seen
+to have ended by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from clary.base.clock import Clock
+from clary.base.errors import EngineError
+from clary.control.engines.slurm.node_rows import NODE_FORMAT, Nodes, read_nodes
+from clary.control.engines.slurm.programs import SlurmPrograms
+from clary.control.engines.slurm.queue_rows import (
+    JOB_FORMAT,
+    STEP_FORMAT,
+    JobRow,
+    Phase,
+    StepRow,
+    read_jobs,
+    read_steps,
+)
+
+KEEP_S = 1.0  # for which an answer serves all askers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One look at the cluster."""
+
+    asked_s: float  # by the monotonic clock, before the first program ran
+    jobs: tuple[JobRow, ...]
+    steps: tuple[StepRow, ...]
+    nodes: Nodes
+
+    def jobs_of(self, tag: str) -> tuple[JobRow, ...]:
+        """Return the jobs of a tag, the oldest first."""
+        return tuple(sorted((job for job in self.jobs if job.tag == tag), key=lambda job: job.job_id))
+
+    def step_of(self, job_id: int, index: int) -> StepRow | None:
+        """Return the step of one host of a job."""
+        return next((step for step in self.steps if (step.job_id, step.index) == (job_id, index)), None)
+
+
+class QueueWatch:
+    """The queue and the nodes of one cluster, as this user sees them.
+
+    Args:
+        programs: of Slurm.
+        clock: tells how old an answer is.
+        mark: of the service's jobs.
+        uid: of the user who runs it.
+    """
+
+    def __init__(self, programs: SlurmPrograms, clock: Clock, *, mark: str, uid: int) -> None:
+        self._programs = programs
+        self._clock = clock
+        self._mark = mark
+        self._uid = uid
+        self._lock = asyncio.Lock()
+        self._last: Snapshot | None = None
+        self._error: EngineError | None = None
+        self._asked_s = float("-inf")
+
+    async def look(self, *, is_new: bool = False) -> Snapshot:
+        """Return the jobs, steps and nodes; `is_new` wants an answer to a question asked after this call.
+
+        Raises: EngineError, retryable, while Slurm does not answer.
+        """
+        called_s = self._clock.monotonic()
+        async with self._lock:
+            oldest_s = called_s if is_new else called_s - KEEP_S
+            if self._asked_s <= oldest_s or (self._last is None and self._error is None):
+                await self._ask()
+            if self._error is not None:
+                raise EngineError(self._error.message, retryable=True)
+            assert self._last is not None, "an answer or an error"
+            return self._last
+
+    def forget(self) -> None:
+        """Let the next call ask, because something was changed."""
+        self._asked_s = float("-inf")
+
+    async def _ask(self) -> None:
+        self._asked_s = self._clock.monotonic()
+        try:
+            user = f"--user={self._uid}"
+            steps = await self._steps(user)
+            text = await self._run("squeue", "--noheader", "--all", "--states=all", user, f"--format={JOB_FORMAT}")
+            jobs = read_jobs(text, mark=self._mark, uid=self._uid)
+            if any(job.phase is Phase.LEAVES for job in jobs):
+                steps = await self._steps(user)  # those of the first look may have ended with their job
+            nodes = read_nodes(await self._run("sinfo", "--Node", "--noheader", "--all", f"--format={NODE_FORMAT}"))
+        except EngineError as error:
+            self._last, self._error = None, error
+            return
+        self._error = None
+        self._last = Snapshot(asked_s=self._asked_s, jobs=jobs, steps=steps, nodes=nodes)
+
+    async def _steps(self, user: str) -> tuple[StepRow, ...]:
+        text = await self._run("squeue", "--steps", "--noheader", "--all", user, f"--format={STEP_FORMAT}")
+        return read_steps(text, uid=self._uid)
+
+    async def _run(self, program: str, *arguments: str) -> str:
+        done = await self._programs.run(program, *arguments)
+        if done.code != 0:
+            raise EngineError(f"Slurm does not answer: {program}: {done.words}", retryable=True)
+        return done.output

@@ -1,0 +1,349 @@
+"""Hosts from a Slurm cluster: asks for them with sbatch, follows them with squeue, ends them with scancel.
+
+Where: `cluster.cluster_engine` drives it. All that has to outlive the service is kept by Slurm, in comments of jobs
+(`queue_rows`); the folder holds what Slurm does not tell and may be lost:
+
+    <folder>/ended/4711               a job that this service has ended
+    <folder>/output/slurm-4711.out    words of batch script, boot and agent, from nodes that see this folder
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from clary.base.clock import Clock
+from clary.base.errors import EngineError, Fault
+from clary.control.engines.cluster.scheduler import Allocation, AllocationOrder, Boot, Ended, HostWish, NodeKind
+from clary.control.engines.slurm.batch_script import batch_script
+from clary.control.engines.slurm.cancellers import canceller
+from clary.control.engines.slurm.kinds import Options, kinds_of
+from clary.control.engines.slurm.memory import Memory
+from clary.control.engines.slurm.node_rows import read_graces
+from clary.control.engines.slurm.programs import Outcome, SlurmPrograms
+from clary.control.engines.slurm.proofs import why_not_proved
+from clary.control.engines.slurm.queue_rows import JobRow, Phase, read_time
+from clary.control.engines.slurm.queue_watch import QueueWatch, Snapshot
+from clary.control.engines.slurm.submission import submission_of
+from clary.control.engines.slurm.views import Sight, allocations_of, holder_of, member_of
+
+OUTPUT_FOLDER = "output"
+KEEP_OUTPUT_S = 14 * 86_400.0
+SUBMIT_LIMIT_S = 60.0  # sbatch itself tries again while slurmctld is too busy
+END_WAIT_S = 5.0  # for a host or a job that was killed to be gone
+END_POLL_S = 0.2
+_MARK = re.compile(r"[0-9a-f]{4,64}")
+_TAG = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SUBMITTED = re.compile(r"([0-9]+)(?:;.*)?")
+_CONFIG_LINE = re.compile(r"([A-Za-z]+)\s*= ?(.*)")
+_SOCKET = re.compile(r"(?:^|,)socket=([^,]+)")
+_LOG_NOTHING = ("", "(null)")
+# Words of sbatch after which the same call can succeed.
+_PASSING = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Zero Bytes were transmitted",
+    "temporarily unable",
+    "Resource temporarily unavailable",
+    "Connection refused",
+    "communication",
+    "Protocol authentication error",
+)
+
+_log = logging.getLogger(__name__)
+
+
+class SlurmScheduler:
+    """A Slurm cluster as a source of hosts. Fills in `cluster.scheduler.ClusterScheduler`.
+
+    Args:
+        tables: settings' `[slurm]`: instance type or "*" -> options.
+        mark: tells this service's jobs from those of others; lower-case hexadecimal digits.
+        folder: of its own, in the state folder.
+        clock: for waits and notices.
+        node_python: interpreter of the nodes, 3.10 or newer.
+        node_scratch: folder of the nodes; empty leaves it to them.
+        environment: variables of the service; PATH, SLURM_CONF, HOME, USER and LOGNAME of them are used.
+    """
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        tables: Mapping[str, Options],
+        *,
+        mark: str,
+        folder: Path,
+        clock: Clock,
+        environment: Mapping[str, str],
+        node_python: str = "python3",
+        node_scratch: str = "",
+    ) -> None:
+        if not _MARK.fullmatch(mark):
+            raise EngineError(f"the mark of a service is 4 to 64 digits of 0-9a-f, got {mark!r}", fault=Fault.INTERNAL)
+        self._tables = {name: dict(table) for name, table in tables.items()}
+        self._mark = mark
+        self._output = folder / OUTPUT_FOLDER
+        self._clock = clock
+        self._python = node_python
+        self._scratch = node_scratch
+        self._uid = os.getuid()
+        self._programs = SlurmPrograms(environment)
+        self._memory = Memory(folder)
+        self._watch = QueueWatch(self._programs, clock, mark=mark, uid=self._uid)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._remarks: dict[str, str] = {}
+        self._boot: Boot | None = None
+        self._socket = ""  # of munged; empty is munge's own
+        self._log_path = ""  # of slurmctld
+        self._has_accounting = False
+        self._kill_wait_s = 30.0
+        self._graces_s: dict[str, float] = {}
+
+    async def start(self, boot: Boot) -> None:
+        """Look for the programs, ask the cluster how it is set up. Raises: EngineError."""
+        self._programs.require()
+        done = await self._programs.run("scontrol", "show", "config")
+        if done.code != 0:
+            raise EngineError(f"Slurm does not answer: scontrol: {done.words}", retryable=True)
+        config = {match[1]: match[2].strip() for line in done.output.split("\n") if (match := _CONFIG_LINE.match(line))}
+        if config.get("AuthType") != "auth/munge":
+            raise EngineError(
+                f"the cluster has AuthType {config.get('AuthType')}; hosts prove themselves with auth/munge alone"
+            )
+        socket = _SOCKET.search(config.get("AuthInfo", ""))
+        self._socket = socket[1] if socket is not None else ""
+        self._has_accounting = config.get("AccountingStorageType", "").removeprefix("accounting_storage/") != "none"
+        log_path = config.get("SlurmctldLogFile", "")
+        self._log_path = "" if log_path in _LOG_NOTHING else log_path
+        with contextlib.suppress(ValueError, IndexError):
+            self._kill_wait_s = float(config.get("KillWait", "").split()[0])
+        if config.get("PreemptType", "preempt/none") != "preempt/none":
+            done = await self._programs.run("scontrol", "--oneliner", "--all", "show", "partition")
+            self._graces_s = read_graces(done.output)
+        self._memory.load()
+        self._output.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._drop_old_output()
+        self._boot = boot
+
+    async def close(self) -> None:
+        """Do nothing: no program of it runs between questions, and jobs stay."""
+
+    async def capacity(self) -> list[NodeKind]:
+        """Return the kinds of nodes, the smallest first. Raises: EngineError."""
+        snapshot = await self._watch.look()
+        return [kind.shown for kind in kinds_of(snapshot.nodes, self._tables)]
+
+    async def ask(self, order: AllocationOrder) -> None:
+        """Ask for the hosts that nobody holds: all in one job the first time, later each in a job of its own.
+
+        Raises: EngineError; what was asked for before stays.
+        """
+        self._check_tag(order.tag)
+        async with self._locks.setdefault(order.tag, asyncio.Lock()):
+            sight = await self._sight(is_new=True)
+            jobs = sight.snapshot.jobs_of(order.tag)
+            await self._end_doubles(sight, jobs)
+            wanted = [wish for wish in order.hosts if not _is_held(sight, jobs, wish.index)]
+            if len(wanted) < len(order.hosts):
+                for wish in wanted:
+                    await self._submit(order, [wish], sight.snapshot)
+            elif wanted:
+                await self._submit(order, wanted, sight.snapshot)
+
+    async def allocations(self) -> Mapping[str, Allocation]:
+        """Return tag -> allocation. Raises: EngineError, retryable, while Slurm does not answer."""
+        return allocations_of(await self._sight(), remarks=self._remarks)
+
+    async def end_host(self, tag: str, index: int) -> Ended:
+        """End one host's step, and its job where that has no other. Raises: EngineError."""
+        self._check_tag(tag)
+        async with self._locks.setdefault(tag, asyncio.Lock()):
+            deadline_s = self._clock.monotonic() + END_WAIT_S
+            while True:
+                sight = await self._sight(is_new=True)
+                jobs = [
+                    job for job in sight.snapshot.jobs_of(tag) if index in job.indices and job.phase is not Phase.OVER
+                ]
+                alive = [job for job in jobs if _may_run(sight, job, index)]
+                empty = [
+                    job for job in jobs if job.is_living and not _has_others(sight, jobs_of_leader(sight, job), index)
+                ]
+                if empty:
+                    await self._cancel(empty, sight.snapshot)
+                if not alive and not empty:
+                    silent = [job for job in jobs if _is_silent(sight.snapshot, self._memory, job, index)]
+                    return Ended.OUT_OF_REACH if silent else Ended.CERTAIN
+                if self._clock.monotonic() > deadline_s:
+                    silent = [job for job in alive if _is_silent(sight.snapshot, self._memory, job, index)]
+                    return Ended.OUT_OF_REACH if silent else Ended.ASKED_FOR
+                for job in alive:
+                    step = sight.snapshot.step_of(job.job_id, index)
+                    if step is not None and job not in empty:
+                        await self._programs.run("scancel", "--signal=KILL", step.step_id)
+                await asyncio.sleep(END_POLL_S)
+
+    async def end(self, tag: str) -> Ended:
+        """End all jobs of a tag. Raises: EngineError."""
+        self._check_tag(tag)
+        async with self._locks.setdefault(tag, asyncio.Lock()):
+            self._remarks.pop(tag, None)
+            deadline_s = self._clock.monotonic() + END_WAIT_S
+            while True:
+                sight = await self._sight(is_new=True)
+                jobs = [job for job in sight.snapshot.jobs_of(tag) if job.phase is not Phase.OVER]
+                if not jobs:
+                    return Ended.CERTAIN
+                if self._clock.monotonic() > deadline_s:
+                    rows = [sight.snapshot.nodes.by_name.get(node) for job in jobs for node in job.nodes]
+                    is_silent = any(row is not None and row.is_silent for row in rows)
+                    return Ended.OUT_OF_REACH if is_silent else Ended.ASKED_FOR
+                await self._cancel(jobs, sight.snapshot)
+                await asyncio.sleep(END_POLL_S)
+
+    def why_not_proved(self, tag: str, index: int, proof: str) -> str:
+        """Say why a munge credential over "TAG INDEX" is not accepted; empty if it is. Blocks while munged answers.
+
+        Args:
+            tag: that the boot names.
+            index: that the boot names.
+            proof: what it sent.
+        """
+        return why_not_proved(self._programs, proof, expected=f"{tag} {index}", uid=self._uid, socket=self._socket)
+
+    async def _sight(self, *, is_new: bool = False) -> Sight:
+        """Look at the cluster, and ask further about jobs that look as if somebody ends them."""
+        snapshot = await self._watch.look(is_new=is_new)
+        self._memory.note(snapshot)
+        for job in snapshot.jobs:
+            facts = self._memory.of(job.job_id)
+            if job.phase is Phase.RUNS and job.ends_early and facts.preempted_until is None:
+                await self._ask_whether_preempted(job)
+            is_ending = job.state == "CANCELLED" or (job.phase is Phase.LEAVES and job.ends_early)
+            if is_ending and facts.cancelled_by is None and not self._memory.is_ended_by_us(job):
+                facts.cancelled_by = ""
+                facts.cancelled_by = await canceller(
+                    self._programs, job.leader_id, has_accounting=self._has_accounting, log_path=self._log_path
+                )
+        return Sight(
+            snapshot=snapshot,
+            memory=self._memory,
+            now=self._clock.now(),
+            kill_wait_s=self._kill_wait_s,
+            graces_s=self._graces_s,
+        )
+
+    async def _ask_whether_preempted(self, job: JobRow) -> None:
+        done = await self._programs.run("squeue", "--noheader", f"--jobs={job.job_id}", "--Format=PreemptTime:40")
+        if any(read_time(word) for word in done.output.split()):
+            self._memory.of(job.job_id).preempted_until = job.end_at
+
+    async def _submit(self, order: AllocationOrder, wanted: list[HostWish], snapshot: Snapshot) -> None:
+        assert self._boot is not None, "start comes first"
+        submission = submission_of(
+            order,
+            wanted,
+            mark=self._mark,
+            kinds=kinds_of(snapshot.nodes, self._tables),
+            nodes=snapshot.nodes,
+            tables=self._tables,
+        )
+        script = batch_script(
+            order.tag,
+            submission.components,
+            boot=self._boot,
+            python=self._python,
+            scratch=self._scratch,
+            output=str(self._output.absolute()),
+        )
+        done = await self._programs.run("sbatch", *submission.arguments, text=script, limit_s=SUBMIT_LIMIT_S)
+        submitted = _SUBMITTED.fullmatch(done.output.strip())
+        if done.code != 0 or submitted is None:
+            raise _refusal(order, done)
+        hosts = ", ".join(f"algo-{wish.index + 1}" for wish in wanted)
+        _log.info("%s: Slurm job %s was asked for %s", order.tag, submitted[1], hosts)
+        self._watch.forget()
+        if submission.remark:
+            self._remarks[order.tag] = submission.remark
+            _log.warning("%s, Slurm job %s: %s", order.tag, submitted[1], submission.remark)
+
+    async def _end_doubles(self, sight: Sight, jobs: tuple[JobRow, ...]) -> None:
+        """End jobs whose hosts an older one holds: a call of sbatch that was given up may come through late."""
+        held: set[int] = set()
+        for job in jobs:
+            is_alone = all(one is job for one in jobs_of_leader(sight, job))
+            if job.is_living and is_alone and set(job.indices) <= held:
+                _log.warning("%s: Slurm job %d asks for hosts that are there; it is ended", job.tag, job.job_id)
+                await self._cancel([job], sight.snapshot)
+            elif job.is_living:
+                # Slurm lists the step of a host on a node that it has lost.
+                steps = [index for index in job.indices if sight.snapshot.step_of(job.job_id, index) is not None]
+                held |= {index for index in steps if _may_run(sight, job, index)}
+
+    async def _cancel(self, jobs: Iterable[JobRow], snapshot: Snapshot) -> None:
+        """Kill the steps of jobs, and cancel the jobs; whether that worked shows in the queue.
+
+        Steps are killed one by one: SIGKILL to a whole job is SIGTERM first, and KillWait between.
+        """
+        leaders = sorted({job.leader_id for job in jobs})
+        for leader_id in leaders:
+            self._memory.note_ended(leader_id)  # whoever was first stays the cause: see `views.end_words`
+        job_ids = {job.job_id for job in snapshot.jobs if job.leader_id in leaders}
+        if steps := [step.step_id for step in snapshot.steps if step.job_id in job_ids]:
+            await self._programs.run("scancel", "--signal=KILL", *steps)
+        await self._programs.run("scancel", *map(str, leaders))
+
+    def _check_tag(self, tag: str) -> None:
+        if not _TAG.fullmatch(tag):
+            raise EngineError(f"a tag is 1 to 64 letters, digits, - and _, got {tag!r}", fault=Fault.INTERNAL)
+
+    def _drop_old_output(self) -> None:
+        for path in self._output.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.lstat().st_mtime > KEEP_OUTPUT_S:
+                    path.unlink()
+
+
+def jobs_of_leader(sight: Sight, job: JobRow) -> list[JobRow]:
+    """Return all components of a job."""
+    return [one for one in sight.snapshot.jobs if one.leader_id == job.leader_id]
+
+
+def _is_held(sight: Sight, jobs: Iterable[JobRow], index: int) -> bool:
+    """Whether a host has, or will get, a node by a job that is not about to end."""
+    found = holder_of(sight, jobs, index)
+    if found is None:
+        return False
+    job, member = found
+    return job.is_living and not sight.memory.is_ended_by_us(job) and (member is None or member.is_alive)
+
+
+def _may_run(sight: Sight, job: JobRow, index: int) -> bool:
+    member = member_of(sight, job, index)
+    return member is not None and member.is_alive
+
+
+def _has_others(sight: Sight, components: list[JobRow], index: int) -> bool:
+    """Whether hosts beside this one have or will get a node by a job."""
+    members = {other: member_of(sight, job, other) for job in components for other in job.indices if other != index}
+    return any(member is None or member.is_alive for member in members.values())
+
+
+def _is_silent(snapshot: Snapshot, memory: Memory, job: JobRow, index: int) -> bool:
+    row = snapshot.nodes.by_name.get(memory.of(job.job_id).places.get(index, ""))
+    return row is not None and row.is_silent
+
+
+def _refusal(order: AllocationOrder, done: Outcome) -> EngineError:
+    is_passing = any(words in done.words for words in _PASSING)
+    return EngineError(
+        f"Slurm did not take {order.tag} for {len(order.hosts)} hosts: {done.words}",
+        fault=Fault.INFRASTRUCTURE if is_passing else Fault.CAPACITY,
+        retryable=is_passing,
+    )

@@ -1,0 +1,213 @@
+"""Turns rows of the queue into allocations: members, notices, and words for people. Pure.
+
+Where: `scheduler.allocations` returns these. An allocation may have several jobs: the one that was asked for
+first, and one more for each host that was lost since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from clary.control.engines.cluster.scheduler import Allocation, AllocationState, Member, Notice, NoticeKind
+from clary.control.engines.slurm.memory import Memory
+from clary.control.engines.slurm.queue_rows import SIGNAL_EARLY_S, JobRow, Phase
+from clary.control.engines.slurm.queue_watch import Snapshot
+
+START_PATIENCE_S = 60.0  # for the step of a host to be seen, once its job runs
+LEAVE_PATIENCE_S = 3.0  # for a job that leaves without steps to tell why: until then it only `completes`
+_ENDING = (NoticeKind.RECLAIMED, NoticeKind.TIME_LIMIT, NoticeKind.CANCELLED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """A look at the cluster with all that is needed to understand it."""
+
+    snapshot: Snapshot
+    memory: Memory
+    now: datetime
+    kill_wait_s: float  # between SIGTERM and SIGKILL to a job that is cancelled
+    graces_s: Mapping[str, float] = field(default_factory=dict)  # partition whose jobs others may preempt -> grace
+
+
+def allocations_of(sight: Sight, *, remarks: Mapping[str, str]) -> dict[str, Allocation]:
+    """Return tag -> allocation for all jobs of a look.
+
+    Args:
+        sight: the look.
+        remarks: tag -> words that are added while it waits.
+    """
+    tags = dict.fromkeys(job.tag for job in sight.snapshot.jobs)
+    return {tag: _allocation(sight, sight.snapshot.jobs_of(tag), remarks.get(tag, "")) for tag in tags}
+
+
+def holder_of(sight: Sight, jobs: Iterable[JobRow], index: int) -> tuple[JobRow, Member | None] | None:
+    """Return the job that decides on a host, with the member; no member where it waits for a node.
+
+    The oldest job with a step of the host comes first. Then the youngest that has or will have a node for it: it was
+    asked for because the others had lost the host. Then one that the host is just leaving, then the youngest of all.
+
+    Args:
+        sight: the look.
+        jobs: of one tag, the oldest first.
+        index: of the host.
+    """
+    found = [(job, member_of(sight, job, index)) for job in jobs if index in job.indices]
+    holding = [(job, member) for job, member in found if job.is_living and (member is None or member.is_alive)]
+    running = [(job, member) for job, member in holding if sight.snapshot.step_of(job.job_id, index) is not None]
+    dying = [(job, member) for job, member in found if member is not None and member.is_alive]
+    return next(iter((*running, *reversed(holding), *dying, *reversed(found))), None)
+
+
+def member_of(sight: Sight, job: JobRow, index: int) -> Member | None:
+    """Return one host of a job; None where it has no node yet.
+
+    Args:
+        sight: the look.
+        job: that the host is in.
+        index: of the host.
+    """
+    facts = sight.memory.of(job.job_id)
+    node = facts.places.get(index, "")
+    if job.phase in (Phase.WAITS, Phase.PREPARED):
+        return None
+    if job.phase is Phase.OVER:
+        return Member(node=node or "no node", is_alive=False, why_dead=end_words(sight, job))
+    row = sight.snapshot.nodes.by_name.get(node)
+    if not node or node not in job.nodes or (row is not None and row.is_down):
+        state = f" ({row.words})" if row is not None else ""
+        return Member(
+            node=node or "no node",
+            is_alive=False,
+            why_dead=f"Slurm job {job.job_id} has lost node {node}{state}" if node else "its node has failed",
+        )
+    has_step = sight.snapshot.step_of(job.job_id, index) is not None
+    if job.phase is Phase.LEAVES:
+        is_alive = has_step or not _is_known_why(sight, job)
+        why = "" if is_alive else end_words(sight, job)
+        return Member(node=node, is_alive=is_alive, why_dead=why, notice=_notice(sight, job, index))
+    if has_step:
+        return Member(node=node, is_alive=True, notice=_notice(sight, job, index))
+    if index in facts.seen:
+        return Member(node=node, is_alive=False, why_dead=f"its step of Slurm job {job.job_id} has ended")
+    since_s = facts.runs_since_s
+    if since_s is not None and sight.snapshot.asked_s - since_s > START_PATIENCE_S:
+        why = f"no step of it was seen in {START_PATIENCE_S:g} s of Slurm job {job.job_id}"
+        return Member(node=node, is_alive=False, why_dead=why)
+    return Member(node=node, is_alive=True, notice=_notice(sight, job, index))
+
+
+def end_words(sight: Sight, job: JobRow) -> str:
+    """Say why a job has ended or ends."""
+    name = f"Slurm job {job.leader_id}"
+    facts = sight.memory.of(job.job_id)
+    if job.state == "PREEMPTED" or facts.preempted_until is not None:
+        return f"{name} was preempted"
+    if facts.cancelled_by is None and sight.memory.is_ended_by_us(job):
+        return f"{name} was ended by Clary"
+    if job.state == "CANCELLED" or (job.state == "COMPLETING" and _is_cancelled(sight, job)):
+        return f"{name} was cancelled by {facts.cancelled_by or 'somebody other than Clary'}"
+    words = {
+        "TIMEOUT": f"has reached its time limit of {_limit_words(job)}",
+        "NODE_FAIL": "has lost its nodes",
+        "OUT_OF_MEMORY": "was ended because it took more memory than it has",
+        "BOOT_FAIL": "was ended because its nodes did not start",
+        "DEADLINE": "has reached its deadline",
+        "COMPLETED": "has ended by itself",
+        "COMPLETING": "ends",
+    }
+    reason = f" ({job.reason})" if job.reason not in ("", "None") else ""
+    return f"{name} {words.get(job.state, f'has ended as {job.state}')}{reason}"
+
+
+def _allocation(sight: Sight, jobs: tuple[JobRow, ...], remark: str) -> Allocation:
+    indices = sorted({index for job in jobs for index in job.indices})
+    holders = {index: holder for index in indices if (holder := holder_of(sight, jobs, index)) is not None}
+    members = {index: member for index, (_, member) in holders.items() if member is not None}
+    asked = [job.submitted_at for job in jobs if job.submitted_at is not None]
+    waiting = {job.job_id: job for job, member in holders.values() if member is None}
+    state, reason = _state(sight, jobs, members, waiting)
+    if state is AllocationState.PENDING and remark:
+        reason = f"{reason}; {remark}"
+    partitions = {name for job in jobs if job.is_living for name in job.partition.split(",")}
+    graces = [sight.graces_s.get(name, sight.kill_wait_s) for name in partitions]
+    return Allocation(
+        state=state,
+        reason=reason,
+        members=members,
+        asked_at=min(asked, default=None),
+        notice_grace_s=min(graces, default=0.0),
+    )
+
+
+def _state(
+    sight: Sight, jobs: tuple[JobRow, ...], members: Mapping[int, Member], waiting: Mapping[int, JobRow]
+) -> tuple[AllocationState, str]:
+    living = [job for job in jobs if job.is_living]
+    leaving = [job for job in jobs if job.phase is Phase.LEAVES]
+    if not living:
+        if leaving:
+            return AllocationState.ENDING, end_words(sight, leaving[-1])
+        return AllocationState.GONE, end_words(sight, jobs[-1])
+    if all(sight.memory.is_ended_by_us(job) for job in living):
+        return AllocationState.ENDING, end_words(sight, living[-1])
+    if waiting:
+        return AllocationState.PENDING, _wait_words(sight, next(iter(waiting.values())))
+    alive = [member for member in members.values() if member.is_alive]
+    notices = [one.notice for one in alive if one.notice is not None and one.notice.kind in _ENDING]
+    if alive and len(notices) == len(alive):
+        return AllocationState.ENDING, notices[0].why
+    return AllocationState.GRANTED, ""
+
+
+def _notice(sight: Sight, job: JobRow, index: int) -> Notice | None:
+    facts = sight.memory.of(job.job_id)
+    name = f"Slurm job {job.leader_id}"
+    if facts.preempted_until is not None:
+        return Notice(kind=NoticeKind.RECLAIMED, why=f"{name} was preempted", ends_at=facts.preempted_until)
+    if sight.memory.is_ended_by_us(job):
+        return None  # not news to the service
+    near = timedelta(seconds=job.grace_s + SIGNAL_EARLY_S)
+    if job.limit_s is not None and job.end_at is not None and not job.ends_early and job.end_at - sight.now <= near:
+        why = f"{name} reaches its time limit of {_limit_words(job)}"
+        return Notice(kind=NoticeKind.TIME_LIMIT, why=why, ends_at=job.end_at)
+    if job.phase is Phase.LEAVES and job.end_at is not None and _is_cancelled(sight, job):
+        ends_at = job.end_at + timedelta(seconds=sight.kill_wait_s)
+        return Notice(kind=NoticeKind.CANCELLED, why=end_words(sight, job), ends_at=ends_at)
+    row = sight.snapshot.nodes.by_name.get(facts.places.get(index, ""))
+    if row is not None and row.is_leaving:
+        return Notice(kind=NoticeKind.DRAINED, why=f"node {row.name} is to be empty ({row.words})")
+    return None
+
+
+def _is_known_why(sight: Sight, job: JobRow) -> bool:
+    """Whether it is known why a job leaves, or will not be known soon."""
+    facts = sight.memory.of(job.job_id)
+    if sight.memory.is_ended_by_us(job) or facts.preempted_until is not None or _is_cancelled(sight, job):
+        return True
+    return facts.leaves_since_s is None or sight.snapshot.asked_s - facts.leaves_since_s > LEAVE_PATIENCE_S
+
+
+def _is_cancelled(sight: Sight, job: JobRow) -> bool:
+    """Whether steps are left in a job whose end is decided, before its time: then somebody has ended it."""
+    return job.ends_early and any(step.job_id == job.job_id for step in sight.snapshot.steps)
+
+
+def _wait_words(sight: Sight, job: JobRow) -> str:
+    name = f"Slurm job {job.leader_id}"
+    if job.phase is Phase.PREPARED:
+        return f"{name} has {' '.join(job.nodes)}, which are prepared"
+    if job.reason in ("", "None"):
+        return f"{name} waits: Slurm has not looked at it yet"
+    if job.reason != "Resources":
+        return f"{name} waits: {job.reason}"
+    nodes = sight.snapshot.nodes.by_name.values()
+    partitions = set(job.partition.split(","))
+    mine = [node for node in nodes if partitions & set(node.partitions)]
+    free = sum(node.is_free or node.state == "planned" for node in mine)
+    return f"{name} waits: Resources ({free} of {len(mine)} nodes of partition {job.partition} are free)"
+
+
+def _limit_words(job: JobRow) -> str:
+    return "no length" if job.limit_s is None else f"{job.limit_s / 60:g} min"

@@ -1,0 +1,82 @@
+"""Kinds of nodes out of a cluster and settings."""
+
+from clary.control.engines.slurm.kinds import kinds_of
+from clary.control.engines.slurm.node_rows import read_nodes
+
+NODES = read_nodes(
+    "\n".join(
+        [
+            "g1|idle|64|500000|gpu:a100:8(S:0-1)|a100,ib|gpu|infinite|none",
+            "g2|allocated|64|500000|gpu:a100:8(S:0-1)|a100,ib|gpu|infinite|none",
+            "g3|idle|32|250000|gpu:v100:4|v100|gpu|infinite|none",
+            "c1|idle|16|64000|(null)|(null)|cpu*|1-00:00:00|none",
+            "c2|down*|16|64000|(null)|(null)|cpu*|1-00:00:00|gone",
+        ]
+    )
+)
+
+
+def table(kinds):
+    return [(kind.shown.num_cpus, kind.shown.num_gpus, kind.shown.num_nodes, kind.shown.num_free) for kind in kinds]
+
+
+def test_without_settings_the_default_partition_serves():
+    (kind,) = kinds_of(NODES, {})
+    assert (kind.partition, kind.constraint, kind.gres_option) == ("cpu", "", "")
+    assert table([kind]) == [(16, 0, 2, 1)]
+    assert kind.shown.maps_to == "partition cpu, 16 CPUs, 62 GiB"
+
+
+def test_types_with_one_table_share_kinds_and_all_others_have_the_table_for_all():
+    tables = {
+        "ml.p4d.24xlarge": {"partition": "gpu", "constraint": "a100", "gres": "gpu:a100:8"},
+        "ml.p4de.24xlarge": {"partition": "gpu", "constraint": "a100", "gres": "gpu:a100:8"},
+        "ml.p3.8xlarge": {"partition": "gpu", "gres": "gpu:v100:4"},
+        "*": {"account": "lab"},
+    }
+    kinds = kinds_of(NODES, tables)
+    assert table(kinds) == [(16, 0, 2, 1), (32, 4, 1, 1), (64, 8, 2, 1)]
+    assert [kind.shown.instance_types for kind in kinds] == [
+        (),
+        ("ml.p3.8xlarge",),
+        ("ml.p4d.24xlarge", "ml.p4de.24xlarge"),
+    ]
+    assert all(kind.options["account"] == "lab" for kind in kinds)
+    assert kinds[2].shown.maps_to == "partition gpu, 64 CPUs, 488 GiB, account lab, constraint a100, gres gpu:a100:8"
+
+
+def test_several_kinds_of_one_partition_are_kept_apart_by_features_and_resources():
+    kinds = kinds_of(NODES, {"*": {"partition": "gpu,cpu"}})
+    assert [(kind.constraint, kind.gres_option) for kind in kinds] == [
+        ("", ""),
+        ("v100", "gpu:v100:4"),
+        ("a100&ib", "gpu:a100:8"),
+    ]
+    assert len({kind.name for kind in kinds}) == 3
+
+
+def test_names_hold_while_only_states_of_nodes_change():
+    before = kinds_of(NODES, {"*": {"partition": "gpu"}})
+    text = "g1|draining|64|500000|gpu:a100:8(S:0-1)|a100,ib|gpu|infinite|why\n"
+    text += "g3|allocated|32|250000|gpu:v100:4|v100|gpu|infinite|none"
+    after = kinds_of(read_nodes(text), {"*": {"partition": "gpu"}})
+    assert [kind.name for kind in before] == [kind.name for kind in after]
+    assert table(after) == [(32, 4, 1, 0), (64, 8, 1, 0)]
+
+
+def test_a_part_of_the_gpus_of_a_node_is_what_a_host_gets():
+    (kind,) = kinds_of(NODES, {"*": {"partition": "gpu", "gres": "gpu:a100:2"}})
+    assert (kind.shown.num_gpus, kind.gres_option) == (2, "gpu:a100:2")
+
+
+def test_constraints_choose_by_all_or_any_feature_and_other_forms_are_left_to_slurm():
+    def names(constraint):
+        return len(kinds_of(NODES, {"*": {"partition": "gpu", "constraint": constraint}}))
+
+    assert [names(text) for text in ("a100&ib", "v100&ib", "v100|ib", "[a100|v100]", "a100*2&v100*1")] == [
+        1,
+        0,
+        2,
+        2,
+        2,
+    ]

@@ -1,0 +1,79 @@
+"""One question a second to Slurm, however many ask; its silence is told to all of them."""
+
+import asyncio
+
+import pytest
+
+from clary.base.errors import EngineError
+from clary.control.engines.slurm.programs import Outcome
+from clary.control.engines.slurm.queue_watch import QueueWatch
+from clary.testing.fake_clock import FakeClock
+
+JOB = "6|6|0|{}|node-1|train|N/A|N/A|N/A|30:00|1|None|clary:0f3a99c2:pool_0123456789ab:0:30\n"
+
+
+class FakePrograms:
+    """Answers for Slurm's programs, and counts the questions."""
+
+    def __init__(self):
+        self.state = "RUNNING"
+        self.is_away = False
+        self.asked = []
+
+    async def run(self, program, *arguments):
+        await asyncio.sleep(0)
+        self.asked.append("steps" if "--steps" in arguments else program)
+        if self.is_away:
+            return Outcome(code=1, output="", errors="slurm_load_jobs error: Unable to contact slurm controller")
+        answers = {"steps": "6.0|0|node-1|algo-1\n", "squeue": JOB.format(self.state)}
+        return Outcome(code=0, output=answers.get(self.asked[-1], ""), errors="")
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def programs():
+    return FakePrograms()
+
+
+@pytest.fixture
+def watch(programs, clock):
+    return QueueWatch(programs, clock, mark="0f3a99c2", uid=0)
+
+
+async def test_many_who_ask_at_once_ask_once_and_steps_come_first(watch, programs, clock):
+    found = await asyncio.gather(*(watch.look() for _ in range(20)))
+    assert programs.asked == ["steps", "squeue", "sinfo"]
+    assert all(one is found[0] for one in found)
+    clock.advance(0.9)
+    assert await watch.look() is found[0]
+    clock.advance(0.2)
+    assert await watch.look() is not found[0]
+
+
+async def test_who_needs_a_new_answer_gets_one_that_was_asked_for_after_his_question(watch, programs):
+    first = await watch.look()
+    assert await watch.look(is_new=True) is not first
+    watch.forget()
+    await watch.look()
+    assert programs.asked.count("squeue") == 3
+
+
+async def test_steps_of_jobs_that_leave_are_asked_for_again(watch, programs):
+    programs.state = "COMPLETING"
+    await watch.look()
+    assert programs.asked == ["steps", "squeue", "steps", "sinfo"]
+
+
+async def test_silence_is_told_to_all_and_ends(watch, programs, clock):
+    programs.is_away = True
+    found = await asyncio.gather(*(watch.look() for _ in range(5)), return_exceptions=True)
+    assert {type(one) for one in found} == {EngineError}
+    assert all(one.retryable and "Unable to contact slurm controller" in one.message for one in found)
+    assert programs.asked == ["steps"]
+    clock.advance(1.1)
+    programs.is_away = False
+    assert (await watch.look()).jobs[0].job_id == 6
