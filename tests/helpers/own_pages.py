@@ -45,6 +45,7 @@ class FewParts:
             "machine": NO_MACHINE,
             "stragglers": StragglerPages(services),
             "rehearsals": SimpleNamespace(facts=lambda job: {}),
+            "engine": "local",
             "shared": lambda has_network: (),
         }
         self.parts = Parts(**parts | given)
@@ -56,6 +57,7 @@ class FewParts:
             metrics_token="token",
             metrics_page=metrics_page,
             max_body_bytes=MOST_BYTES,
+            boxes=self.parts.boxes,
         )
         self.handler = ClaryHandler(self.parts, authorizer, GuessLimiter(SimpleNamespace(monotonic=lambda: 0.0)))
         self.handle = self.handler.answer
@@ -64,7 +66,7 @@ class FewParts:
 class OwnPages:
     """Answers a request as the listener does: the gate first, then the handler."""
 
-    def __init__(self, plane, folder, *, metrics_page="token"):
+    def __init__(self, plane, folder, *, metrics_page="token", boxes=None):
         samples = SampleGateway(plane.store.series, plane.clock)
         training = TrainingGateway(plane.hub, plane.store.training, plane.store, plane.clock)
         shelf = RehearsalShelf(plane.store.documents("rehearsals"), folder / "rehearsals")
@@ -86,10 +88,12 @@ class OwnPages:
             checkpoints=CheckpointPages(client),
             downloads=DownloadsPage(client, credentials=KEY, region="r", clock=plane.clock),
             stragglers=StragglerPages(plane.services),
+            cluster=None,
             rehearsals=RehearsalPages(plane.services, desk, faults),
             strikes=RehearsalActions(faults),
             sign_in=SignIn(self.sessions, admin_token=OWNER, guesses=guesses),
             shared=lambda has_network: (),
+            boxes=boxes,
         )
         authorizer = Authorizer(
             plane.gateway,
@@ -99,6 +103,7 @@ class OwnPages:
             metrics_token=SCRAPER,
             metrics_page=metrics_page,
             max_body_bytes=MOST_BYTES,
+            boxes=boxes,
         )
         self.handler = ClaryHandler(parts, authorizer, guesses)
 

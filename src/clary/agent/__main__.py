@@ -17,6 +17,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
+from clary.agent.node_view import NodeView, read_node_view
 from clary.agent.service_client import AgentAddress, PoolAddress, PoolClient, ServiceClient
 from clary.agent.supervisor.pool_agent import PoolAgent
 from clary.agent.supervisor.steps import Steps
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job", required=True, help="name of the training job to begin with")
     parser.add_argument("--attempt", type=int, required=True, help="number of its attempt")
     parser.add_argument("--own-mounts", action="store_true", help="what it mounts for the host ends with it")
+    parser.add_argument("--node", default="", help="file of what this node has, where the service runs on another machine")
     parser.add_argument("--host", required=True, help="name of the host, for example algo-1")
     options = parser.parse_args(arguments)
     if not (token and pool_token):
@@ -52,7 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         enter_own_mounts()  # before there is a second thread, which would stay behind
     first = PoolAssignment(job=options.job, attempt=options.attempt, token=token)
-    agent = _pool_agent(options.service, options.pool, options.host, pool_token, first)
+    node = read_node_view(options.node) if options.node else None
+    agent = _pool_agent(options.service, options.pool, options.host, pool_token, first, node)
     for number in NOTICE_SIGNALS:
         signal.signal(number, lambda number, _: agent.terminate(signal.Signals(number).name))
     # The end of a terminal or connection is no notice. Not SIG_IGN, which everything that is executed would inherit.
@@ -60,7 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     return agent.run()
 
 
-def _pool_agent(service: str, pool: str, host: str, token: str, first: PoolAssignment) -> PoolAgent:
+def _pool_agent(
+    service: str, pool: str, host: str, token: str, first: PoolAssignment, node: NodeView | None
+) -> PoolAgent:
     @cache
     def standby() -> StandbyKeeper:
         # saves 11 ms, and 112 ms in `make_steps`, before the first report: as long as everything before it takes
@@ -75,7 +80,8 @@ def _pool_agent(service: str, pool: str, host: str, token: str, first: PoolAssig
 
     def make_attempt(assignment: PoolAssignment) -> Supervisor:
         address = AgentAddress(service_url=service, job=assignment.job, attempt=assignment.attempt, host=host)
-        return Supervisor(ServiceClient(address, token=assignment.token), host=host, make_steps=make_steps)
+        client = ServiceClient(address, token=assignment.token, seen=node.seen if node is not None else None)
+        return Supervisor(client, host=host, make_steps=make_steps)
 
     client = PoolClient(PoolAddress(service_url=service, pool=pool, host=host), token=token)
     return PoolAgent(first, client, make_attempt=make_attempt, between=standby)

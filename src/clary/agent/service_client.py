@@ -15,6 +15,7 @@ import random
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -112,10 +113,22 @@ class ServiceClient:
     Threads: `report`, `next_order`, `send_logs`, `send_samples`, `send_dump`, `send_training` are called from one
     thread each at a time, `send_profile` and `send_trace` from one thread together, `fetch_assignment` before the
     thread of `next_order` starts, `encode_logs`, `wake_orders` and `break_off` from any.
+
+    Args:
+        address: of this host at the service.
+        token: bearer token of the attempt's agents.
+        seen: turns the plan of all hosts into what one of them sees (`node_view`); None leaves it as it came.
     """
 
-    def __init__(self, address: AgentAddress, *, token: str) -> None:
+    def __init__(
+        self,
+        address: AgentAddress,
+        *,
+        token: str,
+        seen: Callable[[LaunchPlan, str], LaunchPlan] | None = None,
+    ) -> None:
         self.address = address
+        self._seen = seen
         self._reports = _Connection(address, token)
         self._orders = _Connection(address, token)
         self._logs = _Connection(address, token)
@@ -138,7 +151,8 @@ class ServiceClient:
 
         Raises: ServiceUnreachable, ServiceRefused, AttemptOver; ContractError for a plan that cannot be read.
         """
-        return from_plain(LaunchPlan, self._orders.call("GET", "assignment"))
+        plan = from_plain(LaunchPlan, self._orders.call("GET", "assignment"))
+        return plan if self._seen is None else self._seen(plan, self.address.host)
 
     def report(self, report: Report, *, timeout_s: float = REQUEST_TIMEOUT_S) -> ReportReceipt:
         """Tell the facts. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""

@@ -21,6 +21,7 @@ from clary.cli.contexts import require_local
 from clary.cli.health_words import has_colours, health_text, is_bad
 from clary.control.egress.entries import Reachable, parse_entry
 from clary.control.egress.package_indexes import index_entries
+from clary.control.engines.cluster.cluster_engine import SHARED
 from clary.control.engines.images import default_python, why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
@@ -68,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
         _checked("environment", lambda: _environment(settings)),
         _checked("machine", lambda: _machine(engine, settings)),
         _checked("memory limits", lambda: _memory_limits(engine, settings)),
+        *_nodes(settings),
         *_isolation(engine),
         *[Finding("not isolated", sentence) for sentence in shared_by_settings(settings, _reachable(settings))],
         *([Finding("job keys", OWN_ACCESS)] if settings.job_api_access == OWN else []),
@@ -99,6 +101,26 @@ def _checked(name: str, look: Callable[[], Finding]) -> Finding:
         return look()
     except ClaryError as error:
         return Finding(name, error.message, is_problem=True)
+
+
+def _nodes(settings: Settings) -> list[Finding]:
+    """Return what there is where hosts are other machines; nothing where they are this machine's."""
+    running = find_running(settings)
+    if running is None or not running.is_healthy():
+        return []
+    try:
+        page = running.get("capacity")
+    except ClaryError as error:
+        return [Finding("nodes", error.message, is_problem=True)]
+    if page["engine"] == "local":
+        return []
+    text = "; ".join(f"{kind['num_free']} of {kind['num_nodes']} free: {kind['maps_to']}" for kind in page["kinds"])
+    name = f"{page['engine']} nodes"
+    return [
+        Finding(name, text or "none", is_problem=not text),
+        Finding(name, f"they reach the service at {page['url']}"),
+        *[Finding("not isolated", sentence) for sentence in SHARED],
+    ]
 
 
 def _service(settings: Settings) -> Finding:

@@ -13,6 +13,7 @@ from clary import __version__
 from clary.base.errors import ClaryError, Fault, WireError
 from clary.cli import (
     backup,
+    capacity,
     checkpoints,
     completion,
     console,
@@ -25,7 +26,9 @@ from clary.cli import (
     dump,
     env,
     environments,
+    hosts,
     jobs,
+    join,
     logs,
     metrics,
     plan,
@@ -69,6 +72,9 @@ COMMANDS = (
     delete,
     plan,
     run,
+    capacity,
+    hosts,
+    join,
     pools,
     spot,
     rehearse,

@@ -77,6 +77,9 @@ def run(options: argparse.Namespace) -> int:
     print(f"clary runs at {connection.record.url}  (ready in {time.monotonic() - started_at:.1f} s)")
     if connection.record.tls_url:
         print(f"  tls    {connection.record.tls_url}")
+    if settings.engine != "local":
+        nodes = connection.get("capacity")
+        print(f"  nodes  {sum(kind['num_nodes'] for kind in nodes['kinds'])} of {nodes['engine']}, at {nodes['url']}")
     for sentence in shared_by_settings(settings, [parse_entry(text) for text in settings.reachable_networks]):
         print(f"  !!     {sentence}")
     print(f"  state  {folder.root}")

@@ -29,6 +29,7 @@ from clary.control.reconcile.desks.profile_desk import ProfileDesk
 from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.gateways.pool_gateway import PoolGateway
 from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.node_admission import NodeAdmission
 from clary.control.reconcile.past_durations import PastDurations
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_keeping import PoolKeeper
@@ -44,6 +45,7 @@ from clary.control.store.log_files.logs import LogStore
 from clary.control.store.store import Store
 from clary.testing.fake_clock import FakeClock
 from clary.testing.fake_engine import FakeEngine
+from clary.testing.fake_queue_engine import FakeQueueEngine
 
 UNKNOWN_IMAGE = "nobody/knows:1"
 LIMITS = deadlines.Limits(stop_grace_s=120, host_timeout_s=5, launch_timeout_s=60, upload_timeout_s=600)
@@ -106,15 +108,23 @@ class ControlPlane:
         self.gateway = AgentGateway(self.hub, logs, store, self.dumps, clock, profiles=self.profiles)
         self.market = SpotMarket(self.hub, clock)
         self.why_no_disks: Callable[[int], str] = lambda size_bytes: ""
-        self.admission = Admission(
-            self.settings,
-            engine.machine(),
-            self.hub,
-            _resolve_image,
-            self.market,
-            clock,
-            lambda size_bytes: self.why_no_disks(size_bytes),
-        )
+        queue = engine if isinstance(engine, FakeQueueEngine) else None
+        self.admission: Admission
+        if queue is None:
+            self.admission = Admission(
+                self.settings,
+                engine.machine(),
+                self.hub,
+                _resolve_image,
+                self.market,
+                clock,
+                lambda size_bytes: self.why_no_disks(size_bytes),
+            )
+        else:
+            nodes = queue.kinds
+            self.admission = NodeAdmission(
+                self.settings, lambda: nodes, "slurm", self.hub, _resolve_image, self.market, clock
+            )
         key = Credentials(access_key_id="K", secret_access_key="S")  # noqa: S106 - not a secret
         secrets = RootSecrets(access_key_id="K", secret_access_key="S", admin_token="A", master_key="M")  # noqa: S106
         self.pool_gateway = PoolGateway(self.hub, clock, pool_token=secrets.pool_token)
@@ -137,6 +147,7 @@ class ControlPlane:
             ),
             clock=clock,
             limits=LIMITS,
+            queue=queue,
         )
         self.services = Services(
             settings=self.settings,

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from clary.contract.launch_plan import Isolation, LaunchPlan, NetworkPlan
-from clary.control.engines.interface import CutOff, HeldAttempt, Released
+from clary.control.engines.interface import CapacityEnds, CutOff, HeldAttempt, Released
 from clary.control.scheduling.machine import Machine
 
 GIB = 1024**3
@@ -68,6 +68,16 @@ class FakeEngine:
         """Return host name -> whether its agent lives."""
         alive = self._alive.get(_pool_key(plan), {})
         return {host.name: alive.get(host.name, False) for host in plan.hosts}
+
+    async def why_dead(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """Return nothing."""
+        del plan
+        return {}
+
+    async def notices(self, plan: LaunchPlan) -> Mapping[str, CapacityEnds]:
+        """Return nothing."""
+        del plan
+        return {}
 
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
         """Return the test's `cut_off_hosts` among the hosts of this job."""

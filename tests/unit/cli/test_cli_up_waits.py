@@ -100,6 +100,6 @@ def test_up_says_what_the_log_of_a_service_that_ended_says(tmp_path, monkeypatch
     monkeypatch.setenv("CLARY_HOME", str(tmp_path))
     ending = [sys.executable, "-c", "import sys; print('the port is taken'); sys.exit(3)"]
     monkeypatch.setattr(up, "_command", lambda _: ending)
-    options = argparse.Namespace(foreground=False, new_database=False, new_keys=False, json=False)
+    options = argparse.Namespace(foreground=False, new_database=False, new_keys=False, json=False, engine=None)
     with pytest.raises(ClaryError, match=r"ended after .* s with exit code 3; end of .*service\.log:\n  the port"):
         up.run(options)

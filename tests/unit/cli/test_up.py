@@ -33,7 +33,7 @@ def say(tmp_path, monkeypatch, capsys):
     def say(*, is_running, is_json):
         monkeypatch.setattr(up, "find_running", lambda settings: connection if is_running else None)
         monkeypatch.setattr(up, "_start", lambda settings, folder, options: connection)
-        options = argparse.Namespace(foreground=False, json=is_json, new_database=False, new_keys=False)
+        options = argparse.Namespace(foreground=False, json=is_json, new_database=False, new_keys=False, engine=None)
         assert up.run(options) == 0
         return capsys.readouterr().out
 

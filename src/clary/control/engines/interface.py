@@ -40,6 +40,14 @@ class HeldAttempt:
     attempt: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class CapacityEnds:
+    """The end of a host's capacity, which the engine takes back."""
+
+    why: str  # in words, such as "Slurm job 4711 was preempted"
+    ends_at: datetime | None = None  # aware, UTC; None where nobody has said it
+
+
 class Engine(Protocol):
     """A source of hosts.
 
@@ -64,6 +72,12 @@ class Engine(Protocol):
 
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
         """Return host name -> whether its agent runs; false for one that was never started."""
+
+    async def why_dead(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """Return host name -> why its agent ended, as far as the engine knows more than that it did."""
+
+    async def notices(self, plan: LaunchPlan) -> Mapping[str, CapacityEnds]:
+        """Return host name -> end of its capacity, for hosts that the engine takes back."""
 
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
         """Return host name -> facts, for hosts whose network is gone though their agents may still report."""

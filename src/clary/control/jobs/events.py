@@ -29,6 +29,14 @@ class HostsAsked:
     log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> lines that are in it already
     pool: str = ""  # warm pool whose hosts they are, new or taken over
     left_by: str = ""  # job that left them
+    granted: str = ""  # by an engine with a queue: which hosts, in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationAsked:
+    """An engine with a queue is about to be asked for the hosts of a waiting job."""
+
+    pool: str  # names the allocation, and is the pool of the hosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +149,7 @@ class RuleEvaluationChanged:
 Event = (
     MustWait
     | HostsAsked
+    | AllocationAsked
     | NetworkReady
     | LaunchFailed
     | HostReported

@@ -84,7 +84,15 @@ def _hosts_asked(job: TrainingJob, event: events.HostsAsked, now: datetime) -> T
         warm_pool=warm_pools.on_start(job, left_by=event.left_by),
     )
     left_by = f" (the warm pool that {event.left_by} left)" if event.left_by else ""
-    return enter(job, SecondaryStatus.STARTING, f"{PREPARING_HOSTS_MESSAGE}{left_by}", now=now)
+    message = event.granted or f"{PREPARING_HOSTS_MESSAGE}{left_by}"
+    return enter(job, SecondaryStatus.STARTING, message, now=now)
+
+
+def _allocation_asked(job: TrainingJob, event: events.AllocationAsked, now: datetime) -> TrainingJob:
+    del now
+    if job.status is not TrainingJobStatus.IN_PROGRESS or job.hosts or job.pool:
+        return job
+    return replace(job, pool=event.pool)
 
 
 def _network_ready(job: TrainingJob, event: events.NetworkReady, now: datetime) -> TrainingJob:
@@ -237,6 +245,7 @@ def _rule_evaluation_changed(job: TrainingJob, event: events.RuleEvaluationChang
 _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
     events.MustWait: _must_wait,
     events.HostsAsked: _hosts_asked,
+    events.AllocationAsked: _allocation_asked,
     events.NetworkReady: _network_ready,
     events.LaunchFailed: _launch_failed,
     events.HostReported: _host_reported,

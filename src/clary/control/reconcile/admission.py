@@ -91,9 +91,7 @@ class Admission:
         job = JobRequest(request)
         _, image_notes = self._resolve_image(job.image)
         mapping = self.mapping(job)
-        refusal = refuse_if_too_large(Need.of(job.name, mapping), self.holdings(), capacity=self._capacity)
-        if refusal is not None:
-            raise WireError("ResourceLimitExceeded", refusal.reason)
+        self._check_size(job, mapping)
         self._check_runtime_limit(job)
         self._check_warm_pool_limit(job)
         self._check_disks(request, mapping)
@@ -169,6 +167,11 @@ class Admission:
             gpu_indices=job.held_gpus,
             memory_bytes=self._memory_held(job),
         )
+
+    def _check_size(self, job: JobRequest, mapping: HostMapping) -> None:
+        refusal = refuse_if_too_large(Need.of(job.name, mapping), self.holdings(), capacity=self._capacity)
+        if refusal is not None:
+            raise WireError("ResourceLimitExceeded", refusal.reason)
 
     def _check_disks(self, request: Mapping[str, Any], mapping: HostMapping) -> None:
         needed_bytes = sum(disk_bytes(request, host.name) or 0 for host in mapping.hosts)

@@ -13,29 +13,38 @@ from clary.control.engines.interface import CutOff
 from clary.control.jobs import attempts, events
 from clary.control.jobs.training_job import TrainingJob
 
+EMPTY: Mapping[str, str] = {}
+
 
 def last_signs(job: TrainingJob, heard: Mapping[str, datetime]) -> dict[str, datetime]:
     """Return host -> when it was last known to be well; a service that has just started goes by the record."""
     return {**{host: record.facts.phase_started_at for host, record in job.hosts.items()}, **heard}
 
 
-def dead_agents(job: TrainingJob, alive: Mapping[str, bool], *, signs: Mapping[str, datetime]) -> list[events.HostLost]:
+def dead_agents(
+    job: TrainingJob, alive: Mapping[str, bool], *, signs: Mapping[str, datetime], words: Mapping[str, str] = EMPTY
+) -> list[events.HostLost]:
     """Return the hosts whose agents have ended, though they were not told to leave.
 
     Args:
         job: the record.
         alive: host -> whether its agent runs.
         signs: of `last_signs`.
+        words: host -> what the engine says of the end of its agent.
     """
     return [
         events.HostLost(
             host=name,
-            why=f"{name} was lost: its agent ended in phase {record.facts.phase.value} without leave",
+            why=f"{name} was lost: {words.get(name) or _ended(record.facts.phase)}",
             last_sign_at=signs[name],
         )
         for name, record in job.hosts.items()
         if record.facts.phase not in (HostPhase.LOST, HostPhase.RELEASED) and not alive.get(name, False)
     ]
+
+
+def _ended(phase: HostPhase) -> str:
+    return f"its agent ended in phase {phase.value} without leave"
 
 
 def cut_off_hosts(

@@ -16,6 +16,7 @@ from clary.base.errors import ClaryError, EngineError, Fault, StoreError
 from clary.base.plain import from_plain, to_plain
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.statuses import SecondaryStatus
+from clary.control.engines.cluster.queue import Grant
 from clary.control.engines.interface import Engine
 from clary.control.jobs import deadlines, events, health
 from clary.control.jobs.job_request import JobRequest
@@ -84,6 +85,20 @@ class Launcher:
         await self._start_while_there_is_room()
         await self._tell_who_waits()
 
+    async def start(self, job: TrainingJob, asked: events.HostsAsked, holder: TrainingJob | None) -> None:
+        """Give a waiting job its attempt, and make its hosts in the background.
+
+        Args:
+            job: that waits.
+            asked: from `hosts_asked`.
+            holder: job whose pool it takes over, or None.
+        """
+        job = await self._hub.apply(job.name, asked)
+        if holder is not None and job.pool == holder.pool:
+            await self._hub.apply(holder.name, events.PoolReused(by=job.name))
+        if not job.is_terminal:
+            self.begin(job)
+
     async def _start_while_there_is_room(self) -> None:
         # The first is looked up anew each time: the queue may be long, and change while a job is started.
         while (job := self._first_waiting()) is not None:
@@ -97,11 +112,11 @@ class Launcher:
                 pool = self._pools.pool_for(job, holder)
                 asked = None
                 if isinstance(decision, Place):
-                    asked = await self._hosts_asked(job, decision, mapping, pool=pool, holder=holder)
+                    asked = await self.hosts_asked(job, decision, mapping, pool=pool, holder=holder)
             except Exception as error:  # boundary: a job that cannot be planned must not block the queue
                 if isinstance(error, StoreError) and error.retryable:
                     raise  # the log store fails for a moment: the next pass asks again
-                await self._fail_launch(job, error)
+                await self.fail(job, error)
                 continue
             if isinstance(decision, Wait):
                 idle = self._pools.idle()
@@ -114,11 +129,7 @@ class Launcher:
             if isinstance(decision, Refuse):
                 await self._hub.apply(name, events.LaunchFailed(message=decision.reason, fault=Fault.CAPACITY))
             elif asked is not None:
-                job = await self._hub.apply(name, asked)
-                if holder is not None and job.pool == holder.pool:
-                    await self._hub.apply(holder.name, events.PoolReused(by=name))
-                if not job.is_terminal:
-                    self.begin(job)
+                await self.start(job, asked, holder)
 
     async def _tell_who_waits(self) -> None:
         """Make jobs Pending that came behind others: for every client they are Starting otherwise, for hours.
@@ -149,9 +160,26 @@ class Launcher:
         # One whose last attempt is still being put away keeps its place.
         return None if first is None or self._tasks.is_busy(first.name) else first
 
-    async def _hosts_asked(
-        self, job: TrainingJob, place: Place, mapping: HostMapping, *, pool: str, holder: TrainingJob | None
+    async def hosts_asked(
+        self,
+        job: TrainingJob,
+        place: Place,
+        mapping: HostMapping,
+        *,
+        pool: str,
+        holder: TrainingJob | None,
+        grant: Grant | None = None,
     ) -> events.HostsAsked:
+        """Return the event that gives a waiting job its next attempt.
+
+        Args:
+            job: that waits.
+            place: GPUs of its hosts.
+            mapping: its hosts.
+            pool: that they belong to.
+            holder: job whose pool it takes over, or None.
+            grant: of an engine with a queue; None of one without.
+        """
         request = JobRequest(job.request)
         environment = self._admission.environment(request.image)
         resources = mapping.resources(place.gpus)
@@ -165,6 +193,7 @@ class Launcher:
             # What may be tried again keeps the hosts that live, though nobody else gets them in the end.
             shares_hosts=holder is not None or request.keep_alive_s > 0 or job.restart_rule.max_restarts > 0,
             network_checked_for="" if holder is None else health.job_of_good_links(holder),
+            notice_grace_s=0.0 if grant is None else grant.notice_grace_s or self._limits.stop_grace_s,
         )
         epoch = int(self._clock.now().timestamp())
         # Clients list a job's streams once and follow those: a later attempt goes on in the same ones.
@@ -176,6 +205,7 @@ class Launcher:
             log_bases={stream: await self._num_lines(stream) for stream in job.log_streams},
             pool=pool,
             left_by="" if holder is None else holder.name,
+            granted="" if grant is None or holder is not None else grant.words,
         )
 
     async def _num_lines(self, stream: str) -> int:
@@ -208,17 +238,18 @@ class Launcher:
         except StoreError as error:
             if error.retryable:
                 raise  # a database that fails for a moment says nothing about hosts: the next pass launches again
-            await self._fail_launch(job, error)
+            await self.fail(job, error)
         except TimeoutError as error:
             if not limit.expired():
-                await self._fail_launch(job, error)
+                await self.fail(job, error)
                 return
             why = f"hosts were not ready within {self._limits.launch_timeout_s:g} s (setting launch_timeout_s)"
-            await self._fail_launch(job, EngineError(why))
+            await self.fail(job, EngineError(why))
         except Exception as error:  # noqa: BLE001 - boundary: whatever went wrong, the job must say so and end
-            await self._fail_launch(job, error)
+            await self.fail(job, error)
 
-    async def _fail_launch(self, job: TrainingJob, error: Exception) -> None:
+    async def fail(self, job: TrainingJob, error: Exception) -> None:
+        """End a launch that cannot be, with the error's words."""
         if isinstance(error, ClaryError):
             message, fault = error.message, error.fault
             log.warning("job %s: hosts could not be had: %s", job.name, message)

@@ -45,6 +45,8 @@ class Site:
     service_url: str
     proxy_url: str | None
     isolation: Isolation
+    is_remote: bool = False  # whether hosts are other machines: they get no key of the object store
+    signals_all: bool = False  # whether a scheduler's SIGTERM goes to every process of a host
 
 
 def build_plan(
@@ -57,6 +59,7 @@ def build_plan(
     pool: str,
     shares_hosts: bool,
     network_checked_for: str = "",
+    notice_grace_s: float = 0.0,
 ) -> LaunchPlan:
     """Return the plan of the job's next attempt, without addresses: those come from the engine.
 
@@ -69,6 +72,7 @@ def build_plan(
         pool: whose hosts these are.
         shares_hosts: whether they may have served another attempt, or may yet serve one.
         network_checked_for: job that had these very hosts last, if their links were found well.
+        notice_grace_s: from the engine's SIGTERM to an agent to its end; 0 if the engine signals no agents.
     Raises: WireError: a file system of the request is in the settings no more.
     """
     request = JobRequest(job.request)
@@ -78,6 +82,11 @@ def build_plan(
     attempt_id = f"{job.name}:{job.created_at.isoformat()}:{attempt}"
     wants_checks = request.wants_health_checks
     # What the request itself names is started as asked.
+    job_endpoint = Endpoint(
+        url=site.service_url,
+        region=settings.region,
+        credentials=site.secrets.job_credentials(attempt_id),
+    )
     requested = read_distribution(request.hyperparameters).processes_per_host
     hosts = tuple(
         HostPlan(
@@ -107,12 +116,9 @@ def build_plan(
         user_environment=dict(request.environment),
         channels=tuple(located(channel, settings.file_systems) for channel in request.channels),
         output=request.output,
-        object_store=site.object_store,
-        job_endpoint=Endpoint(
-            url=site.service_url,
-            region=settings.region,
-            credentials=site.secrets.job_credentials(attempt_id),
-        ),
+        # The key of an attempt ends with it: a host that nobody can reach stores nothing after that.
+        object_store=job_endpoint if site.is_remote else site.object_store,
+        job_endpoint=job_endpoint,
         service_url=site.service_url,
         agent_token=site.secrets.agent_token(attempt_id),
         work_folder=str(site.folder.jobs / job.name / str(attempt)),
@@ -144,6 +150,8 @@ def build_plan(
         network_checked_for=network_checked_for,
         health_action=HealthAction(settings.health_action),
         stop_grace_s=settings.stop_grace_s,
+        notice_grace_s=notice_grace_s,
+        engine_signals_all=site.signals_all,
         network_isolation=request.has_network_isolation,
         shows_whole_machine=settings.machine_view == "whole",
         visible_folders=tuple(folder for folder in settings.visible_folders.split(":") if folder),

@@ -16,15 +16,18 @@ from clary.base.errors import Fault
 from clary.base.plain import from_plain
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.launch_plan import LaunchPlan
+from clary.control.engines.cluster.queue import Queue
 from clary.control.engines.interface import Engine
-from clary.control.jobs import deadlines, events, retries, warm_pools
+from clary.control.jobs import deadlines, events, notices, retries, warm_pools
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile import host_losses
 from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.gateways.agent_gateway import AgentGateway
+from clary.control.reconcile.granting import Granter
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.job_tasks import JobTasks
 from clary.control.reconcile.launching import Launcher, LogStarts
+from clary.control.reconcile.node_admission import NodeAdmission
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_keeping import PoolKeeper
 from clary.control.reconcile.releasing import LogEnds, Releaser
@@ -57,6 +60,7 @@ class Reconciler:
         site: Site,
         clock: Clock,
         limits: deadlines.Limits,
+        queue: Queue | None = None,
     ) -> None:
         self._hub = hub
         self._engine = engine
@@ -88,6 +92,18 @@ class Reconciler:
             launcher=self.launcher,
             tasks=self._tasks,
         )
+        self._granter: Granter | None = None
+        if queue is not None:
+            assert isinstance(admission, NodeAdmission), "an engine with a queue has nodes"
+            self._granter = Granter(
+                hub=hub,
+                queue=queue,
+                admission=admission,
+                pools=pools,
+                launcher=self.launcher,
+                tasks=self._tasks,
+                settings=site.settings,
+            )
         self._waiting_checked_at_s: float | None = None
         self.is_draining = False  # set when the service leaves: nothing new starts
 
@@ -118,7 +134,7 @@ class Reconciler:
             await self._look_at_waiting_jobs()
             await self._reclaim_spot_capacity()
             if not self.is_draining:
-                await self.launcher.start_waiting_jobs()
+                await (self._granter or self.launcher).start_waiting_jobs()
         except Exception:  # boundary: the loop lives on, and running jobs are looked after
             log.exception("waiting jobs: this pass failed; the next one tries again")
         for name in [job.name for job in self._hub.active_jobs()]:
@@ -188,7 +204,12 @@ class Reconciler:
         job = latest
         signs = host_losses.last_signs(job, self._gateway.last_signs(job))
         before = self._clock.now() - timedelta(seconds=deadlines.evidence_wait_s(job, self._limits))
-        dead = host_losses.dead_agents(job, alive, signs=signs)
+        reclaimed = await self._reclaimed_by_engine(job, plan)
+        if reclaimed is not None:
+            log.info("job %s: %s", job.name, reclaimed.reason)
+            job = await self._hub.apply(job.name, reclaimed)
+        words = {} if all(alive.values()) else await self._engine.why_dead(plan)
+        dead = host_losses.dead_agents(job, alive, signs=signs, words=words)
         for event in (*dead, *host_losses.cut_off_hosts(job, cut_off, before=before)):
             log.warning("job %s: %s", job.name, event.why)
             job = await self._hub.apply(job.name, event)
@@ -202,3 +223,14 @@ class Reconciler:
         for host, record in job.hosts.items():
             if record.facts.phase is HostPhase.LOST and alive.get(host, False):
                 self.releaser.fence(job, plan, host)
+
+    async def _reclaimed_by_engine(self, job: TrainingJob, plan: LaunchPlan) -> events.Reclaimed | None:
+        """Return the end of an attempt whose capacity the engine takes back, before any agent has said so."""
+        if job.end_cause is not None or job.ending is not None:
+            return None
+        for host, notice in (await self._engine.notices(plan)).items():
+            left_s = None
+            if notice.ends_at is not None:
+                left_s = max(0.0, (notice.ends_at - self._clock.now()).total_seconds())
+            return notices.reclaimed(host, notice.why, grace_left_s=left_s, stop_grace_s=self._limits.stop_grace_s)
+        return None

@@ -20,6 +20,7 @@ from clary.control.store.damage import JobUnreadable
 
 START_WAIT_S = 20.0  # that a start waits for hosts to go; what takes longer goes on in the background
 RETRY_S = 5.0
+REAP_INTERVAL_S = 30.0  # an allocation that nobody claims at two looks ends
 _POOL = re.compile(r"pool_[0-9a-f]{12}")
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,23 @@ class UnownedHosts:
         found.sort(key=lambda held: not _POOL.fullmatch(held.name))  # agents go before what they write to
         self._task = asyncio.create_task(self._release_all(found), name="unowned-hosts")
         await asyncio.wait([self._task], timeout=START_WAIT_S)
+
+    async def reap(self) -> None:
+        """Release allocations that no job has claimed for a minute, again and again until cancelled.
+
+        A job's record names its allocation before the engine is asked for it, so that one without a job is nobody's.
+        """
+        seen_before: set[HeldAttempt] = set()
+        while True:
+            await asyncio.sleep(REAP_INTERVAL_S)
+            try:
+                found = {held for held in await self._engine.unreleased() if not self._is_owned(held)}
+            except ClaryError as error:
+                log.warning("allocations that nobody claims could not be looked for: %s", error.message)
+                continue
+            for held in sorted(found & seen_before, key=lambda one: one.name):
+                await self._is_released(held)
+            seen_before = found
 
     async def close(self) -> None:
         """Leave the remaining hosts to the next service."""

@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Mapping
 
 from clary.base.errors import WireError
+from clary.control.engines.boxes.desk import BoxDesk, require_desk
 from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.gateways.pool_gateway import PoolGateway
 from clary.control.reconcile.gateways.training_gateway import MAX_STATUS_BYTES, TrainingGateway
@@ -35,6 +36,8 @@ class Authorizer:
         metrics_token: opens the metrics.
         metrics_page: the setting.
         max_body_bytes: longest body of a caller who is known.
+        boxes: tokens of boxes; None where hosts come from elsewhere.
+        engine: setting `engine`.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class Authorizer:
         metrics_token: str,
         metrics_page: str,
         max_body_bytes: int,
+        boxes: BoxDesk | None = None,
+        engine: str = "local",
     ) -> None:
         self._agents = agents
         self._pools = pools
@@ -55,6 +60,8 @@ class Authorizer:
         self._metrics_token = metrics_token
         self._metrics_page = metrics_page
         self._max_body_bytes = max_body_bytes
+        self._boxes = boxes
+        self._engine = engine
 
     def authorize(self, who: Who, request: HttpRequest, values: Mapping[str, str]) -> Caller:
         """Return the caller of a request for a route that is open to `who`.
@@ -63,7 +70,8 @@ class Authorizer:
             who: may ask, as the route says.
             request: its head; the body may not have come yet.
             values: of the path: job, attempt, host, pool and pool_host where the route has them.
-        Raises: WireError 401 or 403 for anybody else; 404 and 410 for an agent whose host or attempt is not there.
+        Raises: WireError 401 or 403 for anybody else; 404 and 410 for an agent or a box that is not there; 409 for a
+            box where hosts come from elsewhere.
         """
         match who:
             case Who.AGENT:
@@ -88,6 +96,12 @@ class Authorizer:
             case Who.TOKEN:
                 self._access.session_of(request)  # refuses a page of another origin
                 self._access.require_token(request)
+            case Who.BOX:
+                box = values["box"]
+                require_desk(self._boxes, self._engine).authorize(box, bearer_token(request))
+                return Caller(name=f"box {box}", max_body_bytes=min(self._max_body_bytes, OWNER_BODY_BYTES))
+            case Who.JOINER:
+                require_desk(self._boxes, self._engine).authorize_joining(bearer_token(request))
             case Who.SCRAPER:
                 self._require_scraper(request)
             case Who.ANYBODY:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from clary.contract.launch_plan import Isolation
 from clary.control.egress.policy import EgressPolicy
+from clary.control.engines.cluster.cluster_faults import ClusterFaults
 from clary.control.engines.images import resolve
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
@@ -27,6 +28,7 @@ from clary.control.reconcile.gateways.pool_gateway import PoolGateway
 from clary.control.reconcile.gateways.sample_gateway import SampleGateway
 from clary.control.reconcile.gateways.training_gateway import TrainingGateway
 from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.node_admission import NodeAdmission
 from clary.control.reconcile.past_durations import LAST_COMPLETED, PastDurations
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_keeping import PoolKeeper
@@ -39,12 +41,14 @@ from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.scheduling.prices import PriceList
 from clary.control.scheduling.spot import SpotSchedule, load_schedule
 from clary.control.server.foundations import Foundations
+from clary.control.server.host_source import other_machines
 from clary.control.services.call import Services
 from clary.control.settings import Settings
 from clary.control.store.documents.document_folders import take_over
 from clary.control.store.documents.numbered_documents import REQUEST
 
 # Folders of numbered documents, as releases before 0.1 had them, and the name of each one's first document.
+REMOTE_TIMEOUT_S = 15.0
 _OLD_FOLDERS = {"dumps": REQUEST, "profiles": REQUEST, "rehearsals": RECORD}
 
 
@@ -65,12 +69,22 @@ class Core:
         self.hub = hub = JobHub(store, clock)
         self.notices = RuleNotices(settings.rule_webhook_url)
         self.traces = TraceExporter(settings.otlp_endpoint, headers=settings.otlp_headers, region=settings.region)
-        self.engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [], egress=egress)
+        self.source = source = other_machines(base)
+        self.cluster = None if source is None else source.engine
+        local = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [], egress=egress)
+        self.engine = local if source is None else source.engine
         resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe(home=root))
         self.market = SpotMarket(hub, clock, _spot_schedule(settings))
-        self.faults = LocalFaults(self.engine, settings.home_folder)
-        machine, why_no_disks = self.engine.machine(), self.faults.why_no_disks
-        self.admission = Admission(settings, machine, hub, resolve_image, self.market, clock, why_no_disks)
+        self.faults = LocalFaults(local, settings.home_folder) if source is None else ClusterFaults(source.engine)
+        self.admission: Admission
+        if source is None:
+            machine, why_no_disks = local.machine(), self.faults.why_no_disks
+            self.admission = Admission(settings, machine, hub, resolve_image, self.market, clock, why_no_disks)
+        else:
+            engine = source.engine
+            self.admission = NodeAdmission(
+                settings, lambda: engine.kinds, engine.scheduler.name, hub, resolve_image, self.market, clock
+            )
         dumps = DumpDesk(store.documents("dumps"), clock=clock)
         profiles = ProfileDesk(store.documents("profiles"), root / "profiles", clock=clock)
         shelf = RehearsalShelf(store.documents("rehearsals"), root / "rehearsals")
@@ -108,9 +122,12 @@ class Core:
         self._past.load((await store.cards.page(LAST_COMPLETED, now=self._base.clock.now())).cards)
         hub.listen(self._past.note)
         await hub.load()
-        unowned = UnownedHosts(hub, self.engine, store)
-        stack.push_async_callback(unowned.close)
-        await unowned.take_back()
+        if self.cluster is not None:
+            await self.cluster.start()
+            stack.push_async_callback(self.cluster.scheduler.close)
+        self.unowned = UnownedHosts(hub, self.engine, store)
+        stack.push_async_callback(self.unowned.close)
+        await self.unowned.take_back()
         await self.rehearsing.load()
         stack.push_async_callback(self.rehearsing.interrupt)
 
@@ -129,9 +146,11 @@ class Core:
             folder=base.folder,
             secrets=base.secrets,
             object_store=base.object_store,
-            service_url=urls.api,
-            proxy_url=urls.proxy or None,
+            service_url=urls.nodes or urls.api,
+            proxy_url=urls.proxy or None if self.source is None else None,  # nodes have their own way out
             isolation=isolation,
+            is_remote=self.source is not None,
+            signals_all=self.source is not None and self.source.signals_all,
         )
         return Reconciler(
             hub=self.hub,
@@ -144,6 +163,7 @@ class Core:
             site=site,
             clock=base.clock,
             limits=_limits(settings),
+            queue=self.cluster,
         )
 
 
@@ -155,9 +175,12 @@ def _spot_schedule(settings: Settings) -> SpotSchedule | None:
 
 
 def _limits(settings: Settings) -> deadlines.Limits:
+    host_timeout_s = settings.host_timeout_s
+    if settings.engine != "local":  # over a real network, three heartbeats are soon missed
+        host_timeout_s = max(host_timeout_s, REMOTE_TIMEOUT_S)
     return deadlines.Limits(
         stop_grace_s=settings.stop_grace_s,
-        host_timeout_s=settings.host_timeout_s,
+        host_timeout_s=host_timeout_s,
         launch_timeout_s=settings.launch_timeout_s,
         upload_timeout_s=settings.upload_timeout_s,
     )

@@ -38,6 +38,7 @@ from clary.control.server.pages.machine_page import MachinePage
 from clary.control.server.pages.metrics_page import MetricsPage
 from clary.control.server.pages.rehearsals_page import RehearsalPages
 from clary.control.server.pages.stragglers_page import StragglerPages
+from clary.control.server.ports import nodes_host
 from clary.control.server.routing import Parts
 from clary.control.services.call import Services
 from clary.control.settings import OWN_REGION, Settings
@@ -93,6 +94,7 @@ async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backu
         max_body_bytes=settings.max_body_bytes,
         tls_context=_tls_context(settings),
         tls_port=ports.tls or 0,
+        nodes_host=nodes_host(settings),
     )
     await listener.start()
     stack.push_async_callback(listener.close)
@@ -121,6 +123,7 @@ def _own_pages(stack: AsyncExitStack, base: Foundations, core: Core, backups: Ba
     sessions = Sessions(secrets.session_key, base.folder.revoked_sessions, clock)
     checkpoints = CheckpointPages(client)
     stack.push_async_callback(checkpoints.close)
+    boxes = None if core.source is None else core.source.boxes
     parts = Parts(
         services=core.services,
         agents=core.agents,
@@ -134,10 +137,13 @@ def _own_pages(stack: AsyncExitStack, base: Foundations, core: Core, backups: Ba
         checkpoints=checkpoints,
         downloads=DownloadsPage(client, credentials=secrets.credentials, region=settings.region, clock=clock),
         stragglers=StragglerPages(core.services),
+        cluster=core.cluster,
         rehearsals=RehearsalPages(core.services, core.rehearsing, core.faults),
         strikes=RehearsalActions(core.faults),
         sign_in=SignIn(sessions, admin_token=secrets.admin_token, guesses=guesses),
         shared=lambda has_network: shared_by_settings(settings, core.egress.reachable, has_network=has_network),
+        engine=settings.engine,
+        boxes=boxes,
     )
     authorizer = Authorizer(
         core.agents,
@@ -147,13 +153,16 @@ def _own_pages(stack: AsyncExitStack, base: Foundations, core: Core, backups: Ba
         metrics_token=secrets.metrics_token,
         metrics_page=settings.metrics_page,
         max_body_bytes=settings.max_body_bytes,
+        boxes=boxes,
+        engine=settings.engine,
     )
     return ClaryHandler(parts, authorizer, guesses)
 
 
 def _own_names(settings: Settings) -> list[str]:
     """Return the names under which this machine is reached; a numeric address needs no name."""
-    return [settings.host, socket.gethostname(), *settings.host_names.split(",")]
+    own = [settings.host, nodes_host(settings), socket.gethostname()]
+    return [*own, *settings.host_names.split(",")]
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext | None:
@@ -161,4 +170,5 @@ def _tls_context(settings: Settings) -> ssl.SSLContext | None:
         return None
     folder = StateFolder(settings.home_folder).tls
     now = SystemClock().now()
-    return server_context(ensure_certificates(folder, region=settings.region, host=settings.host, now=now))
+    names = {"host": settings.host, "nodes_host": nodes_host(settings)}
+    return server_context(ensure_certificates(folder, region=settings.region, now=now, **names))

@@ -23,6 +23,7 @@ class Urls:
     api: str
     tls: str
     proxy: str
+    nodes: str  # under which other machines reach it; empty where hosts are this one's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,13 @@ class Ports:
             api=f"http://{host}:{self.api}",
             tls=f"https://localhost:{self.tls}" if self.tls is not None else "",
             proxy=f"http://{host}:{self.proxy}" if self.proxy is not None else "",
+            nodes=self._nodes_url(settings),
         )
+
+    def _nodes_url(self, settings: Settings) -> str:
+        if settings.engine == "local":
+            return ""
+        return settings.advertise_url or f"https://{own_address()}:{self.tls}"
 
 
 def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
@@ -51,6 +58,12 @@ def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
         left: record of a service that ended without removing it.
     Raises: EngineError naming a port that is taken.
     """
+    if settings.engine != "local" and not settings.tls_port:
+        raise EngineError(
+            f"engine {settings.engine}: other machines reach the service by TLS alone, and setting tls_port is 0; "
+            "set a port",
+            fault=Fault.USER,
+        )
     with contextlib.ExitStack() as held:
         api = _take(held, settings.host, settings.port, _port_of(left.url if left else ""))
         if not settings.tls_port:
@@ -58,6 +71,23 @@ def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
         tls = _take(held, settings.host, settings.tls_port, 0)
         proxy = _take(held, settings.host, 0, _port_of(left.proxy_url if left else ""))
         return Ports(api=api, tls=tls, proxy=proxy)
+
+
+def nodes_host(settings: Settings) -> str:
+    """Return the address on which other machines reach the TLS port; empty where hosts are this machine's."""
+    if settings.engine == "local":
+        return ""
+    return urlsplit(settings.advertise_url).hostname or own_address()
+
+
+def own_address() -> str:
+    """Return this machine's address towards other machines; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("192.0.2.1", 9))  # RFC 5737: an address of nobody
+            return str(asking.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"  # without a way out: nodes are this machine too, or advertise_url says more
 
 
 def _take(held: contextlib.ExitStack, host: str, wanted: int, earlier: int) -> int:

@@ -13,14 +13,18 @@ from typing import Any
 
 from clary.base.errors import WireError
 from clary.contract.agent_protocol import LogBatch, Report
+from clary.contract.box_protocol import BoxReport
 from clary.contract.deep_profiles import HostProfile
 from clary.contract.metric_samples import SampleBatch
 from clary.contract.stack_dumps import HostDump
 from clary.contract.training_values import TrainingBatch
 from clary.control.jobs.job_state import job_state_row
+from clary.control.server import box_routes
 from clary.control.server.actions.rerun_action import rerun
 from clary.control.server.actions.spot_actions import reclaim, set_capacity, spot_page
 from clary.control.server.agent_routes import MAX_NUMBERS, next_assignment, next_order, take_status, take_trace
+from clary.control.server.allocation_routes import bundle, enrol
+from clary.control.server.pages.capacity_page import capacity_page
 from clary.control.server.pages.compare_page import compare_page
 from clary.control.server.pages.dump_page import ask_for_dump, dump_page
 from clary.control.server.pages.facts_page import facts_page, plan_page
@@ -41,11 +45,14 @@ from clary.control.services.job_acts import stop_job
 
 AGENT, POOL_AGENT, PROGRAM, SCRAPER = Who.AGENT, Who.POOL_AGENT, Who.PROGRAM, Who.SCRAPER
 OWNER, TOKEN, ANYBODY, NOBODY = Who.OWNER, Who.TOKEN, Who.ANYBODY, Who.NOBODY
+BOX, JOINER = Who.BOX, Who.JOINER
 _V1 = "/clary/v1"
 _HOST = _V1 + "/agents/{job}/{attempt}/{host}"
 _POOL = _V1 + "/pools/{pool}/{pool_host}/assignment"
 _STATUS = _V1 + "/status/{job}/{attempt}/{host}"
+_ALLOCATION = _V1 + "/allocations/{pool}/{index}"
 _JOB = _V1 + "/jobs/{job}"
+_BOX = _V1 + "/boxes/{box}"
 _PAGES = (
     "state, plan, request, why, logs, log-lines, series, training, tensorboard, metric-values, stragglers, "
     "health, dump, profile, profiler-report, checkpoints, downloads and rehearsals; stop, rerun, strike and "
@@ -65,6 +72,10 @@ def _absent(words: str, *, code: str = "NotFound", status: int = 404) -> Act:
 
 def _wrong_method(words: str) -> Act:
     return _absent(words, code="MethodNotAllowed", status=405)
+
+
+def _place(ask: Asked) -> tuple[str, str]:
+    return ask.values["pool"], ask.values["index"]
 
 
 def _facts(own: Parts, ask: Asked) -> object:
@@ -109,6 +120,23 @@ ROUTES: tuple[Route, ...] = (
     Route(ANY, _V1 + "/pools{rest+}", NOBODY, _absent("no such path of a pool: {path}")),
     Route("POST PUT", _STATUS, PROGRAM, lambda own, ask: take_status(own.training, ask.job, ask.host, ask.request)),
     Route(ANY, _V1 + "/status{rest+}", NOBODY, _absent("no such status: {method} {path}")),
+    # Daemons of boxes (contract/box_protocol.py), and machines that become one
+    Route("POST", _BOX + "/leases", BOX, box_routes.next_orders, Reads(BoxReport)),
+    Route("GET", _BOX + "/boot/{digest}", BOX, box_routes.boot_source),
+    Route("POST", _V1 + "/join", JOINER, box_routes.join),
+    Route("GET", _V1 + "/authority", ANYBODY, box_routes.authority),
+    # Boxes, for their owner
+    Route("GET HEAD", _V1 + "/boxes", OWNER, box_routes.boxes_page),
+    Route("POST", _V1 + "/boxes", OWNER, box_routes.add_box),
+    Route("POST", _BOX + "/drain", OWNER, box_routes.drain),
+    Route("POST", _BOX + "/resume", OWNER, box_routes.resume),
+    Route("POST", _BOX + "/remove", OWNER, box_routes.remove),
+    Route("POST", _V1 + "/join-tokens", OWNER, box_routes.join_token),
+    # Boots on other machines, and what they need (contract/enrolment.py)
+    Route("POST", _ALLOCATION, ANYBODY, lambda own, ask: enrol(own.cluster, *_place(ask), ask.request)),
+    Route(ANY, _V1 + "/allocations{rest+}", NOBODY, _absent("no such allocation: {method} {path}")),
+    Route("GET", _V1 + "/agent/{digest}", ANYBODY, lambda own, ask: bundle(own.cluster, ask.values["digest"])),
+    Route(ANY, _V1 + "/agent{rest+}", NOBODY, _absent("no such bundle: {method} {path}")),
     # Prometheus
     Route("GET", "/metrics", SCRAPER, lambda own, ask: own.metrics.page()),
     # Signing in to the console and out of it
@@ -118,6 +146,8 @@ ROUTES: tuple[Route, ...] = (
     Route(ANY, _V1 + "/session", ANYBODY, _wrong_method("a session has no {method}")),
     Route("POST", _V1 + "/session-code", TOKEN, lambda own, ask: own.sign_in.new_code()),
     Route(ANY, _V1 + "/session-code", ANYBODY, _wrong_method("a code is asked for by POST")),
+    # Nodes that hosts can come from
+    Route(ANY, _V1 + "/capacity", OWNER, lambda own, ask: capacity_page(own.cluster, own.machine)),
     # A job: what is asked of it
     Route("POST", _JOB + "/dump", OWNER, lambda own, ask: ask_for_dump(own.services, ask.job)),
     Route("POST", _JOB + "/profile", OWNER, lambda own, ask: ask_for_profile(own.services, ask.job, ask.body)),

@@ -12,6 +12,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from clary.contract.box_protocol import BOX_NAME
+from clary.control.engines.boxes.desk import BoxDesk
+from clary.control.engines.cluster.cluster_engine import ClusterEngine
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.gateways.pool_gateway import PoolGateway
@@ -38,6 +41,7 @@ _FORMS = {  # of the values in a path; a path with another form is no such path
     "attempt": re.compile(r"[0-9]{1,9}"),
     "pool": re.compile(r"pool_[0-9a-f]{12}"),
     "pool_host": re.compile(r"algo-[0-9]{1,4}"),
+    "box": BOX_NAME,
 }
 
 
@@ -47,6 +51,8 @@ class Who(StrEnum):
     AGENT = "agent"  # of a job's attempt, with the attempt's token
     POOL_AGENT = "pool agent"  # of a warm pool, with the pool's token
     PROGRAM = "program"  # of one host of a job, with its token for the status
+    BOX = "box"  # daemon of a box, with the box's token
+    JOINER = "joiner"  # machine that joins as a box, with a token for that
     SCRAPER = "scraper"  # of metrics, as setting `metrics_page` says
     OWNER = "owner"  # with the admin token or a session of the console
     TOKEN = "owner's token"  # noqa: S105 - the admin token, never a session
@@ -91,10 +97,13 @@ class Parts:
     checkpoints: CheckpointPages
     downloads: DownloadsPage
     stragglers: StragglerPages
+    cluster: ClusterEngine | None  # None where hosts are this machine's own
     rehearsals: RehearsalPages
     strikes: RehearsalActions
     sign_in: SignIn
     shared: Callable[[bool], Sequence[str]]  # sentences on what the settings share, with a job's network or without
+    engine: str = "local"  # setting `engine`
+    boxes: BoxDesk | None = None  # where hosts come from boxes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,9 @@ def _start_tasks(
         "profile-keeping": keep_profiles(core.services.profiles, hub, store.get_job, client),
         "profiler-rules": ProfilerRules(hub, store, store.series, client, clock=clock).run(),
     }
+    if core.cluster is not None:
+        tasks["node-kinds"] = core.cluster.follow()
+        tasks["reaper"] = core.unowned.reap()
     for name, work in tasks.items():
         stack.push_async_callback(cancel, asyncio.create_task(work, name=name))
 

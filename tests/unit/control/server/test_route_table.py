@@ -1,12 +1,15 @@
 """Every route of the service's own pages, asked by every caller."""
 
+import hashlib
 import json
 
 import pytest
 from own_pages import OWNER, SCRAPER, OwnPages
+from spoken_boxes import BOOT, new_box
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.training_values import status_token
+from clary.control.engines.boxes.scheduler import BoxesScheduler
 from clary.control.server.edge.guesses import MAX_WRONG
 from clary.control.server.route_table import ROUTES as TABLE
 from clary.control.server.routing import Who, match
@@ -16,6 +19,7 @@ from clary.testing.control_plane import ControlPlane
 AGENT, STATUS = "/clary/v1/agents/job/1/algo-1", "/clary/v1/status/job/1/algo-1"
 POOL = "/clary/v1/pools/{pool}/algo-1/assignment"
 JOB, V1 = "/clary/v1/jobs/job", "/clary/v1"
+BOX = f"{V1}/boxes/box1"
 PAGES = [
     *("state", "plan", "request", "why", "health", "series", "logs", "log-lines", "training", "tensorboard"),
     *("metric-values", "stragglers", "dump", "profile", "profiler-report", "checkpoints", "downloads", "rehearsals"),
@@ -42,6 +46,13 @@ ROUTES = [
     *(("owner", "POST", f"{JOB}/{act}") for act in ACTS),
     *(("owner", method, f"{V1}/{page}") for method in ("PUT", "DELETE") for page in ("jobs", "state", "spot")),
     ("token", "POST", f"{V1}/session-code"),
+    ("box", "POST", f"{BOX}/leases"),
+    ("box", "GET", f"{BOX}/boot/{hashlib.sha256(BOOT.script.encode()).hexdigest()}"),
+    ("joiner", "POST", f"{V1}/join"),
+    ("owner", "GET", f"{V1}/boxes"),
+    ("owner", "GET", f"{V1}/capacity"),
+    *(("owner", "POST", path) for path in (f"{V1}/boxes", f"{V1}/join-tokens")),
+    *(("owner", "POST", f"{BOX}/{act}") for act in ("drain", "resume", "remove")),
 ]
 NOT_SIGNED_IN = (401, "NotSignedIn", "sign in first: `clary console` prints a link")
 NO_TOKEN = (403, "AccessDenied", "this page needs `Authorization: Bearer TOKEN`")
@@ -50,6 +61,12 @@ WRONG = {
     "pool": (403, "AccessDenied", "the token does not open pool {pool}"),
     "program": (403, "AccessDenied", "the token does not open the status of job"),
     "owner": (403, "AccessDenied", "the token does not open this service"),
+    "box": (403, "AccessDenied", "the token does not open box box1"),
+    "joiner": (
+        403,
+        "AccessDenied",
+        "the token does not let a box join: it was used, or has expired; make one with: clary hosts token",
+    ),
     "token": (403, "AccessDenied", "the token does not open this service"),
     "scraper": (
         403,
@@ -62,9 +79,9 @@ WRONG = {
 class World:
     """Two jobs that run, one of them in a pool, and everybody's token."""
 
-    def __init__(self, plane, folder, pool):
+    def __init__(self, plane, folder, pool, desk, tokens):
         self.plane, self.folder, self.pool = plane, folder, pool
-        self.pages = OwnPages(plane, folder)
+        self.pages = OwnPages(plane, folder, boxes=desk)
         job, victim = (plane.hub.live_job(name).plan["agent_token"] for name in ("job", "victim"))
         self.tokens = {
             "agent": job,
@@ -72,6 +89,7 @@ class World:
             "pool": plane.pool_gateway.token_of(pool),
             "scraper": SCRAPER,
             "owner": OWNER,
+            **tokens,
             "agent of another job": victim,
             "program of another job": status_token(victim, job="victim", attempt=1, host="algo-1"),
             "nobody": "wrong",
@@ -106,7 +124,14 @@ async def world(tmp_path):
         await plane.passes()
         for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
             await plane.agent("job").report(phase)
-        yield World(plane, tmp_path, plane.hub.live_job("job").pool)
+        scheduler = BoxesScheduler(tmp_path / "boxes", plane.clock)
+        await scheduler.start(BOOT)
+        tokens = {
+            "box": (await scheduler.desk.add(new_box("box1"))).token,
+            "box of another name": (await scheduler.desk.add(new_box("box2"))).token,
+            "joiner": (await scheduler.desk.join_token(3600.0))["token"],
+        }
+        yield World(plane, tmp_path, plane.hub.live_job("job").pool, scheduler.desk, tokens)
 
 
 def opens(who, token_of):
@@ -121,6 +146,8 @@ WHO = {
     "scraper": Who.SCRAPER,
     "owner": Who.OWNER,
     "token": Who.TOKEN,
+    "box": Who.BOX,
+    "joiner": Who.JOINER,
 }
 
 
@@ -134,7 +161,8 @@ def test_every_row_of_the_table_is_asked_here_as_what_it_is():
     asked = [(method, path) for _, method, path in ROUTES] + [(method, path) for method, path, *_ in ODD + OF_THE_OWNER]
     reached = [row_of(method, path) for method, path in asked]
     assert [(row.methods, row.path) for row in TABLE if row not in reached] == []
-    assert {row.path for row in TABLE if row.who is Who.ANYBODY} == {f"{V1}/session", f"{V1}/session-code"}
+    open_to_all = ("session", "session-code", "authority", "allocations/{pool}/{index}", "agent/{digest}")
+    assert {row.path for row in TABLE if row.who is Who.ANYBODY} == {f"{V1}/{page}" for page in open_to_all}
 
 
 async def test_no_route_is_open_to_the_tokens_of_others(world):
@@ -200,6 +228,7 @@ async def test_an_attempt_that_is_over_is_gone_for_its_agent(world):
     assert gone == (404, "NoSuchHost", "job has no host algo-2")
 
 
+NO_NODES = "no host of this service is another machine (setting engine is local)"
 ODD = [
     ("GET", "/clary/v1/agents/", 404, "no such agent path: /clary/v1/agents/"),
     ("GET", f"{AGENT}/orders/more", 404, f"no such agent path: {AGENT}/orders/more"),
@@ -212,6 +241,11 @@ ODD = [
     ("DELETE", f"{V1}/session", 200, {}),
     ("POST", f"{V1}/session", 400, 'expected {"token": "..."} or {"code": "..."}'),
     ("GET", f"{V1}/session-code", 405, "a code is asked for by POST"),
+    ("GET", f"{V1}/authority", 200, {"ca_pem": BOOT.ca_pem}),
+    ("POST", f"{V1}/allocations/pool_0123456789ab/0", 410, NO_NODES),
+    ("GET", f"{V1}/allocations/pool_0123456789ab", 404, f"no such allocation: GET {V1}/allocations/pool_0123456789ab"),
+    ("GET", f"{V1}/agent/{'d' * 64}", 404, NO_NODES),
+    ("POST", f"{V1}/agent/x/y", 404, f"no such bundle: POST {V1}/agent/x/y"),
 ]
 
 
@@ -272,7 +306,7 @@ async def test_the_setting_opens_the_metrics_to_everybody_or_closes_them(world, 
         assert (await world.ask("GET", "/metrics", token))[0] == status
 
 
-MOST = {"agent": 1 << 23, "pool": 8192, "program": 64 * 1024, "owner": 256 * 1024}
+MOST = {"agent": 1 << 23, "pool": 8192, "program": 64 * 1024, "owner": 256 * 1024, "box": 256 * 1024}
 
 
 async def test_a_body_is_as_long_as_its_route_allows_and_paid_for_by_its_sender(world):
@@ -281,8 +315,25 @@ async def test_a_body_is_as_long_as_its_route_allows_and_paid_for_by_its_sender(
         "pool": f"agent of algo-1 of {world.pool}",
         "program": "program of algo-1 of job",
         "owner": "owner",
+        "box": "box box1",
     }
     for who, method, path in ROUTES:
         if who in clients:
             admitted = world.pages.handler.admit(world.request(method, path, world.tokens[who]))
             assert (admitted.client, admitted.max_body_bytes, admitted.is_known) == (clients[who], MOST[who], True)
+
+
+async def test_boxes_are_nowhere_where_hosts_come_from_elsewhere(world):
+    world.pages = OwnPages(world.plane, world.folder)
+    told = 409, "Conflict", "this service gets its hosts from local; start it with: clary up --engine boxes"
+    asked = [(who, method, path) for who, method, path in ROUTES if "box" in path or "join" in path]
+    assert len(asked) == 9
+    for who, method, path in asked:
+        assert await world.ask(method, path, world.tokens[who]) == told, (method, path)
+
+
+async def test_a_box_that_is_not_known_is_gone(world):
+    gone = await world.ask("POST", f"{V1}/boxes/box9/leases", world.tokens["box"])
+    assert gone == (410, "BoxUnknown", "there is no box 'box9': it was removed")
+    nowhere = await world.ask("POST", f"{V1}/boxes/-x/leases", OWNER)
+    assert nowhere == (404, "NotFound", f"there is nothing at {V1}/boxes/-x/leases")

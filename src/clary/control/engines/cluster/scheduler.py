@@ -1,8 +1,8 @@
 """Asks a cluster's scheduler for hosts: the interface that Slurm and boxes fill in.
 
-Where: `cluster_engine` calls it. A scheduler starts one boot a host and ends it; addresses, processors, memory, GPUs and
-interpreters are told by the boots themselves when they enrol. Every method may be called again with the same arguments,
-after a crash of the service too.
+Where: `cluster_engine` calls it. A scheduler starts one boot a host and ends it. Addresses, processors, memory and GPUs
+are told by the boots themselves when they enrol. Every method may be called again with the same arguments, after a
+crash of the service too.
 
 A *tag* names an allocation: it is the pool that the hosts belong to (`pool_0123456789ab`). A *kind* is a set of nodes
 that are alike.
@@ -28,7 +28,7 @@ class AllocationState(StrEnum):
 
 
 class Ended(StrEnum):
-    """What is known of a host that was told to end."""
+    """How certain the end of a host is."""
 
     CERTAIN = "certain"  # no process of it is left
     ASKED_FOR = "asked for"  # the scheduler was told
@@ -65,12 +65,13 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """What a scheduler knows of one tag."""
+    """A scheduler's knowledge of one tag."""
 
     state: AllocationState
     reason: str = ""  # of a wait or an end, in the scheduler's own words: "Slurm job 4711 waits: Resources"
     members: Mapping[int, Member] = field(default_factory=dict)  # index of the host -> host; missing: has no node yet
     asked_at: datetime | None = None  # aware, UTC; None where the scheduler does not tell
+    notice_grace_s: float = 0.0  # from SIGTERM to SIGKILL where it takes hosts back; 0: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +114,13 @@ class NodeKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Boot:
-    """What a node needs to start a boot: the same for all hosts of this service.
+    """The files and the address that start a boot: the same for all hosts of this service.
 
     Command on the node: PYTHON BOOT_FILE --service URL --ca CA_FILE --tag TAG --index INDEX --proof PROOF --scratch
     FOLDER. PROOF is `munge`, or `file:PATH` of a file of mode 0600 that holds a token.
     """
 
-    script: str  # source text of the boot; standard library of Python 3.10 only, no apostrophes problem: quote it
+    script: str  # source text of the boot, for Python 3.10 and its standard library
     service_url: str  # https://HOST:PORT
     ca_pem: str  # certificate of the private authority that signed the service's; no secret
 
@@ -136,7 +137,7 @@ class ClusterScheduler(Protocol):
         """Name for people: slurm or boxes."""
 
     async def start(self, boot: Boot) -> None:
-        """Look for the scheduler's programs and begin to follow what it does."""
+        """Look for the scheduler's programs and begin to follow its queue."""
 
     async def close(self) -> None:
         """Stop following; allocations stay."""
@@ -158,7 +159,7 @@ class ClusterScheduler(Protocol):
         """
 
     async def end_host(self, tag: str, index: int) -> Ended:
-        """End one host: its boot, its agent and what they started."""
+        """End one host: its boot, its agent and all their processes."""
 
     async def end(self, tag: str) -> Ended:
         """End an allocation; `allocations` says when it is gone."""

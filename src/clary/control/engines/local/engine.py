@@ -33,7 +33,7 @@ from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.control import full_disks
 from clary.control.egress.outlets import outlets_of
 from clary.control.egress.policy import EgressPolicy
-from clary.control.engines.interface import CutOff, HeldAttempt, Released
+from clary.control.engines.interface import CapacityEnds, CutOff, HeldAttempt, Released
 from clary.control.engines.local import (
     agent_processes,
     anchors,
@@ -137,6 +137,16 @@ class LocalEngine:
                 self._records[folder] = record
         agents = record.agents if record is not None and record.boot_id == attempt_record.boot_id() else {}
         return {host.name: host.name in agents and agents[host.name].is_alive() for host in plan.hosts}
+
+    async def why_dead(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """Return nothing: the kernel tells no more than that an agent has ended."""
+        del plan
+        return {}
+
+    async def notices(self, plan: LaunchPlan) -> Mapping[str, CapacityEnds]:
+        """Return nothing: this machine is taken back by nobody."""
+        del plan
+        return {}
 
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
         """Return the hosts that the link watch of the job's anchor found cut off."""

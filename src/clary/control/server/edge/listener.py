@@ -104,6 +104,7 @@ class Listener:
         max_connections: that are open at once.
         tls_context: certificate of the TLS port; None has no such port.
         tls_port: 0 takes a free one.
+        nodes_host: further address for the TLS port, by which other machines reach it; empty has none.
         body_timeout_s: seconds for the whole body of a request that is not S3.
     """
 
@@ -124,9 +125,11 @@ class Listener:
         max_connections: int = MAX_CONNECTIONS,
         tls_context: ssl.SSLContext | None = None,
         tls_port: int = 0,
+        nodes_host: str = "",
         body_timeout_s: float = BODY_TIMEOUT_S,
     ) -> None:
         self._host = host
+        self._nodes_host = nodes_host
         self._wanted_port = port
         self._tls_context = tls_context
         self._wanted_tls_port = tls_port
@@ -181,6 +184,8 @@ class Listener:
             await self._listen(self._wanted_port, None)
             if self._tls_context is not None:
                 await self._listen(self._wanted_tls_port, self._tls_context)
+                if self._nodes_host and self._host not in (self._nodes_host, "0.0.0.0", "::"):  # noqa: S104 - compared
+                    await self._listen(self._ports[1], self._tls_context, host=self._nodes_host)
         except BaseException:
             await self.close()
             raise
@@ -192,21 +197,22 @@ class Listener:
             self._runner = None
         self._ports.clear()
 
-    async def _listen(self, port: int, tls_context: ssl.SSLContext | None) -> None:
+    async def _listen(self, port: int, tls_context: ssl.SSLContext | None, *, host: str = "") -> None:
         assert self._runner is not None
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        host = host or self._host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             # Each connection inherits it: what nobody reads lies in the kernel's memory, up to 32 MiB of each.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-            listening.bind((self._host, port))
+            listening.bind((host, port))
         except OSError as error:
             listening.close()
             raise EngineError(
-                f"can not listen on {self._host}:{port}: {error.strerror}; stop what uses it, or set another port",
+                f"can not listen on {host}:{port}: {error.strerror}; stop what uses it, or set another port",
                 fault=Fault.USER,
-                details={"host": self._host, "port": port},
+                details={"host": host, "port": port},
             ) from error
         self._ports.append(listening.getsockname()[1])
         await HandshakeSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()

@@ -12,6 +12,7 @@ import ipaddress
 import json
 import os
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -50,7 +51,7 @@ def service_names(region: str) -> frozenset[str]:
     return frozenset(regional | everywhere | buckets | {f"sts.{name}.amazonaws.com" for name in _regions()})
 
 
-def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime) -> TlsFiles:
+def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime, nodes_host: str = "") -> TlsFiles:
     """Return the service's certificate and its authority, made where they are absent, expiring or for other names.
 
     The authority stays the same as long as it is valid, so that clients which trust it go on.
@@ -60,6 +61,7 @@ def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime) 
         region: names like sts.<region>.amazonaws.com are covered.
         host: address that the service listens on, covered too.
         now: aware time of day.
+        nodes_host: name or address by which other machines reach the service, covered too; empty: there are none.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = TlsFiles(
@@ -68,7 +70,7 @@ def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime) 
         certificate=folder / "server.pem",
         key=folder / "server.key",
     )
-    names = _names(region, host)
+    names = _names(region, [host, nodes_host] if nodes_host else [host])
     authority = _load(files.authority, files.authority_key, now)
     if authority is None:
         authority = _make_authority(now)
@@ -87,16 +89,17 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def _names(region: str, host: str) -> list[x509.GeneralName]:
+def _names(region: str, own: Sequence[str]) -> list[x509.GeneralName]:
     addresses = ["127.0.0.1", "::1"]
     hosts = ["localhost"]
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        hosts.append(host)
-    else:
-        if not address.is_unspecified:
-            addresses.append(str(address))
+    for host in own:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            hosts.append(host)
+        else:
+            if not address.is_unspecified:
+                addresses.append(str(address))
     hosts += sorted(service_names(region))
     return [
         *(x509.DNSName(name) for name in dict.fromkeys(hosts)),

@@ -1,0 +1,461 @@
+"""Starts the agent of one host on a machine that the service does not run on: `python boot.py --service URL ...`.
+
+Where: a cluster's scheduler or a box's daemon starts one a host. This file needs Python 3.10 and its standard library
+alone, and no other file of Clary. It dials out, proves itself, tells the service about the machine, fetches the agent's
+bundle by its digest, and becomes the agent under the same process id. A child of it carries the talk of the agent and
+of the program with the service over TLS: they dial 127.0.0.1. The service answers 410 when nobody wants this host; then
+the boot leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import http.client
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import ssl
+import stat
+import struct
+import subprocess
+import sys
+import time
+import urllib.parse
+import zipfile
+from typing import Any
+
+SILENCE_LIMIT_S = 600.0  # without any answer of the service, before this host is given up
+REQUEST_TIMEOUT_S = 60.0
+WAIT_S = 20.0  # of one question
+PROGRAM_TIMEOUT_S = 15.0  # of munge and nvidia-smi
+MAX_BUNDLE_BYTES = 256 * 1024 * 1024
+MAX_ANSWER_BYTES = 1024 * 1024
+COPY_BYTES = 256 * 1024
+EXIT_UNWANTED = 0  # nobody wants this host: nothing is wrong
+EXIT_FAILED = 1
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWUTS = 0x00020000, 0x10000000, 0x20000000, 0x04000000
+_PR_SET_PDEATHSIG = 1
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+# What engines and their daemons set for themselves is nothing to programs of jobs.
+_WITHHELD = ("SLURM", "SBATCH_", "SRUN_", "PMI", "CLARY_", "AWS_", "CUDA_VISIBLE", "GPU_DEVICE", "ROCR_", "PYTHON")
+
+
+class Unwanted(Exception):
+    """The service does not want this host."""
+
+
+class Failed(Exception):
+    """This host cannot be had; the words say why."""
+
+
+def main() -> int:
+    """Enrol, and become the agent; return an exit code where that is not to be."""
+    options = _options()
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_FAILED))  # nothing runs yet that would be lost
+    try:
+        service = Service(options.service, options.ca)
+        folder = _own_folder(options.scratch, options.tag, options.index)
+        report = node_report(service, folder)
+        answer = enrol(service, options, report, folder)
+        code = _bundle(service, answer["bundle"], folder)
+        _become_agent(options, service, answer, report, folder, code)
+    except Unwanted as error:
+        print(f"clary boot: leaving: {error}", file=sys.stderr, flush=True)
+        return EXIT_UNWANTED
+    except (Failed, OSError, ValueError, KeyError) as error:
+        print(f"clary boot: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+    return EXIT_FAILED
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Become the agent of one host.")
+    parser.add_argument("--service", required=True, help="https://HOST:PORT of the service")
+    parser.add_argument("--ca", required=True, help="file of the authority that signed the service's certificate")
+    parser.add_argument("--tag", required=True, help="allocation that the host belongs to")
+    parser.add_argument("--index", required=True, type=int, help="number of the host, from 0")
+    parser.add_argument("--proof", required=True, help="munge, or file:PATH of a token")
+    parser.add_argument("--scratch", default="", help="folder for what the host needs while it lives")
+    options = parser.parse_args()
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", options.tag) or not 0 <= options.index < 100_000:
+        parser.error("--tag takes letters, digits, - and _; --index takes 0 to 99999")
+    return options
+
+
+class Service:
+    """The service over TLS, which only the pinned authority may vouch for."""
+
+    def __init__(self, url: str, ca: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme != "https" or not parts.hostname:
+            raise Failed(f"--service: expected https://HOST:PORT, got {url!r}")
+        self.host, self.port = parts.hostname, parts.port or 443
+        self.context = ssl.create_default_context(cafile=ca)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+
+    def address(self) -> str:
+        """Return the address of this machine that reaches the service."""
+        with socket.create_connection((self.host, self.port), timeout=REQUEST_TIMEOUT_S) as connection:
+            return str(connection.getsockname()[0])
+
+    def ask(self, method: str, path: str, body: bytes | None, most_bytes: int) -> tuple[int, bytes]:
+        """Send one request; return status and body.
+
+        Args:
+            method: GET or POST.
+            path: below the service's URL.
+            body: JSON, or None.
+            most_bytes: of the answer.
+        Raises: OSError without an answer; Failed for a longer one.
+        """
+        connection = http.client.HTTPSConnection(self.host, self.port, timeout=REQUEST_TIMEOUT_S, context=self.context)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            answer = connection.getresponse()
+            data = answer.read(most_bytes + 1)
+            if len(data) > most_bytes:
+                raise Failed(f"the answer to {method} {path} is larger than {most_bytes} bytes")
+            return answer.status, data
+        finally:
+            connection.close()
+
+
+def enrol(service: Service, options: argparse.Namespace, report: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Ask until the gang is complete, and return the answer; the bundle is fetched meanwhile.
+
+    Args:
+        service: to ask.
+        options: of the command line: tag, index and proof.
+        report: of this node.
+        folder: of this host.
+    Raises: Unwanted if nobody wants this host; Failed after SILENCE_LIMIT_S without an answer.
+    """
+    path = f"/clary/v1/allocations/{options.tag}/{options.index}"
+    question = {"claim": secrets.token_hex(16), "report": report, "wait_s": 0.0}
+    heard_s, pause_s = time.monotonic(), 0.2
+    while True:
+        body = json.dumps({**question, "proof": _proof(options)}).encode()
+        try:
+            status, data = service.ask("POST", path, body, MAX_ANSWER_BYTES)
+        except OSError as error:
+            status, data = 503, str(error).encode()
+        if status == 200:
+            answer: dict[str, Any] = json.loads(data)
+            return answer
+        if status == 202:
+            heard_s, pause_s = time.monotonic(), 0.2
+            _bundle(service, json.loads(data)["bundle"], folder)
+            question["wait_s"] = WAIT_S
+            continue
+        if status == 410:
+            raise Unwanted(data.decode("utf-8", "replace")[:300])
+        if time.monotonic() - heard_s > SILENCE_LIMIT_S:
+            raise Failed(f"no answer from {service.host}:{service.port} for {SILENCE_LIMIT_S:g} s: {data[:200]!r}")
+        time.sleep(pause_s)
+        pause_s = min(5.0, 2 * pause_s)
+
+
+def _proof(options: argparse.Namespace) -> str:
+    if options.proof.startswith("file:"):
+        with open(options.proof[5:], encoding="ascii") as file:
+            return file.read().strip()
+    if options.proof != "munge":
+        raise Failed(f"--proof: expected munge or file:PATH, got {options.proof!r}")
+    done = subprocess.run(
+        ["munge", "--string", f"{options.tag} {options.index}", "--ttl", "300"],
+        capture_output=True,
+        timeout=PROGRAM_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise Failed(f"munge: {done.stderr[:300]!r}")
+    return done.stdout.decode("ascii").strip()
+
+
+def _own_folder(scratch: str, tag: str, index: int) -> str:
+    """Make the folder of this host on this node, closed to other users; remove those of hosts that have ended."""
+    base = next(place for place in (scratch, os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp") if place)
+    top = os.path.join(base, f"clary-{os.getuid()}")
+    os.makedirs(base, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(top, 0o700)
+    found = os.lstat(top)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise Failed(f"{top} is not a folder of user {os.getuid()} that is closed to others; remove it")
+    node = os.path.join(top, socket.gethostname())
+    hosts = os.path.join(node, "hosts")
+    os.makedirs(hosts, mode=0o700, exist_ok=True)
+    _remove_ended(hosts)
+    folder = os.path.join(hosts, f"{tag}-{index}-{os.getpid()}")
+    os.mkdir(folder, 0o700)
+    with open(os.path.join(folder, "owner"), "w", encoding="ascii") as file:
+        file.write(f"{os.getpid()} {_start_time(os.getpid())} {_boot_id()}")
+    return folder
+
+
+def _remove_ended(hosts: str) -> None:
+    for name in os.listdir(hosts):
+        folder = os.path.join(hosts, name)
+        try:
+            with open(os.path.join(folder, "owner"), encoding="ascii") as file:
+                pid, started, boot = file.read().split()
+        except (OSError, ValueError):
+            # Another boot may be making it just now.
+            if time.time() - os.lstat(folder).st_mtime < REQUEST_TIMEOUT_S:
+                continue
+            pid, started, boot = "0", "", ""
+        if boot != _boot_id() or _start_time(int(pid)) != started:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"
+
+
+def _start_time(pid: int) -> str:
+    """Return the start of a process in ticks since the machine's start; empty if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def node_report(service: Service, folder: str) -> dict[str, Any]:
+    """Return what this node has, as `contract.enrolment.NodeReport` in plain form."""
+    isolation, why = _isolation()
+    return {
+        "node": socket.gethostname()[:255],
+        "addresses": _addresses(),
+        "used_address": service.address(),
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": _memory_bytes(),
+        "gpus": _gpus(),
+        "isolation": isolation,
+        "isolation_why": why[:300],
+        "python_version": ".".join(map(str, sys.version_info[:3])),
+        "scratch": folder,
+        "free_port": _free_port(),
+    }
+
+
+def _addresses() -> list[dict[str, Any]]:
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                address = socket.inet_ntoa(fcntl.ioctl(asking, _SIOCGIFADDR, request)[20:24])
+                mask = struct.unpack("!I", fcntl.ioctl(asking, _SIOCGIFNETMASK, request)[20:24])[0]
+            except OSError:
+                continue  # without an address of this family
+            if address.startswith("127."):
+                continue
+            speed = 0
+            with contextlib.suppress(OSError, ValueError), open(f"/sys/class/net/{name}/speed") as file:
+                speed = max(0, int(file.read()))
+            found.append(
+                {"interface": name, "address": address, "prefix_length": bin(mask).count("1"), "speed_mbit_s": speed}
+            )
+    return found[:64]
+
+
+def _memory_bytes() -> int:
+    """Return the memory that this process and its children may use: of the machine, its cgroups and its allocation."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        sizes = [int(file.readline().split()[1]) * 1024]
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(name, encoding="ascii") as file:
+            sizes.append(int(file.read()))
+    with contextlib.suppress(KeyError, ValueError):
+        sizes.append(int(os.environ["SLURM_MEM_PER_NODE"]) << 20)
+    return min(size for size in sizes if size > 0)
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Return the GPUs that this process was given: by its allocation's words where there are some, else all."""
+    given = next(
+        (
+            os.environ[name]
+            for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
+            if name in os.environ
+        ),
+        None,
+    )
+    if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_GPUS" not in os.environ and "SLURM_JOB_GPUS" not in os.environ:
+        return []  # a component without GPUs inherits CUDA_VISIBLE_DEVICES of another one
+    known = {}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_TIMEOUT_S,
+            check=True,
+        )
+        for line in done.stdout.splitlines():
+            index, _, uuid = line.partition(",")
+            known[index.strip()] = uuid.strip()
+    if given is None:
+        return [{"index": int(index), "uuid": uuid} for index, uuid in known.items()][:256]
+    by_uuid = {uuid: index for index, uuid in known.items()}
+    wanted = [by_uuid.get(word.strip(), word.strip()) for word in given.split(",")]
+    return [{"index": int(word), "uuid": known.get(word, "")} for word in wanted if word.isdigit()][:256]
+
+
+def _isolation() -> tuple[str, str]:
+    """Return namespaces or processes, and why it is no more, after trying it in a child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        why = "this kernel allows no namespaces"
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            user = 0 if os.geteuid() == 0 else _CLONE_NEWUSER
+            wanted = user | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWUTS
+            if libc.unshare(wanted) or libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None):
+                why = f"unshare: {os.strerror(ctypes.get_errno())}"
+            else:
+                why = ""
+        finally:
+            os.write(writing, why.encode()[:300])
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answers:
+        why = answers.read().decode()
+    os.waitpid(child, 0)
+    return ("processes" if why else "namespaces"), why
+
+
+def _free_port() -> int:
+    """Return 7777, which clients expect, or another port where that is taken."""
+    for port in (7777, 0):
+        with contextlib.suppress(OSError), socket.socket() as trying:
+            trying.bind(("", port))
+            return int(trying.getsockname()[1])
+    raise Failed("this node has no free port")
+
+
+def _bundle(service: Service, digest: str, folder: str) -> str:
+    """Return the folder of the agent's code, fetched unless this node has it."""
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise Failed(f"the service names no digest of a bundle: {digest[:80]!r}")
+    place = os.path.join(os.path.dirname(os.path.dirname(folder)), "agent")
+    target = os.path.join(place, digest)
+    if os.path.isdir(target):
+        return target
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    status, data = service.ask("GET", "/clary/v1/agent/" + digest, None, MAX_BUNDLE_BYTES)
+    if status != 200 or hashlib.sha256(data).hexdigest() != digest:
+        raise Failed(f"the bundle {digest} did not come: status {status}, {len(data)} bytes")
+    draft = f"{target}.{os.getpid()}"
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # of the digest that the service named over TLS
+        archive.extractall(draft)
+    for name in archive.namelist():
+        if name.endswith((".so", ".sh")) or "/bin/" in name:
+            os.chmod(os.path.join(draft, name), 0o755)  # noqa: S103 - programs in a folder that is closed
+    try:
+        os.rename(draft, target)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)  # another boot was first
+        if not os.path.isdir(target):
+            raise
+    return target
+
+
+def _become_agent(
+    options: argparse.Namespace,
+    service: Service,
+    answer: dict[str, Any],
+    report: dict[str, Any],
+    folder: str,
+    code: str,
+) -> None:
+    """Start the carrier, and replace this process by the agent. Both tokens travel in the environment."""
+    port = _start_carrier(service)
+    facts = os.path.join(folder, "node.json")
+    with open(facts, "w", encoding="utf-8") as file:
+        json.dump({**report, "service_url": f"http://127.0.0.1:{port}"}, file)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD)}
+    environment["PYTHONPATH"] = code
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    environment["CLARY_POOL_TOKEN"] = answer["pool_token"]
+    environment["CLARY_AGENT_TOKEN"] = answer["agent_token"]
+    command = [sys.executable, "-m", "clary.agent", "--service", f"http://127.0.0.1:{port}"]
+    command += ["--pool", answer["pool"], "--job", answer["job"], "--attempt", str(answer["attempt"])]
+    command += ["--host", answer["host"], "--node", facts]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(folder)
+    os.execve(sys.executable, command, environment)  # noqa: S606 - our own agent
+
+
+def _start_carrier(service: Service) -> int:
+    """Start the child that carries connections of this node to the service; return its port on 127.0.0.1.
+
+    It ignores every signal that a scheduler sends to a whole step, and ends when its parent, the agent, has ended.
+    """
+    listening = socket.create_server(("127.0.0.1", 0), backlog=256)
+    port = int(listening.getsockname()[1])
+    parent = os.getpid()
+    if os.fork():
+        listening.close()
+        return port
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        asyncio.run(_carry_all(service, listening, parent))
+    finally:
+        os._exit(0)
+
+
+async def _carry_all(service: Service, listening: socket.socket, parent: int) -> None:
+    async def carry(near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+        try:
+            opening = asyncio.open_connection(service.host, service.port, ssl=service.context, limit=COPY_BYTES)
+            far, far_out = await asyncio.wait_for(opening, REQUEST_TIMEOUT_S)
+        except (TimeoutError, OSError) as error:
+            print(f"clary boot: {service.host}:{service.port}: {error}", file=sys.stderr, flush=True)
+            near_out.close()
+            return
+        await asyncio.gather(_copy(near, far_out), _copy(far, near_out))
+
+    await asyncio.start_server(carry, sock=listening, limit=COPY_BYTES)
+    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells of another process's end
+        await asyncio.sleep(1.0)
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Carry one direction; its end ends the connection, since HTTP closes both sides at once."""
+    with contextlib.suppress(OSError):
+        while data := await source.read(COPY_BYTES):
+            target.write(data)
+            await target.drain()
+    target.close()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

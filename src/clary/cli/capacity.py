@@ -1,0 +1,49 @@
+"""`clary capacity`: the nodes that hosts can come from, and which instance types they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from clary.cli.connection import connect
+from clary.cli.tables import table
+
+_GIB = 1 << 30
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("capacity", help="show the nodes that hosts can come from, by kind")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print one line a kind of node."""
+    page = connect().get("capacity")
+    if options.json:
+        print(json.dumps(page, indent=2))
+        return 0
+    if not page["kinds"]:
+        print(f"{page['engine']} has no nodes{_advice(page['engine'])}")
+        return 1
+    rows = [
+        (
+            ", ".join(kind["instance_types"]) or "by shape",
+            str(kind["num_nodes"]),
+            str(kind["num_free"]),
+            str(kind["num_cpus"]),
+            f"{kind['memory_bytes'] / _GIB:.0f} GiB",
+            str(kind["num_gpus"]),
+            kind["maps_to"] + (f"; {kind['isolation']}" if kind["isolation"] else ""),
+        )
+        for kind in page["kinds"]
+    ]
+    print(f"engine {page['engine']}" + (f", nodes reach the service at {page['url']}" if page["url"] else ""))
+    print(table(("TYPE", "NODES", "FREE", "CPUS", "MEMORY", "GPUS", "MAPS TO"), rows))
+    return 0
+
+
+def _advice(engine: str) -> str:
+    return ": add machines with: clary hosts add USER@HOST" if engine == "boxes" else ""

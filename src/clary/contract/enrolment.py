@@ -1,0 +1,86 @@
+"""Messages by which a host on another machine joins: what its boot tells, and what it gets.
+
+Where: `agent.boot` sends an Enrolment as JSON to POST `/clary/v1/allocations/TAG/INDEX` and asks again on 202; the boot
+needs the standard library alone and has no part of this package, so it builds the same JSON by hand (`test_boot`
+compares them). A *tag* is the pool that the host belongs to.
+
+    200 Admission   the boot becomes the agent of that host
+    202 Standby     others are not there yet: ask again, the answer waits
+    410             nobody wants this host: wrong proof, a number that is taken, an attempt that is over
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+ALLOCATION_PATH = "/clary/v1/allocations/{tag}/{index}"
+BUNDLE_PATH = "/clary/v1/agent/{digest}"
+MAX_LIST = 256  # entries of any list of an enrolment; more are a mistake or an attack
+MAX_WORDS = 400  # characters of any text of one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """One IPv4 address of a node."""
+
+    interface: str
+    address: str
+    prefix_length: int
+    speed_mbit_s: int = 0  # 0: the kernel does not tell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU that the host may use."""
+
+    index: int  # on its node
+    uuid: str = ""  # empty where no driver tells
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What a boot finds on its node."""
+
+    node: str  # hostname
+    addresses: tuple[Address, ...]
+    used_address: str  # the one that reached the service
+    num_cpus: int
+    memory_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+    isolation: str = "processes"  # value of launch_plan.Isolation
+    isolation_why: str = ""  # in words, where it is less than namespaces
+    python_version: str = ""
+    scratch: str = ""  # folder of this host on its node
+    free_port: int = 0  # for the master of a job without a network of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolment:
+    """One question of a boot."""
+
+    claim: str  # made by the boot, 32 hex digits: the same boot asks again with the same claim
+    proof: str = field(repr=False)  # munge credential over "TAG INDEX", or a token
+    report: NodeReport
+    wait_s: float = 0.0  # how long the answer may wait for others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standby:
+    """Answer to a boot that has to wait."""
+
+    bundle: str  # SHA-256 of the agent's bundle: to be fetched meanwhile
+    is_admitted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """Answer to a boot whose gang is complete."""
+
+    bundle: str
+    pool: str
+    pool_token: str = field(repr=False)
+    job: str
+    attempt: int
+    agent_token: str = field(repr=False)
+    host: str
+    is_admitted: bool = True

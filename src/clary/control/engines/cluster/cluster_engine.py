@@ -1,0 +1,304 @@
+"""Hosts on other machines: asks a scheduler for them, lets their boots enrol, and takes them back.
+
+Where: the reconciler calls it through `engines.interface.Engine`, and through `Queue` for jobs that wait. The scheduler
+below is Slurm or boxes. Nothing that a host runs is a child of the service, so that it outlives the service's end:
+
+    <home>/allocations/TAG.json   which boot holds which number of an allocation
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from clary.base.clock import Clock
+from clary.base.errors import EngineError
+from clary.contract.enrolment import Admission
+from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.control.engines.cluster.bundle import Bundle
+from clary.control.engines.cluster.enrolments import Enrolments
+from clary.control.engines.cluster.node_networks import joined
+from clary.control.engines.cluster.queue import Grant
+from clary.control.engines.cluster.scheduler import (
+    Allocation,
+    AllocationOrder,
+    AllocationState,
+    Boot,
+    ClusterScheduler,
+    Ended,
+    Member,
+    NodeKind,
+)
+from clary.control.engines.interface import CapacityEnds, CutOff, HeldAttempt, Released
+from clary.control.scheduling.machine import Machine
+
+ALLOCATIONS_FOLDER = "allocations"
+LOOK_S = 1.0  # between looks at the scheduler while a gang enrols
+SETTLED_S = 5.0  # after which the scheduler's view of a host counts more than its boot's
+MOST_FAILURES = 3  # boots of one host that end at once: a node is broken, or cannot reach the service
+END_WAIT_S = 10.0  # for an allocation to be gone; the rest is the reaper's
+KINDS_INTERVAL_S = 15.0
+SHARED = (
+    "Hosts share the network of their nodes: programs reach what a node reaches, and links are neither shaped nor cut.",
+)
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterEngine:
+    """Hosts from a scheduler of other machines.
+
+    Args:
+        scheduler: starts and ends boots.
+        home: state folder of the service.
+        clock: for waits.
+        bundle: the agent's.
+        boot: what a node needs to start.
+    """
+
+    def __init__(self, scheduler: ClusterScheduler, home: Path, clock: Clock, *, bundle: Bundle, boot: Boot) -> None:
+        self.scheduler = scheduler
+        self.bundle = bundle
+        self._boot = boot
+        self._clock = clock
+        self.enrolments = Enrolments(
+            home / ALLOCATIONS_FOLDER, scheduler.why_not_proved, clock, bundle_digest=bundle.digest
+        )
+        self.kinds: list[NodeKind] = []  # as last told
+        self._alive: set[tuple[str, int]] = set()  # hosts of waiting jobs whose boots were alive at the last look
+        self._failures: dict[tuple[str, int], int] = {}  # host -> boots that ended before they had enrolled
+        self._unheard = ""  # why the scheduler does not answer; empty while it does
+        self._last: Mapping[str, Allocation] = {}
+
+    @property
+    def service_url(self) -> str:
+        """Where nodes reach the service."""
+        return self._boot.service_url
+
+    async def start(self) -> None:
+        """Begin to follow the scheduler. Raises: EngineError if it is not there."""
+        await self.scheduler.start(self._boot)
+        self.kinds = await self.scheduler.capacity()
+
+    async def follow(self) -> None:
+        """Keep `kinds` up to date until cancelled."""
+        while True:
+            await asyncio.sleep(KINDS_INTERVAL_S)
+            try:
+                self.kinds = await self.scheduler.capacity()
+            except EngineError as error:
+                _log.warning("%s does not tell its nodes: %s", self.scheduler.name, error.message)
+
+    def machine(self) -> Machine:
+        """Return all nodes as one machine, for pages that show a sum."""
+        return Machine(
+            num_cpus=sum(kind.num_cpus * kind.num_nodes for kind in self.kinds),
+            memory_bytes=sum(kind.memory_bytes * kind.num_nodes for kind in self.kinds),
+            num_gpus=sum(kind.num_gpus * kind.num_nodes for kind in self.kinds),
+        )
+
+    def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
+        """Return the best isolation that hosts have; each node tells its own when it enrols."""
+        return Isolation.NAMESPACES, SHARED
+
+    def memory_limits(self, *, looks_only: bool = False) -> str:
+        """Return the keeper of hosts' memory limits, in words.
+
+        Args:
+            looks_only: of no effect here.
+        """
+        del looks_only
+        return f"kept by {self.scheduler.name}, and by each node's kernel where its agent may make cgroups"
+
+    async def ask(self, order: AllocationOrder) -> None:
+        """Ask for the hosts of a pool that nobody holds; returns at once.
+
+        Raises: EngineError; not retryable if boots of a host have ended MOST_FAILURES times before they had enrolled.
+        """
+        self.enrolments.expect(order.tag, len(order.hosts))
+        known = (await self._allocations()).get(order.tag)
+        self._count_failures(order, known)
+        for index in self.enrolments.reports(order.tag):
+            member = None if known is None else known.members.get(index)
+            is_gone = member is None or not member.is_alive
+            # What the scheduler says may be older than a boot that has just come.
+            if is_gone and self.enrolments.age_s(order.tag, index) > SETTLED_S:
+                self.enrolments.release(order.tag, index)
+        await self.scheduler.ask(order)
+
+    def _count_failures(self, order: AllocationOrder, known: Allocation | None) -> None:
+        enrolled = self.enrolments.reports(order.tag)
+        for wish in order.hosts:
+            key, member = (order.tag, wish.index), known.members.get(wish.index) if known is not None else None
+            if member is not None and member.is_alive:
+                self._alive.add(key)
+                continue
+            if key in self._alive and wish.index not in enrolled:
+                self._failures[key] = self._failures.get(key, 0) + 1
+                if self._failures[key] >= MOST_FAILURES:
+                    why = member.why_dead if member is not None else ""
+                    raise EngineError(
+                        f"algo-{wish.index + 1}: its boot has ended {MOST_FAILURES} times before it had enrolled"
+                        f"{f' ({why})' if why else ''}; what it said is in the output that {self.scheduler.name} keeps"
+                    )
+            self._alive.discard(key)
+
+    def _forget_failures(self, tag: str) -> None:
+        self._alive = {key for key in self._alive if key[0] != tag}
+        self._failures = {key: number for key, number in self._failures.items() if key[0] != tag}
+
+    async def grant(self, tag: str, num_hosts: int) -> Grant:
+        """Return whether the hosts of a pool were granted, or why they wait, in the scheduler's words."""
+        known = (await self._allocations()).get(tag)
+        if known is None:
+            return Grant(is_granted=False, words=f"{self.scheduler.name} has been asked for {num_hosts} hosts.")
+        alive = {index: member for index, member in known.members.items() if member.is_alive}
+        if known.state is AllocationState.GRANTED and len(alive) >= num_hosts:
+            nodes = " ".join(alive[index].node for index in sorted(alive))
+            hosts = "1 host was" if num_hosts == 1 else f"{num_hosts} hosts were"
+            return Grant(is_granted=True, words=f"{hosts} granted: {nodes}", notice_grace_s=known.notice_grace_s)
+        return Grant(is_granted=False, words=known.reason or f"{self.scheduler.name} has not granted all hosts yet.")
+
+    async def launch(self, plan: LaunchPlan) -> LaunchPlan:
+        """Wait until every host of the pool has enrolled; return the plan with the facts of their nodes.
+
+        Raises: EngineError if the allocation ends before, or a host of it.
+        """
+        tag = plan.pool
+        self.enrolments.expect(tag, len(plan.hosts))
+        while not await self.enrolments.wait(tag, LOOK_S):
+            await self._require_members(tag, plan)
+        reports = self.enrolments.reports(tag)
+        return joined(plan, {host.index: reports[host.index] for host in plan.hosts})
+
+    async def start_agents(self, plan: LaunchPlan) -> None:
+        """Let the boots of the pool become agents; hosts with an agent hear of the attempt by asking."""
+        self.enrolments.expect(plan.pool, len(plan.hosts))
+        self.enrolments.admit(
+            plan.pool,
+            {
+                host.index: Admission(
+                    bundle=self.bundle.digest,
+                    pool=plan.pool,
+                    pool_token=plan.pool_token,
+                    job=plan.job_name,
+                    attempt=plan.attempt,
+                    agent_token=plan.agent_token,
+                    host=host.name,
+                )
+                for host in plan.hosts
+            },
+        )
+
+    async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
+        """Return host name -> whether its boot or agent may run; nobody is lost while the scheduler does not answer."""
+        members = await self._members(plan.pool)
+        if members is None:
+            return {host.name: True for host in plan.hosts}
+        return {host.name: host.index in members and members[host.index].is_alive for host in plan.hosts}
+
+    async def why_dead(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """Return host name -> the scheduler's words on the end of its agent."""
+        members = await self._members(plan.pool) or {}
+        gone = self._last.get(plan.pool)
+        words = gone.reason if gone is not None and gone.state is AllocationState.GONE else ""
+        return {
+            host.name: members[host.index].why_dead or words
+            for host in plan.hosts
+            if host.index in members and not members[host.index].is_alive
+        }
+
+    async def notices(self, plan: LaunchPlan) -> Mapping[str, CapacityEnds]:
+        """Return host name -> end of its capacity, for hosts that the scheduler takes back."""
+        members = await self._members(plan.pool) or {}
+        found = {host.name: members[host.index].notice for host in plan.hosts if host.index in members}
+        return {
+            name: CapacityEnds(why=notice.why, ends_at=notice.ends_at)
+            for name, notice in found.items()
+            if notice is not None
+        }
+
+    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
+        """Return nothing: no anchor watches the links of nodes."""
+        del plan
+        return {}
+
+    async def fence(self, plan: LaunchPlan, host: str) -> None:
+        """End one host; its number is free for another."""
+        index = plan.host(host).index
+        ended = await self.scheduler.end_host(plan.pool, index)
+        if ended is not Ended.CERTAIN:
+            _log.warning("%s, %s: its end was asked for: %s", plan.pool, host, ended.value)
+
+    async def release(self, job_name: str, attempt: int) -> Released:
+        """Do nothing: an attempt's folders are its node's, and go with the host."""
+        del job_name, attempt
+        return Released()
+
+    async def release_pool(self, pool: str) -> Released:
+        """End an allocation and let nobody of it in; waits a moment for it to be gone. Raises: EngineError."""
+        self.enrolments.forget(pool)
+        self._forget_failures(pool)
+        ended = await self.scheduler.end(pool)
+        deadline_s = self._clock.monotonic() + END_WAIT_S
+        while ended is not Ended.CERTAIN and self._clock.monotonic() < deadline_s:
+            known = (await self._allocations()).get(pool)
+            if known is None or known.state is AllocationState.GONE:
+                break
+            await asyncio.sleep(LOOK_S)
+        return Released(removed=(f"allocation {pool}",))
+
+    async def forget(self, job_name: str) -> None:
+        """Do nothing: this machine has no folders of the job."""
+        del job_name
+
+    async def unreleased(self) -> list[HeldAttempt]:
+        """Return the allocations that carry this service's mark."""
+        found = {tag for tag, one in (await self._allocations()).items() if one.state is not AllocationState.GONE}
+        return [HeldAttempt(name=tag, attempt=1) for tag in sorted(found | set(self.enrolments.known()))]
+
+    async def set_aside(self, job_name: str) -> str:
+        """Do nothing: this machine has no folders of the job."""
+        return f"none, {job_name} has no folder here"
+
+    async def leftovers(self) -> list[str]:
+        """Return nothing: the reaper ends allocations that no job claims."""
+        return []
+
+    async def unclaimed_memory(self) -> list[str]:
+        """Return nothing: nodes are other machines."""
+        return []
+
+    async def _require_members(self, tag: str, plan: LaunchPlan) -> None:
+        known = (await self._allocations()).get(tag)
+        if known is None or known.state is AllocationState.GONE:
+            why = "" if known is None else f": {known.reason}"
+            raise EngineError(f"the allocation of the hosts ended before all had enrolled{why}", retryable=True)
+        for host in plan.hosts:
+            member = known.members.get(host.index)
+            if member is not None and not member.is_alive:
+                raise EngineError(
+                    f"{host.name} on {member.node} ended before it had enrolled: {member.why_dead or 'no word of why'}",
+                    retryable=True,
+                )
+
+    async def _members(self, tag: str) -> Mapping[int, Member] | None:
+        """Return the members of an allocation; None while the scheduler does not answer."""
+        try:
+            known = (await self._allocations()).get(tag)
+        except EngineError as error:
+            if error.message != self._unheard:
+                _log.warning("%s does not answer; hosts count as alive: %s", self.scheduler.name, error.message)
+                self._unheard = error.message
+            return None
+        self._unheard = ""
+        if known is None or known.state is AllocationState.GONE:
+            return {} if known is None else {i: replace(one, is_alive=False) for i, one in known.members.items()}
+        return known.members
+
+    async def _allocations(self) -> Mapping[str, Allocation]:
+        self._last = await self.scheduler.allocations()
+        return self._last

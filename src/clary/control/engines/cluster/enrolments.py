@@ -1,0 +1,207 @@
+"""Lets boots in: checks their proof, gives each number to one of them, and lets the gang go together.
+
+Where: `server.allocation_routes` passes their questions on; `cluster_engine` waits for a gang, and admits it. What was
+enrolled is kept in `<home>/allocations/TAG.json`, so that the next service knows who holds which number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clary.base.clock import Clock
+from clary.base.errors import ContractError, EngineError, WireError
+from clary.base.plain import from_plain, to_plain
+from clary.contract.enrolment import MAX_LIST, Admission, Enrolment, NodeReport, Standby
+
+MAX_WAIT_S = 25.0
+_CLAIM = re.compile(r"[0-9a-f]{32}")
+_TAG = re.compile(r"pool_[0-9a-f]{12}")
+
+WhyNotProved = Callable[[str, int, str], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolled:
+    """One number that a boot holds."""
+
+    claim_digest: str  # SHA-256 of its claim
+    report: NodeReport
+
+
+@dataclass
+class _Gang:
+    num_hosts: int
+    enrolled: dict[int, Enrolled]
+    admissions: dict[int, Admission] = field(default_factory=dict)
+    enrolled_at_s: dict[int, float] = field(default_factory=dict)  # monotonic; missing: by an earlier service
+    change: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Enrolments:
+    """The boots of all allocations.
+
+    Args:
+        folder: where enrolments are kept; made if it is missing.
+        why_not_proved: says why a boot's proof is not accepted, empty if it is; may block.
+        clock: for waits.
+        bundle_digest: of the agent's bundle.
+    """
+
+    def __init__(self, folder: Path, why_not_proved: WhyNotProved, clock: Clock, *, bundle_digest: str) -> None:
+        self._folder = folder
+        self._why_not_proved = why_not_proved
+        self._clock = clock
+        self._bundle_digest = bundle_digest
+        self._gangs: dict[str, _Gang] = {}
+
+    def expect(self, tag: str, num_hosts: int) -> None:
+        """Let boots of an allocation enrol, unless they may already. Raises: EngineError for a damaged record."""
+        if tag not in self._gangs:
+            self._gangs[tag] = _Gang(num_hosts, self._read(tag))
+
+    def age_s(self, tag: str, index: int) -> float:
+        """Return the seconds since a number was taken; infinity for one that an earlier service gave."""
+        gang = self._gangs.get(tag)
+        since_s = None if gang is None else gang.enrolled_at_s.get(index)
+        return float("inf") if since_s is None else self._clock.monotonic() - since_s
+
+    def release(self, tag: str, index: int) -> None:
+        """Give a number free whose host is gone; another boot may claim it."""
+        gang = self._gangs.get(tag)
+        if gang is not None and (index in gang.enrolled or index in gang.admissions):
+            gang.enrolled.pop(index, None)
+            gang.admissions.pop(index, None)
+            gang.enrolled_at_s.pop(index, None)
+            self._write(tag, gang)
+
+    def forget(self, tag: str) -> None:
+        """Let nobody of an allocation in any more; boots that wait are told to leave."""
+        gang = self._gangs.pop(tag, None)
+        if gang is not None:
+            gang.change.set()
+        self._path(tag).unlink(missing_ok=True)
+
+    def known(self) -> list[str]:
+        """Return the tags of which something is written down."""
+        if not self._folder.is_dir():
+            return []
+        return [path.stem for path in self._folder.iterdir() if _TAG.fullmatch(path.stem) and path.suffix == ".json"]
+
+    def reports(self, tag: str) -> Mapping[int, NodeReport]:
+        """Return number -> report of its node, for the enrolled hosts of an allocation."""
+        gang = self._gangs.get(tag)
+        return {} if gang is None else {index: one.report for index, one in gang.enrolled.items()}
+
+    async def wait(self, tag: str, wait_s: float) -> bool:
+        """Wait for every number of an allocation to be taken, at most `wait_s` seconds; return whether they are."""
+        gang = self._gangs[tag]
+        if len(gang.enrolled) < gang.num_hosts:
+            await self._wait_for_change(gang, wait_s)
+        return len(gang.enrolled) >= gang.num_hosts
+
+    def admit(self, tag: str, admissions: Mapping[int, Admission]) -> None:
+        """Let the boots of an allocation become agents."""
+        gang = self._gangs[tag]
+        gang.admissions.update(admissions)
+        self._tell(gang)
+
+    async def enrol(self, tag: str, index: int, asked: Enrolment) -> Admission | Standby:
+        """Answer one question of a boot; waits for its gang as long as it asks.
+
+        Args:
+            tag: that the boot names.
+            index: that the boot names.
+            asked: the question.
+        Raises: WireError 410 for a boot that nobody wants, with the reason.
+        """
+        gang = self._gangs.get(tag)
+        if gang is None or not 0 <= index < gang.num_hosts:
+            raise _unwanted(f"no job waits for host {index} of {tag}")
+        if why := _why_malformed(asked) or await asyncio.to_thread(self._why_not_proved, tag, index, asked.proof):
+            raise _unwanted(why)
+        digest = hashlib.sha256(asked.claim.encode()).hexdigest()
+        holder = gang.enrolled.get(index)
+        if holder is not None and holder.claim_digest != digest:
+            raise _unwanted(f"host {index} of {tag} was enrolled by another boot, on {holder.report.node}")
+        if self._gangs.get(tag) is not gang:
+            raise _unwanted(f"{tag} has ended")
+        if holder is None:
+            gang.enrolled[index] = Enrolled(claim_digest=digest, report=asked.report)
+            gang.enrolled_at_s[index] = self._clock.monotonic()
+            try:
+                await asyncio.to_thread(self._write, tag, gang)
+            except OSError as error:
+                gang.enrolled.pop(index, None)
+                raise WireError("ServiceUnavailable", f"not written down: {error.strerror}", http_status=503) from error
+            self._tell(gang)
+        deadline_s = self._clock.monotonic() + min(MAX_WAIT_S, max(0.0, asked.wait_s))
+        while index not in gang.admissions:
+            left_s = deadline_s - self._clock.monotonic()
+            if left_s <= 0:
+                return Standby(bundle=self._bundle_digest)
+            await self._wait_for_change(gang, left_s)
+            if self._gangs.get(tag) is not gang or gang.enrolled.get(index) is None:
+                raise _unwanted(f"{tag} has ended")
+        return gang.admissions[index]
+
+    async def _wait_for_change(self, gang: _Gang, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await gang.change.wait()
+        except TimeoutError:
+            return
+
+    def _tell(self, gang: _Gang) -> None:
+        change, gang.change = gang.change, asyncio.Event()
+        change.set()
+
+    def _path(self, tag: str) -> Path:
+        if not _TAG.fullmatch(tag):
+            raise EngineError(f"{tag!r} is no tag of an allocation")
+        return self._folder / f"{tag}.json"
+
+    def _read(self, tag: str) -> dict[int, Enrolled]:
+        path = self._path(tag)
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            return {int(index): from_plain(Enrolled, plain) for index, plain in document.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, AttributeError, ContractError) as error:
+            raise EngineError(f"{path}: enrolments cannot be read: {error}") from error
+
+    def _write(self, tag: str, gang: _Gang) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._path(tag)
+        text = json.dumps({str(index): to_plain(one) for index, one in sorted(gang.enrolled.items())})
+        draft = path.with_suffix(f".{os.urandom(4).hex()}.new")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def _why_malformed(asked: Enrolment) -> str:
+    report = asked.report
+    if not _CLAIM.fullmatch(asked.claim):
+        return "a claim has 32 hex digits"
+    if max(len(report.addresses), len(report.gpus)) > MAX_LIST:
+        return f"a report names at most {MAX_LIST} addresses and GPUs"
+    return ""
+
+
+def _unwanted(why: str) -> WireError:
+    return WireError("AllocationOver", why, http_status=410)

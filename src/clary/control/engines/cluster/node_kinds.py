@@ -1,0 +1,77 @@
+"""Chooses the kind of node that stands for an instance type. Pure.
+
+Where: `reconcile.node_admission` asks when a job is created and when its hosts are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clary.control.engines.cluster.scheduler import NodeKind
+from clary.control.scheduling.catalogue import InstanceShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A kind, and how it differs from the type, in words; the kind is None where no nodes can serve."""
+
+    kind: NodeKind | None
+    reason: str
+
+
+def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: int) -> Chosen:
+    """Return the kind for hosts of one type.
+
+    Settings come first. Then the smallest kind that has the type's GPUs, CPUs and memory; where none has all of it, the
+    largest, which is said. A type without GPUs takes nodes with GPUs only where there are no others. Where no kind has
+    enough nodes, several serve together, each host with what the least of them has.
+
+    Args:
+        shape: of the instance type.
+        kinds: of all nodes.
+        num_hosts: that the job wants of this type.
+    """
+    enough = [kind for kind in kinds if kind.num_nodes >= num_hosts]
+    if not enough:
+        return _of_several(shape, kinds, num_hosts)
+    named = [kind for kind in enough if shape.name in kind.instance_types]
+    if named:
+        return Chosen(kind=named[0], reason=f"{shape.name} is served by {named[0].maps_to}, as settings say")
+    fitting = [kind for kind in enough if _has_all(kind, shape)]
+    if fitting:
+        kind = min(fitting, key=lambda one: (one.num_gpus, one.num_cpus, one.memory_bytes, one.name))
+        return Chosen(kind=kind, reason=f"{shape.name} is served by {kind.maps_to}")
+    able = [kind for kind in enough if bool(kind.num_gpus) == bool(shape.num_gpus)] or enough
+    kind = max(able, key=lambda one: (one.num_gpus, one.num_cpus, one.memory_bytes, one.name))
+    has = f"{kind.num_cpus} CPUs, {kind.memory_bytes >> 30} GiB and {kind.num_gpus} GPUs"
+    wants = f"{shape.num_cpus} CPUs, {shape.memory_bytes >> 30} GiB and {shape.num_gpus} GPUs"
+    return Chosen(kind=kind, reason=f"{shape.name} has {wants}; it is served by {kind.maps_to}, with {has}")
+
+
+def _of_several(shape: InstanceShape, kinds: Sequence[NodeKind], num_hosts: int) -> Chosen:
+    """Return a kind without a name that has the least of several kinds, from which the scheduler chooses."""
+    able = [kind for kind in kinds if kind.num_gpus >= shape.num_gpus] or list(kinds)
+    total = sum(kind.num_nodes for kind in able)
+    if total < num_hosts:
+        return Chosen(kind=None, reason=f"{num_hosts} nodes are needed for {shape.name}; there are {total}")
+    kind = NodeKind(
+        name="",
+        num_cpus=min(one.num_cpus for one in able),
+        memory_bytes=min(one.memory_bytes for one in able),
+        num_gpus=min(one.num_gpus for one in able),
+        num_nodes=total,
+        num_free=sum(one.num_free for one in able),
+        maps_to=f"nodes of {len(able)} kinds",
+    )
+    has = f"{kind.num_cpus} CPUs, {kind.memory_bytes >> 30} GiB and {kind.num_gpus} GPUs at least"
+    return Chosen(kind=kind, reason=f"{shape.name} is served by {kind.maps_to}, with {has}")
+
+
+def _has_all(kind: NodeKind, shape: InstanceShape) -> bool:
+    # A node of 64 GiB shows a little less than that to its system.
+    return (
+        kind.num_gpus >= shape.num_gpus
+        and kind.num_cpus >= shape.num_cpus
+        and kind.memory_bytes >= 0.9 * shape.memory_bytes
+    )

@@ -1,0 +1,128 @@
+"""Waiting jobs of an engine with a queue: asks for their hosts, tells its words, and starts those with granted hosts.
+
+Where: the reconciler has them looked at on every pass, in place of `launching`'s order. The engine decides who comes
+first; no job waits for another one here. The name of the pool is stored before the engine is asked, so that an
+allocation that no job knows is nobody's for certain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from clary.base.errors import ClaryError, EngineError
+from clary.control.engines.cluster.queue import Queue
+from clary.control.engines.cluster.scheduler import AllocationOrder, HostWish
+from clary.control.jobs import events
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.job_tasks import JobTasks
+from clary.control.reconcile.launching import Launcher
+from clary.control.reconcile.node_admission import NodeAdmission
+from clary.control.reconcile.pool_keeping import PoolKeeper
+from clary.control.scheduling.placement import HostMapping, Place
+from clary.control.settings import Settings
+
+MOST_AT_ONCE = 50  # waiting jobs that are looked at in one pass; the next pass looks at the next ones
+MARGIN_S = 600  # of an allocation beyond a job's own limits: boots, environments, channels
+
+log = logging.getLogger(__name__)
+
+
+class Granter:
+    """Looks after the waiting jobs of an engine with a queue."""
+
+    def __init__(
+        self,
+        *,
+        hub: JobHub,
+        queue: Queue,
+        admission: NodeAdmission,
+        pools: PoolKeeper,
+        launcher: Launcher,
+        tasks: JobTasks,
+        settings: Settings,
+    ) -> None:
+        self._hub = hub
+        self._queue = queue
+        self._admission = admission
+        self._pools = pools
+        self._launcher = launcher
+        self._tasks = tasks
+        self._settings = settings
+        self._looked_at: set[str] = set()
+
+    async def start_waiting_jobs(self) -> None:
+        """Look at waiting jobs once, the longest wait first."""
+        waiting = list(self._hub.waiting_jobs().values())
+        left = [job for job in waiting if job.name not in self._looked_at] or waiting
+        self._looked_at = set() if left is waiting else self._looked_at
+        for job in left[:MOST_AT_ONCE]:
+            self._looked_at.add(job.name)
+            if self._tasks.is_busy(job.name):
+                continue
+            try:
+                await self._look_at(job)
+            except asyncio.CancelledError:
+                raise
+            except EngineError as error:
+                if error.retryable:
+                    await self._tell(job, f"{error.message}.")
+                else:
+                    await self._launcher.fail(job, error)
+            except Exception as error:  # boundary: one job must not keep the others from theirs
+                if isinstance(error, ClaryError) and error.retryable:
+                    raise
+                await self._launcher.fail(job, error)
+
+    async def _look_at(self, job: TrainingJob) -> None:
+        if why := self._admission.why_held_back(job):
+            await self._tell(job, why)
+            return
+        if self._pools.is_coming(job):
+            return
+        holder = self._pools.find(job)
+        mapping = self._admission.mapping(JobRequest(job.request))
+        pool = self._pools.pool_for(job, holder)
+        if holder is None and not job.pool:
+            job = await self._hub.apply(job.name, events.AllocationAsked(pool=pool))
+            if job.pool != pool:
+                return  # it was stopped meanwhile
+        if holder is None:
+            await self._queue.ask(self._order(job, pool, mapping))
+        grant = await self._queue.grant(pool, len(mapping.hosts))
+        if not grant.is_granted:
+            await self._tell(job, grant.words)
+            return
+        place = Place(gpus=tuple(tuple(range(host.num_gpus)) for host in mapping.hosts))
+        asked = await self._launcher.hosts_asked(job, place, mapping, pool=pool, holder=holder, grant=grant)
+        await self._launcher.start(job, asked, holder)
+
+    def _order(self, job: TrainingJob, pool: str, mapping: HostMapping) -> AllocationOrder:
+        request = JobRequest(job.request)
+        wishes = tuple(
+            HostWish(
+                index=host.index,
+                kind=self._admission.kind_of(host.instance_type, mapping),
+                num_cpus=int(host.resources.num_cpus),
+                memory_bytes=host.resources.memory_bytes,
+                num_gpus=host.num_gpus,
+            )
+            for host in mapping.hosts
+        )
+        keep_s = request.keep_alive_s
+        limit_s = request.max_runtime_s + self._settings.stop_grace_s + self._settings.upload_timeout_s + keep_s
+        return AllocationOrder(
+            tag=pool,
+            job_name=job.name,
+            hosts=wishes,
+            limit_s=int(limit_s) + MARGIN_S,
+            grace_s=self._settings.stop_grace_s,
+            is_spot=request.is_spot,
+        )
+
+    async def _tell(self, job: TrainingJob, words: str) -> None:
+        latest = self._hub.waiting_jobs().get(job.name)
+        if latest is not None and latest.pending_reason != words:
+            await self._hub.apply(job.name, events.MustWait(reason=words))

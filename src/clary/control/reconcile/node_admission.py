@@ -1,0 +1,145 @@
+"""Admission of requests where hosts are whole nodes of other machines.
+
+Where: in the place of `admission` for engines slurm and boxes. One host is one node; which kind of node serves which
+instance type, `engines.cluster.node_kinds` says. The engine's queue decides who comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from clary.base.clock import Clock
+from clary.base.errors import WireError
+from clary.control.engines.cluster.node_kinds import choose_kind
+from clary.control.engines.cluster.scheduler import NodeKind
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.admission import Admission, ResolveImage
+from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.spot_market import SpotMarket
+from clary.control.scheduling.catalogue import InstanceShape, lookup
+from clary.control.scheduling.machine import Machine
+from clary.control.scheduling.placement import Capacity, HostMapping, HostShare, InstanceGroup, map_hosts
+from clary.control.settings import Settings
+
+NODE_RESERVE = 0.05  # of a node's memory, for its system and the agent
+
+
+class NodeAdmission(Admission):
+    """Admits requests by the kinds of nodes.
+
+    Args:
+        settings: of the service.
+        kinds: returns the kinds of nodes as they are now.
+        engine_name: slurm or boxes, for refusals.
+        hub: knows the jobs.
+        resolve_image: says which environment stands for an image.
+        market: of spot capacity.
+        clock: for waits.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        kinds: Callable[[], Sequence[NodeKind]],
+        engine_name: str,
+        hub: JobHub,
+        resolve_image: ResolveImage,
+        market: SpotMarket,
+        clock: Clock,
+    ) -> None:
+        nobody = Machine(num_cpus=1, memory_bytes=1)
+        super().__init__(settings, nobody, hub, resolve_image, market, clock, _why_no_disks)
+        self._kinds = kinds
+        self._engine_name = engine_name
+
+    @property
+    def capacity(self) -> Capacity:
+        """The capacity of all nodes together."""
+        kinds = self._kinds()
+        return Capacity(
+            max_hosts=sum(kind.num_nodes for kind in kinds),
+            num_gpus=sum(kind.num_gpus * kind.num_nodes for kind in kinds),
+            memory_per_host_bytes=max((kind.memory_bytes for kind in kinds), default=0),
+            memory_bytes=sum(kind.memory_bytes * kind.num_nodes for kind in kinds),
+        )
+
+    def pending_reason(self, job: TrainingJob) -> str:
+        """Return the engine's words for a job that waits; empty for one that does not."""
+        waiting = self._hub.waiting_jobs().get(job.name)
+        return "" if waiting is None else waiting.pending_reason or self.why_held_back(job)
+
+    def kind_of(self, instance_type: str, mapping: HostMapping) -> str:
+        """Return the name of the kind that serves a type of a job with this mapping."""
+        num_hosts = sum(host.instance_type == instance_type for host in mapping.hosts)
+        kind = choose_kind(self._shape(instance_type), self._kinds(), num_hosts=num_hosts).kind
+        return "" if kind is None else kind.name
+
+    def mapping(self, job: JobRequest) -> HostMapping:
+        """Return the job's hosts, each with all of a node.
+
+        Raises: WireError(ResourceLimitExceeded) if there never are so many nodes.
+        """
+        hosts: list[HostShare] = []
+        notes: list[str] = []
+        warnings: list[str] = []
+        for group in job.instance_groups:
+            shape = self._shape(group.instance_type)
+            chosen = choose_kind(shape, self._kinds(), num_hosts=group.instance_count)
+            if chosen.kind is None:
+                raise WireError("ResourceLimitExceeded", f"{self._engine_name}: {chosen.reason}{self._advice()}")
+            notes.append(chosen.reason)
+            machine = Machine(
+                num_cpus=chosen.kind.num_cpus,
+                memory_bytes=chosen.kind.memory_bytes,
+                num_gpus=chosen.kind.num_gpus,
+            )
+            one = InstanceGroup(name=group.name, instance_type=group.instance_type, num_hosts=1)
+            mapped = map_hosts([one], {group.instance_type: shape}, machine=machine, settings=self._settings)
+            notes += [note.replace("this machine", "its node") for note in mapped.notes]
+            warnings += mapped.warnings
+            first = mapped.hosts[0]
+            whole = replace(
+                first.resources,
+                num_cpus=float(machine.num_cpus),
+                memory_bytes=int(machine.memory_bytes * (1 - NODE_RESERVE)),
+                memory_advice="",
+            )
+            for _ in range(group.instance_count):
+                index = len(hosts)
+                hosts.append(replace(first, name=f"algo-{index + 1}", index=index, resources=whole))
+        return HostMapping(
+            hosts=tuple(hosts),
+            num_gpus=sum(host.num_gpus for host in hosts),
+            notes=tuple(dict.fromkeys(notes)),
+            warnings=tuple(dict.fromkeys(warnings)),
+        )
+
+    def _shape(self, instance_type: str) -> InstanceShape:
+        largest = max(self._kinds(), key=lambda kind: (kind.num_gpus, kind.num_cpus), default=None)
+        machine = (
+            Machine(num_cpus=1, memory_bytes=1 << 30)
+            if largest is None
+            else Machine(num_cpus=largest.num_cpus, memory_bytes=largest.memory_bytes, num_gpus=largest.num_gpus)
+        )
+        return lookup(instance_type, self._settings.instance_types, machine=machine)
+
+    def _advice(self) -> str:
+        if self._engine_name == "boxes":
+            return "; add machines with: clary hosts add USER@HOST"
+        return "; `clary capacity` lists the nodes"
+
+    def _check_size(self, job: JobRequest, mapping: HostMapping) -> None:
+        del mapping  # `mapping` has refused what can never fit
+        if job.has_network_isolation:
+            raise WireError(
+                "ValidationException",
+                "EnableNetworkIsolation: hosts of this service share the networks of their nodes, and nothing keeps "
+                "programs from calling others; leave it out, or use a service with engine local",
+            )
+
+
+def _why_no_disks(size_bytes: int) -> str:
+    del size_bytes
+    return "hosts are other machines, whose disks this service does not divide"

@@ -1,0 +1,51 @@
+"""Answers boots on other machines: their enrolment, and the agent's bundle.
+
+Where: `route_table`. Everybody on the nodes' network reaches these routes. An enrolment gives one agent's tokens to the
+first boot that proves itself for a number, and 410 to all others; the bundle holds code that is public anyway.
+Source: contract/enrolment.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from clary.base.errors import ContractError, WireError
+from clary.base.plain import from_plain, to_plain
+from clary.contract.enrolment import Admission, Enrolment
+from clary.control.engines.cluster.cluster_engine import ClusterEngine
+from clary.control.server.edge.internal_http import json_answer
+from clary.control.wire.messages import HttpRequest, HttpResponse
+
+_INDEX = re.compile(r"[0-9]{1,5}")
+_NONE = "no host of this service is another machine (setting engine is local)"
+
+
+async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: HttpRequest) -> HttpResponse:
+    """Answer a boot: 200 with the tokens of its host, or 202 while others are missing.
+
+    Args:
+        engine: of other machines; None where there is none.
+        tag: of the path.
+        index: of the path.
+        request: its body is an Enrolment.
+    Raises: WireError 410 for a boot that nobody wants, 400 for a body that is no enrolment.
+    """
+    if engine is None:
+        raise WireError("AllocationOver", _NONE, http_status=410)
+    if not _INDEX.fullmatch(index):
+        raise WireError("AllocationOver", "an index has one to five digits", http_status=410)
+    try:
+        asked = from_plain(Enrolment, json.loads(request.body))
+    except (ValueError, RecursionError, ContractError) as error:
+        raise WireError("ValidationException", f"the body is no enrolment: {error}"[:300]) from error
+    answer = await engine.enrolments.enrol(tag, int(index), asked)
+    status = 200 if isinstance(answer, Admission) else 202
+    return json_answer(to_plain(answer), status=status)
+
+
+def bundle(engine: ClusterEngine | None, digest: str) -> HttpResponse:
+    """Return the agent's bundle of this digest. Raises: WireError 404 if it is not this release's."""
+    if engine is None or digest != engine.bundle.digest:
+        raise WireError("NotFound", _NONE if engine is None else "this release has another bundle", http_status=404)
+    return HttpResponse(status=200, headers=[("Content-Type", "application/zip")], body=engine.bundle.data)

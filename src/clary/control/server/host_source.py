@@ -1,0 +1,67 @@
+"""Chooses where hosts come from, as setting `engine` says: this machine, a Slurm cluster, or boxes.
+
+Where: `core` builds the engine by it, before jobs are loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+from clary.control.engines.boxes.desk import BoxDesk
+from clary.control.engines.boxes.scheduler import BoxesScheduler
+from clary.control.engines.cluster.bundle import boot_script, make_bundle
+from clary.control.engines.cluster.cluster_engine import ClusterEngine
+from clary.control.engines.cluster.scheduler import Boot, ClusterScheduler
+from clary.control.engines.slurm.scheduler import SlurmScheduler
+from clary.control.server.edge.tls import ensure_certificates
+from clary.control.server.foundations import Foundations
+from clary.control.server.ports import nodes_host
+
+MARK_DIGITS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSource:
+    """An engine of other machines, and the desk of boxes where it has them."""
+
+    engine: ClusterEngine
+    boxes: BoxDesk | None
+    signals_all: bool  # whether its SIGTERM goes to every process of a host
+
+
+def other_machines(base: Foundations) -> HostSource | None:
+    """Return the engine that setting `engine` names; None for this machine.
+
+    Args:
+        base: settings, keys and ports of the service.
+    """
+    settings = base.settings
+    if settings.engine == "local":
+        return None
+    names = {"host": settings.host, "nodes_host": nodes_host(settings)}
+    files = ensure_certificates(base.folder.tls, region=settings.region, now=base.clock.now(), **names)
+    boot = Boot(
+        script=boot_script(),
+        service_url=base.ports.urls(settings).nodes,
+        ca_pem=files.authority.read_text(encoding="ascii"),
+    )
+    scheduler: ClusterScheduler
+    desk: BoxDesk | None = None
+    if settings.engine == "slurm":
+        mark = hashlib.sha256(f"slurm:{base.secrets.master_key}".encode()).hexdigest()[:MARK_DIGITS]
+        scheduler = SlurmScheduler(
+            settings.slurm,
+            mark=mark,
+            folder=base.folder.root / "slurm",
+            clock=base.clock,
+            environment=os.environ,
+            node_python=settings.node_python,
+            node_scratch=settings.node_scratch,
+        )
+    else:
+        boxes = BoxesScheduler(base.folder.root / "boxes", base.clock)
+        scheduler, desk = boxes, boxes.desk
+    engine = ClusterEngine(scheduler, base.folder.root, base.clock, bundle=make_bundle(), boot=boot)
+    return HostSource(engine=engine, boxes=desk, signals_all=settings.engine == "slurm")

@@ -1,0 +1,48 @@
+"""The nodes that hosts can come from, by kind.
+
+Where: the answer to /clary/v1/capacity, which `clary capacity` prints.
+
+    {"engine": "slurm", "waits_by_itself": true, "url": "https://10.0.0.5:4571",
+     "kinds": [{"name", "num_cpus", "memory_bytes", "num_gpus", "num_nodes", "num_free", "maps_to", "instance_types",
+                "isolation"}]}
+
+With engine local there is one kind, this machine, and `num_nodes` is the number of hosts that may run at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clary.base.plain import to_plain
+from clary.control.engines.cluster.cluster_engine import ClusterEngine
+from clary.control.engines.cluster.scheduler import NodeKind
+from clary.control.server.pages.machine_page import MachinePage
+
+
+async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage) -> dict[str, Any]:
+    """Return the page.
+
+    Args:
+        cluster: engine of other machines; None where hosts are this machine's own.
+        machine: measures this machine.
+    Raises: EngineError if the cluster does not tell its nodes.
+    """
+    if cluster is not None:
+        kinds = await cluster.scheduler.capacity()
+        cluster.kinds = kinds
+        name, url = cluster.scheduler.name, cluster.service_url
+        return {"engine": name, "waits_by_itself": True, "url": url, "kinds": [to_plain(kind) for kind in kinds]}
+    facts = machine.facts()
+    if not facts:  # nobody measures it
+        return {"engine": "local", "waits_by_itself": False, "url": "", "kinds": []}
+    most = facts["max_hosts"]
+    kind = NodeKind(
+        name="machine",
+        num_cpus=facts["num_cpus"],
+        memory_bytes=facts["memory_bytes"],
+        num_gpus=facts["num_gpus"],
+        num_nodes=most,
+        num_free=max(0, most - facts["hosts_held"]),
+        maps_to="hosts on this machine, which share it",
+    )
+    return {"engine": "local", "waits_by_itself": False, "url": "", "kinds": [to_plain(kind)]}

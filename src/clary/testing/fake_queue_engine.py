@@ -1,0 +1,51 @@
+"""An engine with a queue and without hosts: a test grants hosts to jobs, or lets them wait."""
+
+from __future__ import annotations
+
+from clary.control.engines.cluster.queue import Grant
+from clary.control.engines.cluster.scheduler import AllocationOrder, NodeKind
+from clary.control.engines.interface import HeldAttempt, Released
+from clary.testing.fake_engine import GIB, FakeEngine
+
+NODES = NodeKind(
+    name="cpu", num_cpus=8, memory_bytes=64 * GIB, num_gpus=0, num_nodes=4, num_free=4, maps_to="partition cpu"
+)
+
+
+class FakeQueueEngine(FakeEngine):
+    """Lets every job wait until a test puts its pool into `granted`.
+
+    A test puts exceptions into `ask_errors`; each is raised once, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = [NODES]
+        self.words = "Slurm job 4711 waits: Resources (3 of 4 nodes are free)"
+        self.granted: set[str] = set()  # tags
+        self.asked: dict[str, AllocationOrder] = {}  # tag -> the last order
+        self.num_asked = 0
+        self.ask_errors: list[Exception] = []
+
+    async def ask(self, order: AllocationOrder) -> None:
+        """Note an order. Raises: the next of `ask_errors`."""
+        self.num_asked += 1
+        if self.ask_errors:
+            raise self.ask_errors.pop(0)
+        self.asked[order.tag] = order
+
+    async def grant(self, tag: str, num_hosts: int) -> Grant:
+        """Return whether the test has granted the pool."""
+        if tag not in self.granted:
+            return Grant(is_granted=False, words=self.words)
+        return Grant(is_granted=True, words=f"{num_hosts} hosts were granted: n1 n2", notice_grace_s=30.0)
+
+    async def release_pool(self, pool: str) -> Released:
+        """Forget the pool's order."""
+        self.asked.pop(pool, None)
+        self.granted.discard(pool)
+        return await super().release_pool(pool)
+
+    async def unreleased(self) -> list[HeldAttempt]:
+        """Return the pools that were asked for."""
+        return [HeldAttempt(name=tag, attempt=1) for tag in self.asked]

@@ -1,0 +1,189 @@
+"""The boot on its node: its report, its folder, its proof, the bundle; nothing of a stranger's is taken."""
+
+import hashlib
+import io
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from clary.agent import boot
+from clary.agent.node_view import NodeView, read_node_view
+from clary.base.errors import AgentError
+from clary.base.plain import from_plain
+from clary.contract.enrolment import Enrolment, Gpu, NodeReport
+from clary.contract.launch_plan import Isolation
+from clary.testing.launch_plans import make_hosts, make_plan
+
+TAG = "pool_0123456789ab"
+
+
+@pytest.fixture(autouse=True)
+def no_allocation(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "CUDA_VISIBLE")):
+            monkeypatch.delenv(name)
+
+
+class FakeService:
+    """Answers one request; `asked` has the paths."""
+
+    host, port = "head", 4571
+
+    def __init__(self, status, data):
+        self.answer = status, data
+        self.asked = []
+
+    def address(self):
+        return "10.0.0.1"
+
+    def ask(self, method, path, body, most_bytes):
+        self.asked.append(path)
+        return self.answer
+
+
+def archive(**members):
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as file:
+        for name, text in members.items():
+            file.writestr(name, text)
+    return written.getvalue()
+
+
+def test_the_report_is_what_the_contract_says(tmp_path):
+    plain = boot.node_report(FakeService(200, b""), str(tmp_path))
+    report = from_plain(NodeReport, plain)
+    assert report.num_cpus == len(os.sched_getaffinity(0))
+    assert report.memory_bytes > 1 << 20
+    assert report.isolation in ("namespaces", "processes")
+    assert bool(report.isolation_why) == (report.isolation == "processes")
+    assert set(plain) == set(NodeReport.__dataclass_fields__)
+    assert from_plain(Enrolment, {"claim": "a" * 32, "proof": "p", "report": plain, "wait_s": 0.0}).report == report
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, (2, 3)),
+        ({"SLURM_JOB_ID": "1", "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "0"}, (1,)),
+        ({"SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "0"}, ()),  # of another component of a heterogeneous job
+        ({"CUDA_VISIBLE_DEVICES": ""}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1234"}, ()),
+    ],
+)
+def test_gpus_are_those_that_the_allocation_names(monkeypatch, variables, expected):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert tuple(gpu["index"] for gpu in boot._gpus()) == expected
+
+
+def test_a_hosts_folder_is_closed_and_those_of_ended_hosts_go(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    first = Path(boot._own_folder(str(tmp_path), TAG, 0))
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    assert stat.S_IMODE(first.parent.parent.parent.stat().st_mode) == 0o700
+    left = first.with_name(f"{TAG}-1-{ended.pid}")
+    left.mkdir()
+    (left / "owner").write_text(f"{ended.pid} 1 {boot._boot_id()}")
+    fresh = first.with_name("being-made")
+    fresh.mkdir()
+    boot._own_folder(str(tmp_path), TAG, 2)
+    assert first.exists()
+    assert fresh.exists()
+    assert not left.exists()
+
+
+def test_a_folder_that_others_could_write_is_refused(tmp_path):
+    planted = tmp_path / f"clary-{os.getuid()}"
+    planted.mkdir(mode=0o777)
+    planted.chmod(0o777)
+    with pytest.raises(boot.Failed, match="closed to others"):
+        boot._own_folder(str(tmp_path), TAG, 0)
+    planted.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    planted.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(boot.Failed, match="closed to others"):
+        boot._own_folder(str(tmp_path), TAG, 0)
+
+
+def test_the_bundle_is_taken_by_its_digest_and_fetched_once(tmp_path):
+    data = archive(**{"clary/__init__.py": "", "clary/agent/bin/tool": "#!"})
+    digest = hashlib.sha256(data).hexdigest()
+    service = FakeService(200, data)
+    host = tmp_path / "hosts" / "one"
+    host.mkdir(parents=True)
+    code = Path(boot._bundle(service, digest, str(host)))
+    assert (code / "clary/__init__.py").exists()
+    assert os.access(code / "clary/agent/bin/tool", os.X_OK)
+    assert boot._bundle(service, digest, str(host)) == str(code)
+    assert service.asked == [f"/clary/v1/agent/{digest}"]
+
+
+@pytest.mark.parametrize(("status", "data"), [(200, b"another"), (404, b"")])
+def test_a_bundle_of_another_digest_is_not_unpacked(tmp_path, status, data):
+    host = tmp_path / "hosts" / "one"
+    host.mkdir(parents=True)
+    with pytest.raises(boot.Failed, match="did not come"):
+        boot._bundle(FakeService(status, data), "a" * 64, str(host))
+    assert list((tmp_path / "agent").iterdir()) == []
+    with pytest.raises(boot.Failed, match="no digest"):
+        boot._bundle(FakeService(200, b""), "../../etc", str(host))
+
+
+def test_a_boot_that_nobody_wants_leaves(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    options = SimpleNamespace(tag=TAG, index=0, proof=f"file:{token}")
+    assert boot._proof(options) == "secret"
+    with pytest.raises(boot.Unwanted, match="over"):
+        boot.enrol(FakeService(410, b"it is over"), options, {}, str(tmp_path))
+    with pytest.raises(boot.Failed, match="expected munge or file"):
+        boot._proof(SimpleNamespace(tag=TAG, index=0, proof="other"))
+
+
+@pytest.mark.parametrize("arguments", [["--tag", "../x"], ["--index", "-1"], ["--index", "x"]])
+def test_a_wrong_command_line_is_refused(arguments):
+    command = [sys.executable, boot.__file__, "--service", "https://h:1", "--ca", "/f", "--proof", "munge"]
+    given = {"--tag": TAG, "--index": "0"} | {arguments[0]: arguments[1]}
+    done = subprocess.run(
+        [*command, *(word for pair in given.items() for word in pair)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert arguments[0] in done.stderr
+
+
+def test_a_host_sees_its_own_node_in_the_plan_of_all(tmp_path):
+    report = NodeReport(
+        node="n1",
+        addresses=(),
+        used_address="10.0.0.1",
+        num_cpus=8,
+        memory_bytes=1,
+        gpus=(Gpu(index=6), Gpu(index=7)),
+        isolation="namespaces",
+        scratch="/scratch/clary-0/n1/hosts/one",
+    )
+    plan = make_plan(hosts=make_hosts(2), pool=TAG)
+    seen = NodeView(report=report, service_url="http://127.0.0.1:5").seen(plan, "algo-2")
+    assert seen.service_url == "http://127.0.0.1:5"
+    assert seen.isolation is Isolation.NAMESPACES
+    assert seen.work_folder == f"/scratch/clary-0/n1/hosts/one/jobs/{plan.job_name}/{plan.attempt}"
+    assert seen.cache_folder == "/scratch/clary-0/n1/cache"
+    assert seen.hosts[0] == plan.hosts[0]
+    with pytest.raises(KeyError):
+        NodeView(report=report, service_url="").seen(plan, "algo-9")
+
+
+def test_a_file_that_is_no_report_is_named(tmp_path):
+    path = tmp_path / "node.json"
+    for text in ("", "[]", '{"service_url": "x"}'):
+        path.write_text(text)
+        with pytest.raises(AgentError, match=r"node\.json"):
+            read_node_view(str(path))

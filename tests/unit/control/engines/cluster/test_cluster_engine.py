@@ -1,0 +1,246 @@
+"""The engine of other machines over a scheduler in memory: grants, launches, losses, notices, ends."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from clary.base.errors import EngineError
+from clary.contract.enrolment import Address, Admission, Enrolment, NodeReport
+from clary.control.engines.cluster.bundle import Bundle
+from clary.control.engines.cluster.cluster_engine import ClusterEngine
+from clary.control.engines.cluster.cluster_faults import ClusterFaults
+from clary.control.engines.cluster.scheduler import (
+    Allocation,
+    AllocationOrder,
+    AllocationState,
+    Boot,
+    Ended,
+    HostWish,
+    Member,
+    Notice,
+    NoticeKind,
+)
+from clary.control.engines.interface import CapacityEnds
+from clary.testing.fake_clock import FakeClock
+from clary.testing.launch_plans import make_hosts, make_plan
+
+TAG = "pool_0123456789ab"
+BUNDLE = Bundle("d" * 64, b"zip")
+
+
+class FakeScheduler:
+    """Keeps allocations in memory, as a test writes them."""
+
+    name = "slurm"
+
+    def __init__(self):
+        self.found = {}
+        self.orders = []
+        self.ended = []
+        self.ended_hosts = []
+        self.error = None
+
+    async def start(self, boot):
+        self.boot = boot
+
+    async def close(self):
+        return None
+
+    async def capacity(self):
+        return []
+
+    async def ask(self, order):
+        self.orders.append(order)
+
+    async def allocations(self):
+        if self.error is not None:
+            raise self.error
+        return self.found
+
+    async def end_host(self, tag, index):
+        self.ended_hosts.append((tag, index))
+        return Ended.OUT_OF_REACH
+
+    async def end(self, tag):
+        self.ended.append(tag)
+        self.found.pop(tag, None)
+        return Ended.ASKED_FOR
+
+    def why_not_proved(self, tag, index, proof):
+        return "" if proof == "right" else "wrong"
+
+
+def order(num_hosts=2):
+    wishes = tuple(
+        HostWish(index=index, kind="cpu", num_cpus=8, memory_bytes=None, num_gpus=0) for index in range(num_hosts)
+    )
+    return AllocationOrder(tag=TAG, job_name="job", hosts=wishes, limit_s=60, grace_s=5)
+
+
+def granted(*alive, **words):
+    members = {index: Member(node=f"n{index}", is_alive=one, **words) for index, one in enumerate(alive)}
+    return Allocation(state=AllocationState.GRANTED, members=members)
+
+
+def question(index):
+    own = Address(interface="eth0", address=f"10.0.0.{index + 1}", prefix_length=24)
+    report = NodeReport(
+        node=f"n{index}", addresses=(own,), used_address=own.address, num_cpus=8, memory_bytes=1, isolation="namespaces"
+    )
+    return Enrolment(claim=f"{index:032x}", proof="right", report=report)
+
+
+@pytest.fixture
+def scheduler():
+    return FakeScheduler()
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def engine(tmp_path, scheduler, clock):
+    boot = Boot(script="", service_url="https://head:4571", ca_pem="")
+    return ClusterEngine(scheduler, tmp_path, clock, bundle=BUNDLE, boot=boot)
+
+
+@pytest.fixture
+def plan():
+    return make_plan(hosts=make_hosts(2), pool=TAG, pool_token="pool-token")
+
+
+async def enrolled(engine, *indices):
+    for index in indices:
+        await engine.enrolments.enrol(TAG, index, question(index))
+
+
+async def test_a_wait_is_told_in_the_schedulers_words_and_a_grant_names_the_nodes(engine, scheduler):
+    await engine.ask(order())
+    assert (await engine.grant(TAG, 2)).words == "slurm has been asked for 2 hosts."
+    scheduler.found = {TAG: Allocation(state=AllocationState.PENDING, reason="Slurm job 7 waits: Resources")}
+    assert (await engine.grant(TAG, 2)).words == "Slurm job 7 waits: Resources"
+    scheduler.found = {TAG: granted(True, False)}
+    assert not (await engine.grant(TAG, 2)).is_granted
+    scheduler.found = {TAG: granted(True, True)}
+    grant = await engine.grant(TAG, 2)
+    assert (grant.is_granted, grant.words) == (True, "2 hosts were granted: n0 n1")
+
+
+async def test_a_gang_is_launched_with_what_its_nodes_have_told(engine, scheduler, plan):
+    scheduler.found = {TAG: granted(True, True)}
+    await engine.ask(order())
+    launching = asyncio.ensure_future(engine.launch(plan))
+    await enrolled(engine, 1, 0)
+    ready = await launching
+    assert [host.address for host in ready.hosts] == ["10.0.0.1", "10.0.0.2"]
+    await engine.start_agents(ready)
+    answer = await engine.enrolments.enrol(TAG, 1, question(1))
+    assert isinstance(answer, Admission)
+    assert (answer.host, answer.job, answer.pool_token, answer.bundle) == (
+        "algo-2",
+        plan.job_name,
+        "pool-token",
+        "d" * 64,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({}, "ended before all had enrolled"),
+        ({TAG: Allocation(state=AllocationState.GONE, reason="cancelled by root")}, "cancelled by root"),
+        ({TAG: granted(True, False, why_dead="node n1 is down")}, "node n1 is down"),
+    ],
+)
+async def test_a_launch_ends_with_the_allocation_and_says_why(engine, scheduler, plan, state, why):
+    await engine.ask(order())
+    scheduler.found = state
+    with pytest.raises(EngineError, match=why):
+        await asyncio.wait_for(engine.launch(plan), 10)
+
+
+async def test_nobody_is_lost_while_the_scheduler_does_not_answer(engine, scheduler, plan):
+    scheduler.error = EngineError("slurmctld does not answer", retryable=True)
+    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
+    assert await engine.notices(plan) == {}
+    assert await engine.why_dead(plan) == {}
+
+
+async def test_the_end_of_a_host_and_its_reason_are_told(engine, scheduler, plan):
+    scheduler.found = {TAG: granted(True, False, why_dead="Slurm job 20 was cancelled by root")}
+    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": False}
+    assert await engine.why_dead(plan) == {"algo-2": "Slurm job 20 was cancelled by root"}
+    scheduler.found = {}
+    assert await engine.agents_alive(plan) == {"algo-1": False, "algo-2": False}
+
+
+async def test_notices_are_told_by_host(engine, scheduler, plan):
+    notice = Notice(kind=NoticeKind.RECLAIMED, why="preempted", ends_at=datetime(2026, 1, 1, tzinfo=UTC))
+    member = Member(node="n1", is_alive=True, notice=notice)
+    scheduler.found = {TAG: Allocation(state=AllocationState.ENDING, members={1: member})}
+    assert await engine.notices(plan) == {"algo-2": CapacityEnds(why="preempted", ends_at=notice.ends_at)}
+
+
+async def test_a_lost_host_is_asked_for_again_and_its_number_is_free(engine, scheduler, clock):
+    scheduler.found = {TAG: granted(True, True)}
+    await engine.ask(order())
+    await enrolled(engine, 0, 1)
+    clock.advance(60)
+    scheduler.found = {TAG: granted(True, False)}
+    await engine.ask(order())
+    assert set(engine.enrolments.reports(TAG)) == {0}
+    assert len(scheduler.orders) == 2
+
+
+async def test_a_boot_that_is_faster_than_the_schedulers_list_keeps_its_number(engine, scheduler):
+    await engine.ask(order())
+    await enrolled(engine, 0, 1)
+    for stale in ({}, {TAG: granted(True)}, {TAG: granted(True, False)}):
+        scheduler.found = stale
+        await engine.ask(order())
+        assert set(engine.enrolments.reports(TAG)) == {0, 1}
+
+
+async def test_an_end_lets_nobody_in_and_ends_the_allocation(engine, scheduler, plan):
+    scheduler.found = {TAG: granted(True, True)}
+    await engine.ask(order())
+    await enrolled(engine, 0)
+    assert [held.name for held in await engine.unreleased()] == [TAG]
+    await engine.release_pool(TAG)
+    assert scheduler.ended == [TAG]
+    assert await engine.unreleased() == []
+
+
+async def test_faults_of_a_rehearsal_are_refused_but_for_the_end_of_a_host(engine, scheduler, plan):
+    faults = ClusterFaults(engine)
+    assert set(faults.refusals()) == {"kill-rank", "partition", "slow", "disk-full"}
+    await faults.kill_host(plan, "algo-2")
+    assert scheduler.ended_hosts == [(TAG, 1)]
+    for work in (
+        faults.kill_rank(plan, 0),
+        faults.connect(plan, ["algo-1"], up=False),
+        faults.connect_two(plan, ("algo-1", "algo-2"), up=True),
+        faults.fill_disk(plan, "algo-1", is_full=True),
+        faults.set_rate(plan, "algo-1", 1.0),
+    ):
+        with pytest.raises(EngineError, match="other machines"):
+            await work
+
+
+async def test_boots_that_end_again_and_again_are_not_asked_for_for_ever(engine, scheduler):
+    for _ in range(2):
+        scheduler.found = {TAG: granted(True, True)}
+        await engine.ask(order())
+        scheduler.found = {TAG: granted(True, False, why_dead="its step has ended")}
+        await engine.ask(order())
+    scheduler.found = {TAG: granted(True, True)}
+    await engine.ask(order())
+    scheduler.found = {TAG: granted(True, False, why_dead="its step has ended")}
+    with pytest.raises(EngineError, match=r"algo-2: its boot has ended 3 times .*its step has ended") as refused:
+        await engine.ask(order())
+    assert not refused.value.retryable
+    await engine.release_pool(TAG)
+    await engine.ask(order())

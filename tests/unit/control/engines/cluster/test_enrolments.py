@@ -1,0 +1,161 @@
+"""Boots that enrol: in any order, twice, late, with a wrong proof, two for one number, after a restart."""
+
+import asyncio
+import json
+import stat
+
+import pytest
+
+from clary.base.clock import SystemClock
+from clary.base.errors import EngineError, WireError
+from clary.contract.enrolment import Address, Admission, Enrolment, NodeReport, Standby
+from clary.control.engines.cluster.enrolments import Enrolments
+
+TAG, DIGEST = "pool_0123456789ab", "d" * 64
+
+
+def report(node="n1", **changes):
+    own = Address(interface="eth0", address="10.0.0.1", prefix_length=24)
+    facts = {"addresses": (own,), "used_address": "10.0.0.1", "num_cpus": 8, "memory_bytes": 1 << 30}
+    return NodeReport(node=node, **facts | changes)
+
+
+def asked(claim="a" * 32, *, proof="right", wait_s=0.0, node="n1", **changes):
+    return Enrolment(claim=claim, proof=proof, report=report(node, **changes), wait_s=wait_s)
+
+
+def admission(index):
+    return Admission(
+        bundle=DIGEST,
+        pool=TAG,
+        pool_token="pool-token",
+        job="job",
+        attempt=1,
+        agent_token="agent-token",
+        host=f"algo-{index + 1}",
+    )
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def open_enrolments():
+        return Enrolments(
+            tmp_path / "allocations",
+            lambda tag, index, proof: "" if proof == "right" else "wrong proof",
+            SystemClock(),
+            bundle_digest=DIGEST,
+        )
+
+    return open_enrolments
+
+
+@pytest.fixture
+def enrolments(opened):
+    made = opened()
+    made.expect(TAG, 2)
+    return made
+
+
+async def refusal(enrolments, index, question, tag=TAG):
+    with pytest.raises(WireError) as refused:
+        await enrolments.enrol(tag, index, question)
+    assert refused.value.http_status == 410
+    return refused.value.message
+
+
+async def test_a_gang_goes_together_once_it_is_complete_and_admitted(enrolments):
+    second = asyncio.ensure_future(enrolments.enrol(TAG, 1, asked("b" * 32, wait_s=20, node="n2")))
+    assert isinstance(await enrolments.enrol(TAG, 0, asked()), Standby)
+    assert await enrolments.wait(TAG, 5)
+    assert not second.done()
+    enrolments.admit(TAG, {0: admission(0), 1: admission(1)})
+    assert (await second).host == "algo-2"
+    assert (await enrolments.enrol(TAG, 0, asked())).host == "algo-1"
+    assert {index: one.node for index, one in enrolments.reports(TAG).items()} == {0: "n1", 1: "n2"}
+
+
+async def test_an_answer_that_was_lost_is_given_again_to_the_same_boot_alone(enrolments):
+    enrolments.admit(TAG, {0: admission(0)})
+    assert isinstance(await enrolments.enrol(TAG, 0, asked()), Admission)
+    assert isinstance(await enrolments.enrol(TAG, 0, asked()), Admission)
+    assert "enrolled by another boot, on n1" in await refusal(enrolments, 0, asked("c" * 32))
+
+
+@pytest.mark.parametrize(
+    ("index", "question", "why"),
+    [
+        (0, asked(proof="wrong"), "wrong proof"),
+        (0, asked(proof=""), "wrong proof"),
+        (0, asked(claim="short"), "32 hex digits"),
+        (2, asked(), "no job waits"),
+        (-1, asked(), "no job waits"),
+        (0, asked(addresses=(Address(interface="e", address="10.0.0.1", prefix_length=24),) * 300), "at most 256"),
+    ],
+)
+async def test_a_boot_that_nobody_wants_is_told_so_and_changes_nothing(enrolments, tmp_path, index, question, why):
+    assert why in await refusal(enrolments, index, question)
+    assert enrolments.reports(TAG) == {}
+    assert not (tmp_path / "allocations").exists()
+
+
+async def test_a_boot_of_an_allocation_that_is_over_leaves(enrolments):
+    waiting = asyncio.ensure_future(enrolments.enrol(TAG, 0, asked(wait_s=20)))
+    await asyncio.sleep(0.05)
+    enrolments.forget(TAG)
+    with pytest.raises(WireError, match="has ended"):
+        await waiting
+    assert "no job waits" in await refusal(enrolments, 0, asked())
+    assert "no job waits" in await refusal(enrolments, 0, asked(), tag="pool_ffffffffffff")
+
+
+async def test_numbers_stay_taken_over_a_restart_of_the_service(enrolments, opened, tmp_path):
+    await enrolments.enrol(TAG, 0, asked())
+    later = opened()
+    assert later.known() == [TAG]
+    later.expect(TAG, 2)
+    assert later.reports(TAG)[0].node == "n1"
+    assert "enrolled by another boot" in await refusal(later, 0, asked("c" * 32))
+    assert isinstance(await later.enrol(TAG, 0, asked()), Standby)
+    (path,) = (tmp_path / "allocations").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "a" * 32 not in path.read_text()  # the claim itself would let another boot in
+
+
+async def test_the_number_of_a_lost_host_is_free_for_another_boot(enrolments):
+    await enrolments.enrol(TAG, 0, asked())
+    await enrolments.enrol(TAG, 1, asked("b" * 32, node="n2"))
+    enrolments.admit(TAG, {0: admission(0), 1: admission(1)})
+    enrolments.release(TAG, 1)
+    assert not await enrolments.wait(TAG, 0)
+    assert isinstance(await enrolments.enrol(TAG, 1, asked("c" * 32, node="n3")), Standby)
+    assert enrolments.reports(TAG)[1].node == "n3"
+    assert isinstance(await enrolments.enrol(TAG, 0, asked()), Admission)
+
+
+async def test_two_boots_that_come_at_once_for_one_number_get_one_place(enrolments):
+    answers = await asyncio.gather(
+        *(enrolments.enrol(TAG, 0, asked(f"{number:032x}", node=f"n{number}")) for number in range(8)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(answer, Standby) for answer in answers) == 1
+    assert {answer.http_status for answer in answers if not isinstance(answer, Standby)} == {410}
+
+
+async def test_a_damaged_record_is_named(opened, tmp_path):
+    (tmp_path / "allocations").mkdir()
+    (tmp_path / "allocations" / f"{TAG}.json").write_text("{")
+    with pytest.raises(EngineError, match=rf"{TAG}\.json"):
+        opened().expect(TAG, 1)
+
+
+@pytest.mark.parametrize("tag", ["../../etc/passwd", "pool_../../../x", "", "pool_0123456789AB"])
+async def test_a_tag_is_never_a_path(enrolments, tag):
+    assert "no job waits" in await refusal(enrolments, 0, asked(), tag=tag)
+    with pytest.raises(EngineError, match="no tag"):
+        enrolments.expect(tag, 1)
+
+
+async def test_what_is_written_down_can_be_read_by_people(enrolments, tmp_path):
+    await enrolments.enrol(TAG, 0, asked())
+    (path,) = (tmp_path / "allocations").iterdir()
+    assert json.loads(path.read_text())["0"]["report"]["node"] == "n1"

@@ -1,0 +1,140 @@
+"""Which kind of node serves a type, which address a host gets, and which files the bundle holds."""
+
+import io
+import zipfile
+
+import pytest
+
+from clary.contract.enrolment import Address, NodeReport
+from clary.contract.launch_plan import Isolation
+from clary.control.engines.cluster.bundle import boot_script, make_bundle
+from clary.control.engines.cluster.node_kinds import choose_kind
+from clary.control.engines.cluster.node_networks import choose_addresses, joined
+from clary.control.engines.cluster.scheduler import NodeKind
+from clary.control.scheduling.catalogue import GIB, InstanceShape
+from clary.testing.launch_plans import make_hosts, make_plan
+
+
+def kind(name, cpus, gib, gpus=0, *, nodes=4, types=()):
+    return NodeKind(
+        name=name,
+        num_cpus=cpus,
+        memory_bytes=gib * GIB,
+        num_gpus=gpus,
+        num_nodes=nodes,
+        num_free=nodes,
+        maps_to=f"partition {name}",
+        instance_types=types,
+    )
+
+
+SMALL, LARGE, GPU = kind("small", 8, 32), kind("large", 64, 512), kind("gpu", 96, 1024, 8, nodes=2)
+
+
+def shape(cpus, gib, gpus=0, name="ml.x"):
+    return InstanceShape(name=name, num_cpus=cpus, memory_bytes=gib * GIB, num_gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_hosts", "chosen"),
+    [
+        (shape(4, 16), 1, "small"),
+        (shape(8, 32), 4, "small"),
+        (shape(16, 64), 1, "large"),
+        (shape(8, 61, 1), 2, "gpu"),
+        (shape(192, 2048, 8), 1, "gpu"),  # nothing has all of it: the largest with GPUs
+        (shape(192, 2048), 1, "large"),  # and without
+        (shape(8, 61, 1), 3, "large"),  # too few nodes have GPUs
+    ],
+)
+def test_the_smallest_kind_that_has_all_serves_a_type_and_else_the_largest(wanted, num_hosts, chosen):
+    assert choose_kind(wanted, [GPU, SMALL, LARGE], num_hosts=num_hosts).kind.name == chosen
+
+
+def test_settings_come_before_shapes_and_the_reason_says_so():
+    named = kind("odd", 2, 4, types=("ml.x",))
+    found = choose_kind(shape(64, 512), [LARGE, named], num_hosts=1)
+    assert (found.kind, found.reason) == (named, "ml.x is served by partition odd, as settings say")
+
+
+def test_a_difference_is_said_and_too_many_hosts_are_refused():
+    assert "ml.x has 128 CPUs" in choose_kind(shape(128, 64), [SMALL], num_hosts=1).reason
+    found = choose_kind(shape(1, 1), [SMALL, GPU], num_hosts=9)
+    assert found.kind is None
+    assert found.reason == "9 nodes are needed for ml.x; there are 6"
+
+
+def test_kinds_serve_together_where_none_has_enough_nodes():
+    found = choose_kind(shape(4, 16), [SMALL, GPU], num_hosts=6).kind
+    assert (found.name, found.num_cpus, found.num_gpus, found.num_nodes) == ("", 8, 0, 6)
+    with_gpus = choose_kind(shape(4, 16, 1), [kind("a", 8, 32, 1, nodes=1), kind("b", 16, 64, 2, nodes=1)], num_hosts=2)
+    assert with_gpus.kind.num_gpus == 1
+
+
+def report(*addresses, used="", **changes):
+    facts = {"num_cpus": 8, "memory_bytes": 32 * GIB, "isolation": "namespaces", "free_port": 7777}
+    return NodeReport(node="n", addresses=addresses, used_address=used or addresses[0].address, **facts | changes)
+
+
+def at(address, *, bits=24, interface="eth0", speed=1000):
+    return Address(interface=interface, address=address, prefix_length=bits, speed_mbit_s=speed)
+
+
+def test_the_fastest_subnet_that_all_nodes_share_is_taken():
+    reports = {
+        0: report(at("10.0.0.1"), at("192.168.9.1", interface="ib0", speed=100_000), at("172.17.0.1", bits=16)),
+        1: report(at("10.0.0.2"), at("192.168.9.2", interface="ib1", speed=100_000)),
+    }
+    assert {index: own.address for index, own in choose_addresses(reports).items()} == {
+        0: "192.168.9.1",
+        1: "192.168.9.2",
+    }
+
+
+def test_without_a_common_subnet_the_way_to_the_service_is_taken():
+    reports = {
+        0: report(at("10.0.0.1"), at("10.1.0.1"), used="10.1.0.1"),
+        1: report(at("10.2.0.2"), used="10.2.0.2"),
+    }
+    assert [own.address for own in choose_addresses(reports).values()] == ["10.1.0.1", "10.2.0.2"]
+
+
+def test_equally_fast_links_go_by_the_way_that_is_known_to_work():
+    reports = {
+        0: report(at("10.1.0.1"), at("10.0.0.1"), used="10.0.0.1"),
+        1: report(at("10.1.0.2"), at("10.0.0.2"), used="10.0.0.2"),
+    }
+    assert choose_addresses(reports)[1].address == "10.0.0.2"
+
+
+def test_addresses_that_are_none_and_bridges_of_one_host_are_passed_over():
+    reports = {0: report(at("nonsense"), at("10.9.9.9", bits=32), at("10.0.0.1"), used="10.0.0.1")}
+    assert choose_addresses(reports)[0].address == "10.0.0.1"
+
+
+def test_a_plan_gets_addresses_port_and_the_least_isolation_of_its_nodes():
+    reports = {0: report(at("10.0.0.1"), free_port=40001), 1: report(at("10.0.0.2"), isolation="processes")}
+    plan = joined(make_plan(hosts=make_hosts(2)), reports)
+    assert [host.address for host in plan.hosts] == ["10.0.0.1", "10.0.0.2"]
+    assert plan.isolation is Isolation.PROCESSES
+    assert (plan.network.master_port, plan.network.prefix_length) == (40001, 24)
+    assert dict(plan.network.namespace_paths) == {}
+
+
+def test_the_bundle_is_the_same_each_time_and_holds_nothing_of_the_service():
+    first, second = make_bundle(), make_bundle()
+    assert (first.digest, first.data) == (second.digest, second.data)
+    names = zipfile.ZipFile(io.BytesIO(first.data)).namelist()
+    assert "clary/agent/__main__.py" in names
+    assert "clary/contract/enrolment.py" in names
+    assert not [name for name in names if name.startswith(("clary/control", "clary/cli", "clary/testing"))]
+    assert not [name for name in names if "__pycache__" in name]
+    assert first.digest not in repr(first.data[:0])
+    assert len(first.data) < 16 * 1024 * 1024
+
+
+def test_the_boot_needs_the_standard_library_alone():
+    script = boot_script()
+    assert "import clary" not in script
+    assert "from clary" not in script
+    compile(script, "boot.py", "exec")

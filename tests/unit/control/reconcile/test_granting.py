@@ -1,0 +1,148 @@
+"""Jobs of an engine with a queue: they wait with its words, are stopped, expire, and start when hosts are granted."""
+
+import pytest
+
+from clary.base.errors import EngineError, WireError
+from clary.contract.statuses import TrainingJobStatus
+from clary.control.reconcile.unowned_hosts import UnownedHosts
+from clary.testing.control_plane import ControlPlane
+from clary.testing.fake_queue_engine import FakeQueueEngine
+
+
+@pytest.fixture
+def engine():
+    return FakeQueueEngine()
+
+
+@pytest.fixture
+async def plane(tmp_path, engine):
+    async with ControlPlane.open(tmp_path, engine=engine) as plane:
+        yield plane
+
+
+def messages(described):
+    return [row["StatusMessage"] for row in described["SecondaryStatusTransitions"]]
+
+
+async def test_a_job_waits_for_an_hour_with_the_engines_words(plane, engine):
+    await plane.create(num_hosts=2)
+    for minute in range(60):
+        engine.words = f"Slurm job 4711 waits: Priority, minute {minute // 30}"
+        plane.clock.advance(60)
+        await plane.passes()
+    described = await plane.describe("job")
+    assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("InProgress", "Pending")
+    assert messages(described)[-1] == "Slurm job 4711 waits: Priority, minute 1"
+    assert engine.launched == []  # nothing counts as launching meanwhile
+    assert len(engine.asked) == 1
+
+
+async def test_the_pool_is_stored_before_the_engine_is_asked(plane, engine):
+    engine.ask_errors = [EngineError("slurmctld does not answer", retryable=True)]
+    await plane.create()
+    await plane.passes()
+    job = await plane.job("job")
+    assert job.pool.startswith("pool_")
+    assert "slurmctld does not answer" in job.pending_reason
+    await plane.passes()
+    assert list(engine.asked) == [job.pool]
+
+
+async def test_a_granted_job_starts_under_the_name_that_it_asked_by(plane, engine):
+    await plane.create(num_hosts=2)
+    await plane.passes()
+    (tag,) = engine.asked
+    engine.granted.add(tag)
+    await plane.passes(2)
+    job = await plane.job("job")
+    assert (job.pool, job.attempt, len(job.hosts)) == (tag, 1, 2)
+    assert job.plan["notice_grace_s"] == 30.0
+    assert "2 hosts were granted: n1 n2" in messages(await plane.describe("job"))
+    await plane.run_to_end("job", num_hosts=2)
+    await plane.passes(3)
+    assert engine.released_pools == [tag]
+
+
+async def test_no_job_waits_behind_another(plane, engine):
+    await plane.create("large", num_hosts=4)
+    await plane.create("small")
+    await plane.passes()
+    small = (await plane.job("small")).pool
+    engine.granted.add(small)
+    await plane.passes(2)
+    assert (await plane.job("small")).hosts
+    assert not (await plane.job("large")).hosts
+
+
+async def test_an_order_names_the_limits_and_the_nodes(plane, engine):
+    await plane.create(num_hosts=3)
+    await plane.passes()
+    (order,) = engine.asked.values()
+    assert [wish.index for wish in order.hosts] == [0, 1, 2]
+    assert {wish.kind for wish in order.hosts} == {"cpu"}
+    assert order.limit_s > 3600 + 120
+    assert order.grace_s == 120
+    assert not order.is_spot
+
+
+async def test_a_job_that_waits_can_be_stopped_and_its_order_ends(plane, engine):
+    await plane.create()
+    await plane.passes()
+    (tag,) = engine.asked
+    await plane.call("sagemaker", "StopTrainingJob", TrainingJobName="job")
+    await plane.passes(3)
+    assert (await plane.job("job")).status is TrainingJobStatus.STOPPED
+    assert engine.released_pools == [tag]
+    assert engine.asked == {}
+
+
+async def test_a_job_that_waits_expires_by_its_own_limit(plane, engine):
+    stopping = {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 7200}
+    await plane.create(StoppingCondition=stopping)
+    await plane.passes()
+    plane.clock.advance(7201)
+    await plane.passes(3)
+    assert (await plane.job("job")).status is TrainingJobStatus.STOPPED
+    assert engine.asked == {}
+
+
+async def test_a_launch_that_fails_for_good_ends_the_job(plane, engine):
+    engine.ask_errors = [EngineError("sbatch: invalid account")]
+    await plane.create()
+    await plane.passes(2)
+    described = await plane.describe("job")
+    assert described["TrainingJobStatus"] == "Failed"
+    assert "invalid account" in described["FailureReason"]
+
+
+async def test_more_hosts_than_nodes_and_network_isolation_are_refused_at_once(plane):
+    with pytest.raises(WireError, match="5 nodes are needed") as refused:
+        await plane.create(num_hosts=5)
+    assert refused.value.code == "ResourceLimitExceeded"
+    with pytest.raises(WireError, match="EnableNetworkIsolation"):
+        await plane.create(EnableNetworkIsolation=True)
+
+
+async def test_a_restarted_service_goes_on_waiting_under_the_same_name(tmp_path, engine):
+    async with ControlPlane.open(tmp_path, engine=engine) as plane:
+        await plane.create()
+        await plane.passes()
+        clock = plane.clock
+    (tag,) = engine.asked
+    async with ControlPlane.open(tmp_path, engine=engine, clock=clock) as plane:
+        unowned = UnownedHosts(plane.hub, engine, plane.store)
+        await unowned.take_back()
+        assert list(engine.asked) == [tag]
+        engine.granted.add(tag)
+        await plane.passes(2)
+        assert (await plane.job("job")).hosts
+
+
+async def test_an_allocation_that_no_job_claims_is_taken_back_at_the_start(tmp_path, engine):
+    async with ControlPlane.open(tmp_path, engine=engine) as plane:
+        await plane.create()
+        await plane.passes()
+        (tag,) = engine.asked
+        engine.asked["pool_00000000dead"] = engine.asked[tag]
+        await UnownedHosts(plane.hub, engine, plane.store).take_back()
+        assert list(engine.asked) == [tag]
