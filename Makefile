@@ -12,9 +12,8 @@ NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
 NATIVE_BUILD := build/native
 SANITIZERS ?= none address,undefined thread
 # `make test` has one of the two sanitizers, `make test-all` both.
-# What programs of jobs import or are started by; their Python may be older than ours.
-READ_BY_PROGRAMS := src/clary/base src/clary/contract src/clary/train src/clary/compat src/clary/agent/launchers/shims \
-                    src/clary/agent/zygote/clary_zygote.py
+# What programs of jobs import or are started by, and what runs on nodes; their Python may be older than ours.
+READ_BY_PROGRAMS := src/clary/base src/clary/contract src/clary/train src/clary/compat src/clary/agent
 # Two environments are made at a time. Whatever asks apt comes one after the other, by its prerequisites.
 MAKEFLAGS += --jobs=2
 export CLARY_COMMAND := $(BIN)/clary
@@ -210,8 +209,8 @@ $(STAMPS)/lightning.stamp: $(STAMPS)/train.stamp
 	.venvs/lightning/bin/pip install --quiet --disable-pip-version-check "lightning==2.6.6" "torch==2.13.0"
 	touch $@
 
-# AWS CLI v2, Chromium, PostgreSQL, Open MPI, ssh, iproute2, shells and a C compiler for the tests; needs root, and says what to
-# install without it.
+# AWS CLI v2, Chromium, PostgreSQL, Open MPI, Slurm, ssh, iproute2, shells and a C compiler for the tests; needs root, and says
+# what to install without it.
 $(STAMPS)/system.stamp: | $(STAMPS)/native.stamp
 	mkdir -p $(STAMPS)
 	sh tools/install_system_packages.sh $(SYSTEM_PACKAGES)

@@ -67,8 +67,14 @@ async def test_a_job_that_root_cancels_is_told_as_that(world):
     for member in found.members.values():
         assert (member.is_alive, member.notice.kind, member.notice.why) == (True, NoticeKind.CANCELLED, why)
         assert 0 < member.notice.ends_at.timestamp() - time.time() <= KILL_WAIT_S + 1
+    (term,) = (await world.until(lambda: world.said(tag, 1), lambda said: said["terms"]))["terms"]
     await scheduler.ask(order_of(tag, 1))  # a job that leaves is no host
     assert len(world.bed.run("squeue", "--noheader", "--format=%A").split()) == 2
+    world.bed.run("scancel", "--state=PENDING", "--user=root")
+    while "-boot.py" in str(world.bed.processes("node-2")):
+        assert time.time() - term < KILL_WAIT_S + 15
+        time.sleep(0.05)
+    assert time.time() - term > KILL_WAIT_S - 1  # the grace was there to be used
     await scheduler.end(tag)
     found = await world.until(look, lambda one: one.state is AllocationState.GONE)
     assert found.members[1].why_dead == why

@@ -24,6 +24,7 @@ from clary.control.engines.slurm.queue_rows import (
 )
 
 KEEP_S = 1.0  # for which an answer serves all askers
+KEEP_NODES_S = 3.0  # the same for nodes: a large cluster has thousands, and they change less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ class QueueWatch:
         self._last: Snapshot | None = None
         self._error: EngineError | None = None
         self._asked_s = float("-inf")
+        self._nodes: Nodes | None = None
+        self._nodes_asked_s = float("-inf")
 
     async def look(self, *, is_new: bool = False) -> Snapshot:
         """Return the jobs, steps and nodes; `is_new` wants an answer to a question asked after this call.
@@ -92,12 +95,18 @@ class QueueWatch:
             jobs = read_jobs(text, mark=self._mark, uid=self._uid)
             if any(job.phase is Phase.LEAVES for job in jobs):
                 steps = await self._steps(user)  # those of the first look may have ended with their job
-            nodes = read_nodes(await self._run("sinfo", "--Node", "--noheader", "--all", f"--format={NODE_FORMAT}"))
+            nodes = await self._nodes_now()
         except EngineError as error:
             self._last, self._error = None, error
             return
         self._error = None
         self._last = Snapshot(asked_s=self._asked_s, jobs=jobs, steps=steps, nodes=nodes)
+
+    async def _nodes_now(self) -> Nodes:
+        if self._nodes is None or self._nodes_asked_s <= self._asked_s - KEEP_NODES_S:
+            text = await self._run("sinfo", "--Node", "--noheader", "--all", f"--format={NODE_FORMAT}")
+            self._nodes, self._nodes_asked_s = read_nodes(text), self._asked_s
+        return self._nodes
 
     async def _steps(self, user: str) -> tuple[StepRow, ...]:
         text = await self._run("squeue", "--steps", "--noheader", "--all", user, f"--format={STEP_FORMAT}")

@@ -52,6 +52,11 @@ async def test_many_who_ask_at_once_ask_once_and_steps_come_first(watch, program
     assert await watch.look() is found[0]
     clock.advance(0.2)
     assert await watch.look() is not found[0]
+    assert programs.asked.count("squeue") == 2
+    assert programs.asked.count("sinfo") == 1  # nodes are kept a little longer
+    clock.advance(3)
+    await watch.look()
+    assert programs.asked.count("sinfo") == 2
 
 
 async def test_who_needs_a_new_answer_gets_one_that_was_asked_for_after_his_question(watch, programs):
