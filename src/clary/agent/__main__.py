@@ -44,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job", required=True, help="name of the training job to begin with")
     parser.add_argument("--attempt", type=int, required=True, help="number of its attempt")
     parser.add_argument("--own-mounts", action="store_true", help="what it mounts for the host ends with it")
-    parser.add_argument("--node", default="", help="file of what this node has, where the service runs on another machine")
+    parser.add_argument(
+        "--node", default="", help="file of what this node has, where the service runs on another machine"
+    )
     parser.add_argument("--host", required=True, help="name of the host, for example algo-1")
     options = parser.parse_args(arguments)
     if not (token and pool_token):

@@ -187,7 +187,7 @@ def _proof(options: argparse.Namespace) -> str:
 
 def _own_folder(scratch: str, tag: str, index: int) -> str:
     """Make the folder of this host on this node, closed to other users; remove those of hosts that have ended."""
-    base = next(place for place in (scratch, os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp") if place)
+    base = next(place for place in (scratch, os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp") if place)  # noqa: S108 - checked below
     top = os.path.join(base, f"clary-{os.getuid()}")
     os.makedirs(base, exist_ok=True)
     with contextlib.suppress(FileExistsError):

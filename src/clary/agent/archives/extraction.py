@@ -12,7 +12,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 from clary.agent.archives.members import (
     ArchiveLimits,
@@ -26,6 +26,9 @@ from clary.agent.archives.members import (
 from clary.base.beneath import Folder
 from clary.base.disk_space import disk_errors_named
 from clary.base.errors import AgentError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _COPY_BYTES = 1 << 20
 _MAX_LINKS_FOLLOWED = 40  # as Linux; a longer chain cannot be opened anyway

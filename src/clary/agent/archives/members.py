@@ -14,10 +14,10 @@ import gzip
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from clary.base.errors import AgentError, Fault
+from clary.base.string_enum import StrEnum
 
 BLOCK_BYTES = 512
 _GIB = 1 << 30

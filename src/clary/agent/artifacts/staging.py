@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Generator, Iterator
-from enum import StrEnum
 
 from clary.agent.archives import (
     NO_MOUNTS,
@@ -31,6 +30,7 @@ from clary.agent.archives import (
 from clary.agent.notes import NoteBook
 from clary.base.beneath import Folder
 from clary.base.errors import AgentError
+from clary.base.string_enum import StrEnum
 from clary.contract.agent_protocol import StagedPart
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from clary.agent.small_files import names_in, read_start
@@ -58,6 +58,8 @@ def _parse(data: bytes | None) -> Clue | None:
             return None
         if type(at) not in (int, float) or not math.isfinite(at):
             return None
-        return Clue(rank=rank, at=datetime.fromtimestamp(at, UTC), text=text.strip()[:MAX_CLUE_CHARACTERS] or "error")
+        return Clue(
+            rank=rank, at=datetime.fromtimestamp(at, timezone.utc), text=text.strip()[:MAX_CLUE_CHARACTERS] or "error"
+        )
     except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
         return None

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -98,7 +98,7 @@ class StackDumps(Companion):
             is_over.set()
 
     def _take(self, number: int, reason: str) -> HostDump:
-        first_pid, now = self._first_pid, datetime.now(UTC)
+        first_pid, now = self._first_pid, datetime.now(timezone.utc)
         error = "no program runs on this host" if first_pid is None else ""
         if first_pid is not None and not self._taking.acquire(timeout=2 * LIMIT_S):
             error = "another dump of this host is still being taken"

@@ -21,6 +21,7 @@ from typing import TypeVar
 from clary.agent.health import interfaces
 from clary.agent.health.listener import HELLO, LOSS, SIZE, Listener, datagram
 from clary.agent.health.readings import DOCTOR_PORT, Answer, LinkReading, NetworkOrder, Peer
+from clary.base.async_timeout import timeout
 
 _ATTEMPT_S = 0.7  # for one connection; the kernel's own second try comes after 1 s
 _NUM_ATTEMPTS = 4  # in vain, before a peer counts as silent
@@ -314,7 +315,7 @@ class LinkProbe:
             began_s = time.monotonic()
             num_sent = 0
             try:
-                async with asyncio.timeout(2 * seconds + 3 * self._round_trip_s):
+                async with timeout(2 * seconds + 3 * self._round_trip_s):
                     while num_sent < most_bytes and time.monotonic() - began_s < seconds:
                         writer.write(bytes(_BURST_CHUNK_BYTES))
                         await writer.drain()

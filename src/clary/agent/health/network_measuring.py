@@ -19,6 +19,7 @@ from clary.agent.health.link_probe import LinkProbe
 from clary.agent.health.listener import NO_SUM, Listener, datagram
 from clary.agent.health.name_check import NameCheck
 from clary.agent.health.readings import DOCTOR_PORT, Answer, NetworkOrder, NetworkReading, PortReading
+from clary.base.async_timeout import timeout
 from clary.base.plain import to_plain
 
 _SUM_S = 10.0  # for the collective: a peer may be finding out about a third host that is silent, or lossy
@@ -114,7 +115,7 @@ async def _sum(order: NetworkOrder, listener: Listener, probes: list[LinkProbe])
     following, before = by_name[names[(place + 1) % len(names)]], names[place - 1]
     total = 0
     try:
-        async with asyncio.timeout(_SUM_S):
+        async with timeout(_SUM_S):
             if place == 0:
                 await following.pass_sum(0, 1)
                 total = await _next_number(listener)
@@ -173,7 +174,7 @@ async def _reaches(interface: str, address: str, target: str) -> bool:
         return False
     with stream:
         try:
-            async with asyncio.timeout(_OTHER_INTERFACE_S):
+            async with timeout(_OTHER_INTERFACE_S):
                 await asyncio.get_running_loop().sock_connect(stream, (target, DOCTOR_PORT))
         except (OSError, TimeoutError) as error:
             return isinstance(error, ConnectionRefusedError)  # the peer is there, its network program is not yet
@@ -183,7 +184,7 @@ async def _reaches(interface: str, address: str, target: str) -> bool:
 async def _linger(listener: Listener, met: list[str]) -> None:
     """Answer until no peer has anything left to ask."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
+        async with timeout(_LINGER_S):
             while not listener.left.issuperset(met):
                 listener.has_left.clear()
                 await listener.has_left.wait()

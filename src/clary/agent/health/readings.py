@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+
+from clary.base.string_enum import StrEnum
 
 DOCTOR_PORT = 7796  # of every host, TCP and UDP; none that a launcher of ours takes, for it may be open beside one
 

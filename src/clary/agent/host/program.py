@@ -19,7 +19,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from clary.agent.host.first_process import KILL_LIMIT_S, FirstProcess
 from clary.agent.host.keeper import MAX_MESSAGE_BYTES
@@ -30,6 +30,9 @@ from clary.base.clock import Clock, SystemClock
 from clary.base.errors import AgentError, Fault
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.launch_plan import Isolation
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 START_LIMIT_S = 60.0  # from the first process's start to every process's exec; much of it is for a slow disk
 ANSWER_LIMIT_S = 5.0  # the first process answers in microseconds unless it cannot run at all

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from clary.agent.host.sandbox import ProcessSpec
@@ -70,7 +70,7 @@ class ProgramRecord:
                         report["index"],
                         exit_code=report["code"],
                         signal_number=report["signal"],
-                        ended_at=datetime.fromtimestamp(report["at"], UTC),
+                        ended_at=datetime.fromtimestamp(report["at"], timezone.utc),
                         is_consequence=report["doomed"],
                     )
                 case "failed":

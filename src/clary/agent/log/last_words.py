@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from clary.agent.log.error_scanner import ErrorScanner
 
@@ -17,7 +17,7 @@ LINE_CHARACTERS = 400  # kept of each line; FailureReason has room for 1024
 
 _WORDS = re.compile(r"\w")
 _CHATTER = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[IW]\d{4} \d\d:\d\d:\d\d")  # what torch's libraries tell and warn of
-_NO_TIME = datetime.fromtimestamp(0, UTC)  # the words are asked for, not their times
+_NO_TIME = datetime.fromtimestamp(0, timezone.utc)  # the words are asked for, not their times
 
 
 def error_line(lines: Sequence[str]) -> str | None:

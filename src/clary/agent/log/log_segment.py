@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 from clary.base.errors import AgentError
 from clary.contract.agent_protocol import LogBlock
 from clary.contract.log_blocks import parse_blocks
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _READ_BYTES = 1024 * 1024
 

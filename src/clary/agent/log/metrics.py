@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def _with_values(blocks: list[LogBlock], found: dict[int, list[tuple[str, float]
         for index in [index for index in range(first, first + len(lines)) if index in found]:
             if index - first > done:
                 result.append(replace(block, text="\n".join(lines[done : index - first])))
-            at = datetime.fromtimestamp(block.at_ms / 1000, UTC)
+            at = datetime.fromtimestamp(block.at_ms / 1000, timezone.utc)
             values = tuple(MetricValue(name=name, value=value, at=at) for name, value in found[index])
             result.append(replace(block, text=lines[index - first], metrics=values))
             done = index - first + 1

@@ -22,6 +22,8 @@ from typing import Any
 from clary.base.errors import ContractError
 from clary.base.plain import from_plain
 
+# Options of Python: only this file's code and the standard library, whatever else is installed there or set.
+ISOLATED = ("-I", "-S")
 PRIVATE = 0o700
 SECRET = 0o600
 MAX_FILE_BYTES = 1024 * 1024

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clary.agent.node.box_folder import BoxConfig, BoxFolder, write_json
+from clary.agent.node.box_folder import ISOLATED, BoxConfig, BoxFolder, write_json
 from clary.agent.node.keeper import EXIT_KEPT, START_FILE, environment_of
 from clary.agent.node.lease_files import LeaseFiles, LeaseRecord
 from clary.agent.node.lease_processes import end_marked, kill
@@ -189,7 +189,7 @@ class LeaseTable:
             write_json(files.folder / START_FILE, {"command": command})
             with open(files.output, "ab") as output:
                 process = subprocess.Popen(
-                    [sys.executable, "-I", str(self._archive), "keep", str(files.folder)],
+                    [sys.executable, *ISOLATED, str(self._archive), "keep", str(files.folder)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -6,7 +6,6 @@ and the scratch folder that the owner wants.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -46,16 +45,15 @@ def probe(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 def _why_not_writable(scratch: str) -> str:
     """Say why the daemon's folder, or the scratch folder, can not be made; empty if both can."""
-    for place in filter(None, (own_folder(scratch).parent.parent, Path(scratch) if scratch else None)):
+    wanted = [Path(scratch)] if scratch else []
+    for place in (*wanted, own_folder(scratch).parent.parent):
         try:
-            if scratch:
-                Path(scratch).mkdir(parents=True, exist_ok=True)
+            if place in wanted:
+                place.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=place) as file:
                 file.write(b"1")
+            if shutil.disk_usage(place).free < MIN_FREE_BYTES:
+                return f"{place}: less than 1 GiB is free"
         except OSError as error:
             return f"{place}: {error.strerror}"
-        if shutil.disk_usage(place).free < MIN_FREE_BYTES:
-            return f"{place}: less than 1 GiB is free"
-        if not os.access(place, os.X_OK):
-            return f"{place}: may not be entered"
     return ""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clary.agent.node.box_folder import BoxFolder, write_whole
+from clary.agent.node.box_folder import ISOLATED, BoxFolder, write_whole
 from clary.agent.node.machine import user_name
 
 PROGRAM_TIMEOUT_S = 15.0
@@ -21,7 +21,7 @@ _UNIT = """[Unit]
 Description=Clary daemon of box {name}
 
 [Service]
-ExecStart="{python}" -I "{archive}" run "{folder}"
+ExecStart="{python}" {options} "{archive}" run "{folder}"
 KillMode=process
 Restart=on-failure
 RestartSec=1
@@ -50,7 +50,7 @@ def start_daemon(folder: BoxFolder, archive: Path, box: str) -> None:
         return
     with open(folder.log, "ab") as log:
         subprocess.Popen(
-            [sys.executable, "-I", str(archive), "run", str(folder.root)],
+            [sys.executable, *ISOLATED, str(archive), "run", str(folder.root)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -92,7 +92,10 @@ def remove_unit(box: str) -> None:
 
 
 def _start_unit(folder: BoxFolder, archive: Path, box: str) -> bool:
-    text = _UNIT.format(name=box, python=sys.executable, archive=archive, folder=folder.root, log=folder.log)
+    options = " ".join(ISOLATED)
+    text = _UNIT.format(
+        name=box, python=sys.executable, options=options, archive=archive, folder=folder.root, log=folder.log
+    )
     path = _unit_path(box)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode(), mode=0o644)

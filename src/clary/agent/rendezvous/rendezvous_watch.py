@@ -10,7 +10,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from clary.agent.companion import Companion, WatchedProgram
@@ -101,7 +101,7 @@ class _Looks(Worker):
             if self._mark != before or looked_at_s - self._read_at_s >= _ANYHOW_S:
                 self._read_at_s = looked_at_s
                 if self._has_met():
-                    self._tell(datetime.now(UTC))
+                    self._tell(datetime.now(timezone.utc))
                     return None
         except OSError as error:
             # Without a first look nothing can be read at all; later only a program that is gone ends the watch.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from clary.base.errors import ClaryError, Fault
 from clary.contract.agent_protocol import Failure
@@ -24,4 +24,6 @@ def failure_of(error: Exception) -> Failure:
     else:
         message = f"{type(error).__name__}: {error} (a defect of the agent; see agent.log of this host)"
         fault, retryable = Fault.INTERNAL, False
-    return Failure(fault=fault.value, message=message[:_FAILURE_CHARACTERS], retryable=retryable, at=datetime.now(UTC))
+    return Failure(
+        fault=fault.value, message=message[:_FAILURE_CHARACTERS], retryable=retryable, at=datetime.now(timezone.utc)
+    )

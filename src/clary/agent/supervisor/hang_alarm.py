@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from clary.agent.autopsy.progress_watch import ProgressWatch
@@ -77,7 +77,7 @@ class HangAlarm(Companion):
             fault=Fault.INFRASTRUCTURE.value,
             message=f"the program hangs: {words}",
             retryable=True,
-            at=datetime.now(UTC),
+            at=datetime.now(timezone.utc),
         )
 
     def ended(self) -> None:

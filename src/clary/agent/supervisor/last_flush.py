@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from clary.agent.checkpoints.outcomes import Flushed, named
 from clary.agent.supervisor.steps import Checkpoints
@@ -98,7 +98,7 @@ class LastFlush:
         if not outcome.missed or failure is not None or not has_finished:
             return None
         message = self.in_words(outcome)
-        return Failure(fault=Fault.INFRASTRUCTURE.value, message=message, retryable=True, at=datetime.now(UTC))
+        return Failure(fault=Fault.INFRASTRUCTURE.value, message=message, retryable=True, at=datetime.now(timezone.utc))
 
     def _limit_s(self) -> float:
         limits_s = [self._plan.checkpoint_flush_s]

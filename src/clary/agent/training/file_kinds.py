@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import PurePosixPath
+
+from clary.base.string_enum import StrEnum
 
 METRICS_FILES = "output/metrics/sagemaker"
 # Folders below /opt/ml in which programs leave such files of their own accord. The code's folder is where they run.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding
@@ -79,7 +79,7 @@ def _moment_ms(moment: Any) -> int | None:
             read = datetime.fromisoformat(moment)
         except ValueError:
             return None
-        moment = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+        moment = (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).timestamp()
     number = _number(moment)
     if number is None or not math.isfinite(number):
         return None

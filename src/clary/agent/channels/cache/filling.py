@@ -307,7 +307,10 @@ def _next(items: deque[_Item]) -> _Item | None:
 
 def _md5_of(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        digest = hashlib.md5(usedforsecurity=False)
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
 
 
 def _fetch_unpacked(wanted: ChannelObject, path: Path, *, channel: Channel, store: ObjectStore) -> str:

@@ -27,10 +27,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from clary.agent.channels.cache.locks import hold_folder
 from clary.agent.channels.cache.naming import is_as_stored, stamped_ns
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _OWN_ONLY = 0o700

@@ -13,9 +13,12 @@ import struct
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from clary.agent.channels.cache.naming import lock_place
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _POLL_S = 0.05
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
