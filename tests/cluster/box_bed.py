@@ -55,7 +55,7 @@ for file in passwd shadow hosts; do mount --bind "$folder/etc/$file" /etc/$file;
 mount --bind "$folder/boot-id/$name" /proc/sys/kernel/random/boot_id
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/sshd
-mount -t tmpfs -o mode=1777,size=1g tmpfs /tmp
+mount -t tmpfs -o mode=1777,size=3g tmpfs /tmp
 mount --bind "$folder/homes/$name" "$folder/home"
 hostname "$name"
 ip link set lo up
@@ -151,6 +151,7 @@ class BoxBed:
         self._make_machine(box)
         number = self.boxes.index(box) + 1
         head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]
+        self.run(HEAD, "ip", "link", "del", f"p{number}", check=False)  # the kernel takes its time with a dead box's
         link = ["ip", "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0"]
         subprocess.run([*head, *link, "netns", str(self._first[box])], check=True, timeout=COMMAND_LIMIT_S)
         self.run(HEAD, "ip", "link", "set", f"p{number}", "master", "br0", "up")
@@ -162,6 +163,17 @@ class BoxBed:
         """Pull a box's network cable, or put it in again."""
         number = self.boxes.index(box) + 1
         self.run(HEAD, "ip", "link", "set", f"p{number}", "up" if is_in else "down")
+
+    def clear(self, box):
+        """Take everything away that was put onto a box; return what that was."""
+        places = [place for user in USERS for place in self.home_of(box, user).iterdir()]
+        left = [*self.processes(box).values(), *map(str, places)]
+        if left:
+            self.power_off(box)
+            for place in places:
+                shutil.rmtree(place) if place.is_dir() else place.unlink()
+            self.power_on(box)
+        return left
 
     def processes(self, machine):
         """Return pid -> command line of the processes of a machine, as it numbers them, without those of the bed."""
@@ -232,10 +244,10 @@ class BoxService:
     def __init__(self, bed):
         self.bed = bed
 
-    def start(self):
-        """Start it, on what an earlier one has stored."""
+    def start(self, *, advertised=HEAD_ADDRESS):
+        """Start it, on what an earlier one has stored; boxes are told this address."""
         program = str(ROOT / "tests/helpers/box_service.py")
-        command = [sys.executable, program, str(self.bed.home), HEAD_ADDRESS, str(PORT)]
+        command = [sys.executable, program, str(self.bed.home), advertised, str(PORT)]
         self._process = subprocess.Popen(
             self.bed.argv_on(HEAD, *command),
             stdin=subprocess.PIPE,

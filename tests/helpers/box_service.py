@@ -22,6 +22,7 @@ from clary.base.processes import ProcessId
 from clary.control.engines.boxes.scheduler import BoxesScheduler
 from clary.control.engines.cluster.scheduler import AllocationOrder, Boot, HostWish
 from clary.control.server.edge.listener import Listener
+from clary.control.server.edge.sessions import Sessions
 from clary.control.server.edge.tls import ensure_certificates, server_context
 from clary.control.state_folder import ServiceRecord, StateFolder
 
@@ -67,7 +68,9 @@ async def serve(home, address, port):
     boot = Boot(script=STAND_IN, service_url=f"https://{address}:{port}", ca_pem=files.authority.read_text())
     scheduler = BoxesScheduler(folder.root / "boxes", clock)
     await scheduler.start(boot)
-    pages = FewParts(boxes=scheduler.desk, engine="boxes", admin_token=secrets.admin_token)
+    sessions = Sessions(secrets.session_key, folder.revoked_sessions, clock)
+    given = {"boxes": scheduler.desk, "engine": "boxes"}
+    pages = FewParts(sessions=sessions, admin_token=secrets.admin_token, **given)
     listener = Listener(
         "0.0.0.0",
         0,

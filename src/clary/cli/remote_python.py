@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clary.agent.node.__main__ import ANSWER
+from clary.agent.node.box_folder import ISOLATED
 from clary.agent.node.packing import pack_node
 from clary.base.errors import ClaryError, Fault
 
@@ -62,7 +63,7 @@ class Place:
 
     def _command(self, verb: str) -> list[str]:
         if not self.target:
-            return [self.python, "-I", "-c", _STARTER, verb]
+            return [self.python, *ISOLATED, "-c", _STARTER, verb]
         fixed = {
             "BatchMode": "yes",
             "ControlMaster": "no",
@@ -75,7 +76,7 @@ class Place:
         }
         options = [*(f"{name}={value}" for name, value in fixed.items()), *self.ssh_options]
         words = [word for option in options for word in ("-o", option)]
-        return ["ssh", "-T", *words, "--", self.target, f"{self.python} -I -c '{_STARTER}' {verb}"]
+        return ["ssh", "-T", *words, "--", self.target, f"{self.python} {' '.join(ISOLATED)} -c '{_STARTER}' {verb}"]
 
 
 def ask_node(place: Place, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, write_whole
+from clary.agent.node.lease_processes import adopt_orphans
 from clary.agent.node.lease_table import LeaseTable
 from clary.agent.node.machine import boot_id, box_facts, gpu_uuids
 from clary.agent.node.service_line import Interrupted, Refused, ServiceLine
@@ -110,6 +111,7 @@ class Daemon:
             signal.signal(number, self._leave)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of the session that installed it
         self._clear_out()
+        adopt_orphans()
         self._table.load()
         _say(f"daemon {self._digest[:12]} of {self._config.name} asks {self._config.url}")
         told: object = None

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 
 from clary.agent.node.lease_files import KeptProcess, LeaseFiles
-from clary.agent.node.lease_processes import END_LIMIT_S, below, kill
+from clary.agent.node.lease_processes import END_LIMIT_S, adopt_orphans, below, kill
 from clary.base.processes import ProcessId
 from clary.contract.box_protocol import MARK
 
 START_FILE = "start.json"  # command of the boot; written by the daemon, no secret
 EXIT_KEPT = 3  # another one keeps this lease, or did
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.02
 _PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -40,13 +40,10 @@ def keep_lease(folder: Path) -> int:
         return EXIT_KEPT
     for number in _PASSED_OVER:
         signal.signal(number, _pass_over)  # a function and not SIG_IGN, which programs would inherit
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        print(f"keeper: prctl: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
-        return 1
+    adopt_orphans()
     command = json.loads((folder / START_FILE).read_text(encoding="utf-8"))["command"]
     files.write_keeper(_kept(os.getpid()))
-    boot, go = _prepare(libc, command)
+    boot, go = _prepare(command)
     files.write_boot(_kept(boot))
     os.write(go, b"1")
     os.close(go)
@@ -67,7 +64,7 @@ def _kept(pid: int) -> KeptProcess:
     return KeptProcess(pid=found.pid, started=found.started)
 
 
-def _prepare(libc: ctypes.CDLL, command: list[str]) -> tuple[int, int]:
+def _prepare(command: list[str]) -> tuple[int, int]:
     """Fork the boot, which waits for one byte before it begins: it is written down first."""
     waiting, go = os.pipe()
     parent = os.getpid()
@@ -77,7 +74,7 @@ def _prepare(libc: ctypes.CDLL, command: list[str]) -> tuple[int, int]:
         return child, go
     try:
         os.close(go)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent or not os.read(waiting, 1):
             os._exit(1)
         os.close(waiting)

@@ -2,34 +2,43 @@
 
 Where: the keeper ends what its boot leaves behind; the daemon looks once more, and does it alone where a keeper was
 killed. A keeper adopts every orphan below it, so that its descendants are the lease. Without it the lease is what
-carries its mark in the environment, and what is below that.
+carries its mark in the environment, and what is below that; and what the daemon that has started the keeper was given
+by its death. A process without mark and parent is found no more where both were killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from clary.base.processes import ProcessEntry, ProcessId, exec_deadline, read_process_list, read_variables
 from clary.contract.box_protocol import MARK
 
 END_LIMIT_S = 20.0  # for processes that were killed to be gone; freeing much memory takes seconds
 _LOOK_S = 0.02
+_PR_SET_CHILD_SUBREAPER = 36
 
 
-def marked(lease: str, known: Iterable[ProcessId] = ()) -> list[ProcessId]:
+def marked(lease: str, known: Iterable[ProcessId] = (), children: Container[int] | None = None) -> list[ProcessId]:
     """Return the live processes of a lease, apart from this one.
 
     Args:
         lease: its id.
         known: processes that were written down: the keeper, the boot.
+        children: of this process that are its own; others it was given by the death of a keeper, and they belong to a
+            lease. None where this process adopts nobody.
     """
     entries = read_process_list()
-    mark, deadline = f"{MARK}={lease}".encode(), exec_deadline()
+    mark, deadline, me = f"{MARK}={lease}".encode(), exec_deadline(), os.getpid()
     roots = {process.pid for process in known if process.is_alive() and process.pid in entries}
+    if children is not None:
+        adopted = {pid for pid, entry in entries.items() if entry.parent == me and pid not in children}
+        _reap(pid for pid in adopted if entries[pid].has_ended)
+        roots |= adopted
     roots |= {pid for pid, entry in entries.items() if not entry.has_ended and mark in read_variables(pid, deadline)}
     return _alive(entries, roots | _below(entries, roots))
 
@@ -52,22 +61,43 @@ def kill(processes: Iterable[ProcessId]) -> None:
                 os.close(descriptor)
 
 
-def end_marked(lease: str, known: Iterable[ProcessId] = (), *, limit_s: float = END_LIMIT_S) -> int:
+def end_marked(
+    lease: str,
+    known: Iterable[ProcessId] = (),
+    children: Container[int] | None = None,
+    *,
+    limit_s: float = END_LIMIT_S,
+) -> int:
     """Kill all of a lease until nothing is left; return how many are left at the limit.
 
     Args:
         lease: its id.
         known: as `marked` takes them.
+        children: the same.
         limit_s: of waiting.
     """
     deadline_s = time.monotonic() + limit_s
     known = tuple(known)
-    while found := marked(lease, known):
+    while found := marked(lease, known, children):
         kill(found)
         if time.monotonic() > deadline_s:
             return len(found)
         time.sleep(_LOOK_S)
     return 0
+
+
+def adopt_orphans() -> None:
+    """Have orphans below this process become its children. Raises: OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl: {os.strerror(number)}")
+
+
+def _reap(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def _alive(entries: dict[int, ProcessEntry], pids: Iterable[int]) -> list[ProcessId]:

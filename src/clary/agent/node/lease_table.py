@@ -230,7 +230,7 @@ class LeaseTable:
         if files.read_end() is not None:
             return  # it has said it just now
         known = [boot.identity] if boot is not None else []
-        if end_marked(lease, known, limit_s=END_LIMIT_S) == 0:
+        if self._end_left(lease, known) == 0:
             self._write_end(lease, "the process that kept its agent was killed")
 
     def _signal(self, record: LeaseRecord) -> None:
@@ -252,7 +252,7 @@ class LeaseTable:
         """End a lease as far as it goes now; return whether nothing of it is left."""
         record, files = self._records.get(lease), self._files(lease)
         if record is None:
-            if lease not in self._gone and end_marked(lease, limit_s=END_LIMIT_S) == 0:
+            if lease not in self._gone and self._end_left(lease) == 0:
                 self._gone[lease] = f"{self._config.name} has no record of it"
             return lease in self._gone
         if files.read_end() is not None:
@@ -273,7 +273,7 @@ class LeaseTable:
         if starting is not None:
             starting.process.kill()
             starting.process.wait(timeout=END_LIMIT_S)
-        if end_marked(lease, known, limit_s=END_LIMIT_S):
+        if self._end_left(lease, known):
             return False
         self._write_end(lease, "it was ended by the service")
         return True
@@ -285,10 +285,14 @@ class LeaseTable:
             self._reap()
             time.sleep(0.01)
         files = self._files(lease)
-        if keeper.is_alive() or files.read_end() is None or end_marked(lease, limit_s=END_LIMIT_S):
+        if keeper.is_alive() or files.read_end() is None or self._end_left(lease):
             return False
         self._ending_since.pop(lease, None)
         return True
+
+    def _end_left(self, lease: str, known: Iterable[ProcessId] = ()) -> int:
+        own = {child.pid for child in self._children}
+        return end_marked(lease, known, own, limit_s=END_LIMIT_S)
 
     def _write_end(self, lease: str, why: str) -> None:
         self._ending_since.pop(lease, None)

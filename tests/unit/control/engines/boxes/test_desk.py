@@ -24,10 +24,12 @@ def desk(world):
 
 
 async def refusal(call):
-    with pytest.raises(WireError) as caught:
+    async def carried_out():
         answer = call()
-        if asyncio.iscoroutine(answer):
-            await answer
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+    with pytest.raises(WireError) as caught:
+        await carried_out()
     return caught.value.http_status, caught.value.message
 
 

@@ -1,0 +1,50 @@
+"""Fixtures of modules that need boxes; such a module says `pytest_plugins = ["box_world"]`.
+
+A module has one bed. Each test has a service of its own, and leaves the boxes as they were.
+"""
+
+import itertools
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from box_bed import BoxBed, BoxService, remove_bed
+
+from needs import require
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def bed():
+    """A head and two boxes, as a module's tests share them."""
+    require("sshd")
+    folder = Path(tempfile.mkdtemp(prefix=f"clary-boxes-{os.getpid()}-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    made = BoxBed(folder)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+        remove_bed(folder)
+
+
+@pytest.fixture
+def service(bed):
+    """A new service on the head; boxes that a test has added are removed after it."""
+    bed.home = bed.folder / f"service-{next(_NUMBERS)}"
+    made = BoxService(bed)
+    try:
+        made.start()
+        yield made
+        names = list(bed.rows())
+        if names:
+            bed.clary("hosts", "remove", *names)
+        left = {box: bed.clear(box) for box in bed.boxes}
+        assert not any(left.values()), f"after the removal of all boxes this is left: {left}"
+    finally:
+        made.stop()
+        for box in bed.boxes:
+            bed.clear(box)
