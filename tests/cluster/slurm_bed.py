@@ -7,8 +7,9 @@ Debian's slurmctld, slurmd, slurm-client and munge.
     node-1 .. node-3 (10.88.0.N)      slurmd; a tmpfs of its own at `scratch`; node-1 and node-2 have two GPUs each
 
 Each machine is a network, hostname, mount and process namespace, whose first process is a shell. All of it ends when
-that shell is killed, as by a power switch. Names and addresses lie inside the namespaces, so that two beds do not meet.
-Nodes share this machine's files, but for `scratch` and what is put over /etc/slurm, /etc/hosts and /run/munge.
+that shell is killed, as by a power switch, or when the thread that made it ends. Names and addresses lie inside the
+namespaces, so that two beds do not meet. Nodes share this machine's files, but for `scratch` and what is put over
+/etc/slurm, /etc/hosts and /run/munge.
 """
 
 import contextlib
@@ -132,11 +133,20 @@ class SlurmBed:
 
     def stop(self):
         """End every process of every machine; namespaces, mounts and links go with them."""
+        errors = []
         for machine in list(self._outer):
-            self._end_machine(machine)
+            try:
+                self._end_machine(machine)
+            except (AssertionError, OSError) as error:  # the others are ended all the same
+                errors.append(error)
         for process in self._daemons.values():
-            _reap(process)
+            try:
+                _reap(process)
+            except AssertionError as error:
+                errors.append(error)
         self._daemons.clear()
+        if errors:
+            raise errors[0]
 
     def first_process(self, machine):
         """Return the pid of a machine's first process, as this machine numbers it."""
@@ -264,7 +274,16 @@ class SlurmBed:
         ready.unlink(missing_ok=True)
         flags = ("-numpf", "--kill-child=KILL", "--mount-proc", "--propagation=private")
         outer = subprocess.Popen(
-            ["unshare", *flags, "bash", str(self.folder / "first.sh"), machine, str(self.folder)],
+            [
+                "setpriv",
+                "--pdeathsig=KILL",
+                "unshare",
+                *flags,
+                "bash",
+                str(self.folder / "first.sh"),
+                machine,
+                str(self.folder),
+            ],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # unshare complains when its child is killed
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},

@@ -24,7 +24,7 @@ from clary.control.engines.slurm.queue_rows import (
 )
 
 KEEP_S = 1.0  # for which an answer serves all askers
-KEEP_NODES_S = 3.0  # the same for nodes: a large cluster has thousands, and they change less
+KEEP_NODES_S = 3.0  # the same for nodes while no job changes: a large cluster has thousands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,7 @@ class QueueWatch:
         self._asked_s = float("-inf")
         self._nodes: Nodes | None = None
         self._nodes_asked_s = float("-inf")
+        self._places: frozenset[object] = frozenset()  # of jobs, when nodes were asked for
 
     async def look(self, *, is_new: bool = False) -> Snapshot:
         """Return the jobs, steps and nodes; `is_new` wants an answer to a question asked after this call.
@@ -76,7 +77,7 @@ class QueueWatch:
         async with self._lock:
             oldest_s = called_s if is_new else called_s - KEEP_S
             if self._asked_s <= oldest_s or (self._last is None and self._error is None):
-                await self._ask()
+                await self._ask(is_new=is_new)
             if self._error is not None:
                 raise EngineError(self._error.message, retryable=True)
             assert self._last is not None, "an answer or an error"
@@ -86,7 +87,7 @@ class QueueWatch:
         """Let the next call ask, because something was changed."""
         self._asked_s = float("-inf")
 
-    async def _ask(self) -> None:
+    async def _ask(self, *, is_new: bool) -> None:
         self._asked_s = self._clock.monotonic()
         try:
             user = f"--user={self._uid}"
@@ -95,17 +96,20 @@ class QueueWatch:
             jobs = read_jobs(text, mark=self._mark, uid=self._uid)
             if any(job.phase is Phase.LEAVES for job in jobs):
                 steps = await self._steps(user)  # those of the first look may have ended with their job
-            nodes = await self._nodes_now()
+            nodes = await self._nodes_now(jobs, is_new=is_new)
         except EngineError as error:
             self._last, self._error = None, error
             return
         self._error = None
         self._last = Snapshot(asked_s=self._asked_s, jobs=jobs, steps=steps, nodes=nodes)
 
-    async def _nodes_now(self) -> Nodes:
-        if self._nodes is None or self._nodes_asked_s <= self._asked_s - KEEP_NODES_S:
+    async def _nodes_now(self, jobs: tuple[JobRow, ...], *, is_new: bool) -> Nodes:
+        """Return the nodes; a job that has changed its state or its nodes is judged by their states of now."""
+        places = frozenset((job.job_id, job.state, job.nodes) for job in jobs)
+        is_old = self._nodes_asked_s <= self._asked_s - KEEP_NODES_S or places != self._places
+        if self._nodes is None or is_old or is_new:
             text = await self._run("sinfo", "--Node", "--noheader", "--all", f"--format={NODE_FORMAT}")
-            self._nodes, self._nodes_asked_s = read_nodes(text), self._asked_s
+            self._nodes, self._nodes_asked_s, self._places = read_nodes(text), self._asked_s, places
         return self._nodes
 
     async def _steps(self, user: str) -> tuple[StepRow, ...]:

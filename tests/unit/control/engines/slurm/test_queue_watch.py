@@ -59,6 +59,16 @@ async def test_many_who_ask_at_once_ask_once_and_steps_come_first(watch, program
     assert programs.asked.count("sinfo") == 2
 
 
+async def test_nodes_are_asked_for_again_when_a_job_changes_or_somebody_acts(watch, programs, clock):
+    await watch.look()
+    programs.state = "SUSPENDED"
+    clock.advance(1.1)
+    await watch.look()
+    assert programs.asked.count("sinfo") == 2
+    await watch.look(is_new=True)
+    assert programs.asked.count("sinfo") == 3
+
+
 async def test_who_needs_a_new_answer_gets_one_that_was_asked_for_after_his_question(watch, programs):
     first = await watch.look()
     assert await watch.look(is_new=True) is not first
