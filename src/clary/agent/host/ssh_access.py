@@ -61,12 +61,15 @@ Host *
 """
 
 
-def why_no_ssh(*, has_user_namespace: bool) -> str | None:
+def why_no_ssh(*, has_user_namespace: bool, has_own_network: bool = True) -> str | None:
     """Return None if hosts can reach each other by ssh, or else why not.
 
     Args:
         has_user_namespace: whether hosts live in a user namespace that the engine made.
+        has_own_network: whether hosts have a network of their own, and not their nodes'.
     """
+    if not has_own_network:
+        return "they share the network of their nodes, where port 22 is not theirs; use torchrun, or SDK v2's mpi"
     if has_user_namespace or os.geteuid() != 0:
         return "sshd has to change users, and hosts that are started without root know one user only"
     missing = [name for name in _CLIENT_PROGRAMS if shutil.which(name, path=_PROGRAM_PATH) is None]

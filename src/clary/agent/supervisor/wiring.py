@@ -417,7 +417,10 @@ class HostSteps:
         plan = self._plan
         if plan.isolation is not Isolation.NAMESPACES or len(plan.hosts) == 1:
             return ()
-        reason = why_no_ssh(has_user_namespace=plan.network.user_namespace_path is not None)
+        reason = why_no_ssh(
+            has_user_namespace=plan.network.user_namespace_path is not None,
+            has_own_network=bool(plan.network.namespace_paths),
+        )
         if reason is not None:
             self._note(
                 [f"hosts do not reach each other by ssh, which mpirun and SDK v3's MPI driver start ranks by: {reason}"]
