@@ -97,6 +97,10 @@ class BoxBed:
         for machine in list(self._outer):
             self.power_off(machine)
 
+    def first_process(self, machine):
+        """Return the number of a machine's first process here."""
+        return self._first[machine]
+
     def argv_on(self, machine, *command):
         """Return the command line that runs a command on a machine."""
         target = f"--target={self._first[machine]}"

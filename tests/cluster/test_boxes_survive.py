@@ -196,7 +196,7 @@ def test_a_daemon_that_is_killed_while_a_lease_begins_starts_it_once(bed, servic
 
 def _outside(bed, machine, pid):
     """Return the number that this machine has for a process of a box."""
-    space = os.stat(f"/proc/{bed._first[machine]}/ns/pid").st_ino
+    space = os.stat(f"/proc/{bed.first_process(machine)}/ns/pid").st_ino
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             if os.stat(f"/proc/{name}/ns/pid").st_ino != space:

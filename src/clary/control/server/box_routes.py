@@ -44,14 +44,16 @@ def boxes_page(own: Parts, ask: Asked) -> dict[str, Any]:
 
 async def add_box(own: Parts, ask: Asked) -> Any:
     """Add the box of the body, and return its token. Raises: WireError 400, 409."""
-    desk = desk_of(own)
-    return to_plain(await desk.add(_new_box(ask.body)))
+    admission = await desk_of(own).add(_new_box(ask.body))
+    await _tell_engine(own)
+    return to_plain(admission)
 
 
 async def join(own: Parts, ask: Asked) -> Any:
     """Add the box that asks by a token for joining. Raises: WireError 400, 403, 409."""
-    desk = desk_of(own)
-    return to_plain(await desk.join(bearer_token(ask.request), _new_box(ask.body)))
+    admission = await desk_of(own).join(bearer_token(ask.request), _new_box(ask.body))
+    await _tell_engine(own)
+    return to_plain(admission)
 
 
 async def join_token(own: Parts, ask: Asked) -> dict[str, Any]:
@@ -78,11 +80,18 @@ async def remove(own: Parts, ask: Asked) -> None:
     """Remove a box; `{"force": true}` forgets one that does not answer. Raises: WireError 404."""
     desk, body = desk_of(own), ask.body
     await desk.remove(ask.values["box"], is_forced=isinstance(body, dict) and body.get("force") is True)
+    await _tell_engine(own)
 
 
 def desk_of(own: Parts) -> BoxDesk:
     """Return the desk for boxes. Raises: WireError 409 where hosts come from elsewhere."""
     return require_desk(own.boxes, own.engine)
+
+
+async def _tell_engine(own: Parts) -> None:
+    """Have jobs that come next judged by the boxes that there are now."""
+    if own.cluster is not None:
+        await own.cluster.look_at_kinds()
 
 
 def _new_box(body: Any) -> NewBox:

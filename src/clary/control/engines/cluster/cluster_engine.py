@@ -87,10 +87,14 @@ class ClusterEngine:
         """Keep `kinds` up to date until cancelled."""
         while True:
             await asyncio.sleep(KINDS_INTERVAL_S)
-            try:
-                self.kinds = await self.scheduler.capacity()
-            except EngineError as error:
-                _log.warning("%s does not tell its nodes: %s", self.scheduler.name, error.message)
+            await self.look_at_kinds()
+
+    async def look_at_kinds(self) -> None:
+        """Bring `kinds` up to date; they stay as they are while the scheduler does not answer."""
+        try:
+            self.kinds = await self.scheduler.capacity()
+        except EngineError as error:
+            _log.warning("%s does not tell its nodes: %s", self.scheduler.name, error.message)
 
     def machine(self) -> Machine:
         """Return all nodes as one machine, for pages that show a sum."""
