@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from slurm_bed import SlurmBed
 from slurm_world import SlurmWorld
+
+from clary.testing.slurm_bed import SlurmBed
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 The service runs on the cluster's head, and this process joins the head's network for as long as the module runs.
 """
 
-import contextlib
-import ctypes
 import os
 import shutil
 import tempfile
@@ -13,11 +11,11 @@ from pathlib import Path
 import pytest
 from boto3_clients import Clients
 from running_service import TRAIN_PYTHON, start_service
-from slurm_bed import HEAD, HEAD_ADDRESS, SlurmBed
+
+from clary.testing.joined_network import network_of
+from clary.testing.slurm_bed import HEAD, HEAD_ADDRESS, SlurmBed
 
 TLS_PORT = 4571
-_CLONE_NEWNET = 0x40000000
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class SlurmService:
@@ -35,25 +33,6 @@ class SlurmService:
     def processes(self):
         """Return the processes of jobs on all nodes."""
         return [process for node in self.bed.nodes for process in self.bed.processes(node)]
-
-
-@contextlib.contextmanager
-def network_of(pid):
-    """Let this thread and its children use the network of a process."""
-    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    other = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _join(other)
-        yield
-    finally:
-        _join(own)
-        os.close(own)
-        os.close(other)
-
-
-def _join(namespace):
-    if _LIBC.setns(namespace, _CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "setns")
 
 
 @pytest.fixture(scope="module")

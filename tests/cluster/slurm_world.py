@@ -8,11 +8,10 @@ import json
 import secrets
 import time
 
-from slurm_bed import NODES
-
 from clary.base.clock import SystemClock
 from clary.control.engines.cluster.scheduler import AllocationOrder, AllocationState, Boot, HostWish
 from clary.control.engines.slurm.scheduler import SlurmScheduler
+from clary.testing.slurm_bed import NODES
 
 MARK = "0f3a99c2"
 LIMIT_S = 25.0

@@ -8,11 +8,11 @@ import os
 import time
 
 import pytest
-from slurm_bed import GPU_NODES, NODES
 from slurm_world import AUTHORITY, MARK, order_of
 
 from clary.base.errors import EngineError
 from clary.control.engines.cluster.scheduler import AllocationState, Ended
+from clary.testing.slurm_bed import GPU_NODES, NODES
 
 pytest_plugins = ["slurm_fixtures"]
 pytestmark = [

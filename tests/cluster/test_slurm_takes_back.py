@@ -7,11 +7,11 @@ import os
 import time
 
 import pytest
-from slurm_bed import GRACE_S, KILL_WAIT_S, NODES
 from slurm_world import MARK, order_of
 
 from clary.base.errors import EngineError
 from clary.control.engines.cluster.scheduler import AllocationState, Ended, NoticeKind
+from clary.testing.slurm_bed import GRACE_S, KILL_WAIT_S, NODES
 
 pytest_plugins = ["slurm_fixtures"]
 pytestmark = [

@@ -1,7 +1,7 @@
 """A real Slurm in namespaces: a head and three nodes, with munge, slurmctld and three slurmd.
 
-Where: `slurm_world.py` makes one a module; whoever tries a service on it by hand calls `SlurmBed` too. Needs root and
-Debian's slurmctld, slurmd, slurm-client and munge.
+Where: tests/cluster makes one a module (`slurm_fixtures.py`, `slurm_service.py`), and benchmarks of machines make one a
+run. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
 
     head (10.88.0.254, bridge)        munged, slurmctld
     node-1 .. node-3 (10.88.0.N)      slurmd; a tmpfs of its own at `scratch`; node-1 and node-2 have two GPUs each
@@ -12,6 +12,8 @@ namespaces, so that two beds do not meet. Nodes share this machine's files, but 
 /etc/slurm, /etc/hosts and /run/munge.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import select
@@ -20,6 +22,7 @@ import signal
 import stat
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 HEAD = "head"
@@ -99,23 +102,23 @@ class SlurmBed:
         options: text appended to slurm.conf.
     """
 
-    def __init__(self, folder: Path, *, options: str = ""):
+    def __init__(self, folder: Path, *, options: str = "") -> None:
         self.folder = folder
         self.nodes = NODES
         self.scratch = folder / "scratch"
         self._options = options
         self._conf = str(folder / "etc/slurm.conf")
-        self._outer = {}  # machine -> `unshare`, which leaves with its child
-        self._first = {}  # machine -> pid of its first process, as this machine numbers it
-        self._handles = {}  # machine -> pidfd of that process
-        self._daemons = {}  # name of a daemon -> process
+        self._outer: dict[str, subprocess.Popen[bytes]] = {}  # machine -> `unshare`, which leaves with its child
+        self._first: dict[str, int] = {}  # machine -> pid of its first process, as this machine numbers it
+        self._handles: dict[str, int] = {}  # machine -> pidfd of that process
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}  # name of a daemon -> process
 
     @property
-    def environment(self):
+    def environment(self) -> dict[str, str]:
         """Variables for a scheduler that runs in this process: its programs are run on the head."""
         return {"PATH": f"{self.folder}/bin:/usr/bin:/bin"}
 
-    def start(self):
+    def start(self) -> None:
         """Make the machines and start every daemon; returns when three nodes are idle."""
         try:
             self._write_files()
@@ -131,9 +134,9 @@ class SlurmBed:
             self.stop()
             raise
 
-    def stop(self):
-        """End every process of every machine; namespaces, mounts and links go with them."""
-        errors = []
+    def stop(self) -> None:
+        """End every process of every machine; namespaces, mounts and links go with them. Raises: the first failure."""
+        errors: list[Exception] = []
         for machine in list(self._outer):
             try:
                 self._end_machine(machine)
@@ -148,16 +151,24 @@ class SlurmBed:
         if errors:
             raise errors[0]
 
-    def first_process(self, machine):
+    def first_process(self, machine: str) -> int:
         """Return the pid of a machine's first process, as this machine numbers it."""
         return self._first[machine]
 
-    def argv_on(self, machine, *command):
+    def argv_on(self, machine: str, *command: str) -> list[str]:
         """Return the command line that runs a command on a machine."""
         pid = self._first[machine]
         return ["nsenter", f"--target={pid}", "--net", "--uts", "--mount", "--pid", "--", *command]
 
-    def run(self, *command, check=True, machine=HEAD, user=None, stdin=None, timeout_s=COMMAND_LIMIT_S):
+    def run(
+        self,
+        *command: str,
+        check: bool = True,
+        machine: str = HEAD,
+        user: int | None = None,
+        stdin: str | None = None,
+        timeout_s: float = COMMAND_LIMIT_S,
+    ) -> str:
         """Run a command on a machine and return its output, without the white space around it.
 
         Args:
@@ -167,6 +178,7 @@ class SlurmBed:
             user: number of the user whose process it is; root without.
             stdin: text for it.
             timeout_s: after which it is killed.
+        Raises: AssertionError with its words if it fails and is checked.
         """
         if user is not None:
             command = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--", *command)
@@ -183,12 +195,13 @@ class SlurmBed:
             raise AssertionError(f"{command} on {machine}: exit code {found.returncode}: {found.stdout}{found.stderr}")
         return found.stdout.strip()
 
-    def states(self):
+    def states(self) -> dict[str, str]:
         """Return node -> state, as sinfo writes it."""
-        return dict(line.split() for line in self.run("sinfo", "-h", "-N", "-p", "train", "-o", "%N %T").splitlines())
+        lines = self.run("sinfo", "-h", "-N", "-p", "train", "-o", "%N %T").splitlines()
+        return {node: state for node, _, state in (line.partition(" ") for line in lines)}
 
-    def wait_for_states(self, wanted, *, limit_s=START_LIMIT_S):
-        """Wait until these nodes are in these states."""
+    def wait_for_states(self, wanted: Mapping[str, str], *, limit_s: float = START_LIMIT_S) -> None:
+        """Wait until these nodes are in these states. Raises: AssertionError."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -200,7 +213,7 @@ class SlurmBed:
             assert time.monotonic() < deadline, f"wanted {wanted}, got {states}; {self.logs()}"
             time.sleep(POLL_S)
 
-    def start_controller(self):
+    def start_controller(self) -> None:
         """Start slurmctld, and wait until it answers."""
         self._start_daemon("slurmctld", HEAD, "slurmctld", "-D", "-f", self._conf)
         deadline = time.monotonic() + START_LIMIT_S
@@ -209,7 +222,7 @@ class SlurmBed:
             assert time.monotonic() < deadline, self.logs()
             time.sleep(POLL_S)
 
-    def kill_controller(self):
+    def kill_controller(self) -> None:
         """Kill slurmctld with SIGKILL, once it has saved its present state."""
         known_at, deadline = time.time(), time.monotonic() + START_LIMIT_S
         self.run("scontrol", "reconfigure")  # it saves at once then
@@ -218,16 +231,16 @@ class SlurmBed:
             time.sleep(POLL_S)
         self._kill_daemon("slurmctld")
 
-    def start_node_daemon(self, node):
+    def start_node_daemon(self, node: str) -> None:
         """Start slurmd on a node."""
         self._start_daemon(f"slurmd-{node}", node, "slurmd", "-D", "-f", self._conf, "-N", node)
 
-    def power_off(self, node):
+    def power_off(self, node: str) -> None:
         """End every process of a node at once; its network and its mounts are gone too."""
         self._end_machine(node)
         _reap(self._daemons.pop(f"slurmd-{node}"))
 
-    def power_on(self, node, *, until_idle=True):
+    def power_on(self, node: str, *, until_idle: bool = True) -> None:
         """Make a node anew; wait until Slurm has it back, unless a job waits for just this node."""
         self._make_machine(node)
         self._wire_node(node)
@@ -235,25 +248,25 @@ class SlurmBed:
         if until_idle:
             self.wait_for_states({node: "idle"})
 
-    def processes(self, node):
+    def processes(self, node: str) -> list[str]:
         """Return the command lines of all processes of a node but for its first one and slurmd."""
         lines = self.run("ps", "-eo", "pid=,args=", machine=node).splitlines()
         own = ("sleep 1000", "ps -eo", "slurmd -D", "bash /")
         return [line for line in lines if not any(text in line for text in own)]
 
-    def read(self, node, path):
+    def read(self, node: str, path: Path | str) -> str:
         """Return the text of a file of a node; empty for a file that is not there."""
         return self.run("cat", str(path), machine=node, check=False)
 
-    def logs(self):
+    def logs(self) -> str:
         """Return the end of the controller's log."""
         path = self.folder / "log/slurmctld.log"
         return path.read_text(errors="replace")[-2000:] if path.exists() else "slurmctld has no log"
 
-    def _saved_at(self):
+    def _saved_at(self) -> float:
         return (self.folder / "state/job_state").stat().st_mtime
 
-    def _write_files(self):
+    def _write_files(self) -> None:
         for name in ("etc", "state", "spool", "run", "log", "munge", "dev", "scratch", "bin"):
             (self.folder / name).mkdir()
         for name, text in (
@@ -269,7 +282,7 @@ class SlurmBed:
         key.write_bytes(os.urandom(64))
         key.chmod(0o400)
 
-    def _make_machine(self, machine):
+    def _make_machine(self, machine: str) -> None:
         ready = self.folder / f"run/{machine}.up"
         ready.unlink(missing_ok=True)
         flags = ("-numpf", "--kill-child=KILL", "--mount-proc", "--propagation=private")
@@ -304,7 +317,7 @@ class SlurmBed:
             path.write_text(f"#!/bin/sh\nexec {line}\n")
             path.chmod(0o755)
 
-    def _end_machine(self, machine):
+    def _end_machine(self, machine: str) -> None:
         self._first.pop(machine, None)
         handle = self._handles.pop(machine, None)
         if handle is None:
@@ -316,14 +329,14 @@ class SlurmBed:
             os.close(handle)
         _reap(self._outer.pop(machine))
 
-    def _wire(self):
+    def _wire(self) -> None:
         self.run("ip", "link", "add", "br0", "type", "bridge")
         self.run("ip", "addr", "add", f"{HEAD_ADDRESS}/24", "dev", "br0")
         self.run("ip", "link", "set", "br0", "up")
         for node in NODES:
             self._wire_node(node)
 
-    def _wire_node(self, node):
+    def _wire_node(self, node: str) -> None:
         number = NODES.index(node) + 1
         # The head's own numbers of processes know no node: the link is made from outside of its process namespace.
         head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]
@@ -333,7 +346,7 @@ class SlurmBed:
         self.run("ip", "addr", "add", f"10.88.0.{number}/24", "dev", "eth0", machine=node)
         self.run("ip", "link", "set", "eth0", "up", machine=node)
 
-    def _start_munged(self):
+    def _start_munged(self) -> None:
         places = ("key-file=key", "pid-file=pid", "log-file=log", "seed-file=seed", "socket=munge.socket.2")
         options = [f"--{name}=/run/munge/{file}" for name, _, file in (place.partition("=") for place in places)]
         self._start_daemon("munged", HEAD, "munged", "--foreground", "--force", *options)
@@ -343,7 +356,7 @@ class SlurmBed:
             assert time.monotonic() < deadline, "munged does not answer"
             time.sleep(POLL_S)
 
-    def _start_daemon(self, name, machine, *command):
+    def _start_daemon(self, name: str, machine: str, *command: str) -> None:
         with (self.folder / f"log/{name}.out").open("ab") as output:
             self._daemons[name] = subprocess.Popen(
                 self.argv_on(machine, *command),
@@ -354,7 +367,7 @@ class SlurmBed:
                 start_new_session=True,
             )
 
-    def _kill_daemon(self, name):
+    def _kill_daemon(self, name: str) -> None:
         process = self._daemons.pop(name)
         # nsenter has forked: the daemon is its child.
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
@@ -362,11 +375,11 @@ class SlurmBed:
         _reap(process)
 
 
-def _reap(process):
+def _reap(process: subprocess.Popen[bytes]) -> None:
     """Wait for a process that has ended or is about to; kill it at the deadline."""
     try:
         process.wait(END_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(END_LIMIT_S)
-        raise AssertionError(f"{process.args} had to be killed") from None
+        raise AssertionError(f"{process.args!r} had to be killed") from None

@@ -1,0 +1,28 @@
+"""Lets a thread and its children use the network of another process: clients of a service in a namespace.
+
+Where: tests/cluster and benchmarks of machines, whose services run on the head of a bed. Needs root.
+
+Source: setns(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from clary.control.engines.local.network import namespaces
+
+
+@contextlib.contextmanager
+def network_of(pid: int) -> Iterator[None]:
+    """Let this thread and its children use the network of a process, until the block ends."""
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    other = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        namespaces.setns(other, namespaces.CLONE_NEWNET)
+        yield
+    finally:
+        namespaces.setns(own, namespaces.CLONE_NEWNET)
+        os.close(own)
+        os.close(other)
