@@ -11,15 +11,17 @@ import pytest
 from attempts_of_jobs import LIMIT_S, agent_of, statuses_of
 from boto3_clients import Clients, job_request, log_of, unique, wait
 from program_jobs import model_of, put, script_request, start
-from running_service import CLIENTS, SETTINGS, start_service
+from running_service import CLIENTS, ROOT, SETTINGS, start_service
 from service_processes import service_pid
 
+from clary.agent.supervisor.notice_period import GANG_ECHO_S
 from clary.base.processes import live_descendants
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("notices")]
 
 PROGRAM = (CLIENTS / "source/noticed.py").read_text()
 COUNTER = (CLIENTS / "source/stopped.py").read_text()
+PLANS_OF_ENGINES = ROOT / "tests/integration/plans_of_engines"
 HOSTS = ["algo-1", "algo-2"]
 MAX_SPREAD_S = 1.0
 _LINE = re.compile(r"(BEGIN|HEARD|READY|DONE) (\{.*\})")
@@ -28,9 +30,18 @@ _LINE = re.compile(r"(BEGIN|HEARD|READY|DONE) (\{.*\})")
 @pytest.fixture(scope="module")
 def notices(tmp_path_factory):
     """A service of its own, since it is killed, with plain time to stop."""
-    home = tmp_path_factory.mktemp("notices")
+    yield from serve(tmp_path_factory.mktemp("notices"))
+
+
+@pytest.fixture(scope="module")
+def signalling(tmp_path_factory):
+    """A service whose plans say that the engine signals every process of a host."""
+    yield from serve(tmp_path_factory.mktemp("signalling"), PYTHONPATH=str(PLANS_OF_ENGINES))
+
+
+def serve(home, **variables):
     settings = SETTINGS.replace("stop_grace_s = 10.0", "stop_grace_s = 30.0\ncheckpoint_interval_s = 1.0")
-    own = start_service(home, settings)
+    own = start_service(home, settings, **variables)
     yield own
     own.clary("down")
     assert "left behind" not in own.clary("doctor", check=False).stdout
@@ -39,6 +50,11 @@ def notices(tmp_path_factory):
 @pytest.fixture(scope="module")
 def own_aws(notices):
     return Clients(notices)
+
+
+@pytest.fixture(scope="module")
+def signalling_aws(signalling):
+    return Clients(signalling)
 
 
 def said(aws, name, word):
@@ -64,7 +80,7 @@ def wait_for(aws, name, word, number):
         time.sleep(0.1)
 
 
-def check(service, aws, name, *, max_spread_s=MAX_SPREAD_S):
+def check(service, aws, name, *, max_spread_s=MAX_SPREAD_S, why="SIGTERM"):
     """Assert that programs of both hosts heard SIGTERM once, that nothing was lost, and that no restart was used."""
     facts = wait(aws, name, timeout_s=LIMIT_S)
     log = "\n".join(log_of(aws, name)[-80:])
@@ -85,7 +101,7 @@ def check(service, aws, name, *, max_spread_s=MAX_SPREAD_S):
     ]
     described = json.loads(service.clary("describe", name, "--json").stdout)
     assert [attempt["kind"] for attempt in described["past_attempts"]] == ["reclaimed"]
-    assert "its capacity is taken back (SIGTERM)" in described["past_attempts"][0]["reason"]
+    assert f"its capacity is taken back ({why})" in described["past_attempts"][0]["reason"]
     assert facts["BillableTimeInSeconds"] == facts["TrainingTimeInSeconds"], "no job of spot capacity"
     return facts
 
@@ -112,27 +128,40 @@ def test_sigterm_to_every_process_of_a_host_is_heard_once(notices, own_aws, agen
     check(notices, own_aws, name)
 
 
-def test_sigterm_to_every_process_of_all_hosts_is_heard_once(notices, own_aws):
-    name = running(own_aws, "all-signalled")
-    signal_everybody(*[agent_of(notices, name, host) for host in HOSTS])
-    check(notices, own_aws, name)
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+def test_sigterm_to_every_process_of_all_hosts_is_heard_once_though_hosts_are_signalled_one_after_the_other(
+    signalling, signalling_aws, pause_s
+):
+    name = running(signalling_aws, "all-signalled")
+    first, second = [agent_of(signalling, name, host) for host in HOSTS]
+    signal_everybody(first)
+    time.sleep(pause_s)  # the order of the service is there before the signal
+    signal_everybody(second)
+    check(signalling, signalling_aws, name, why="SIGTERM from the engine")
+
+
+def test_a_host_that_the_engine_does_not_signal_stops_all_the_same(signalling, signalling_aws):
+    name = running(signalling_aws, "one-signalled")
+    signal_everybody(agent_of(signalling, name, "algo-2"))
+    check(signalling, signalling_aws, name, why="SIGTERM from the engine", max_spread_s=GANG_ECHO_S + MAX_SPREAD_S)
 
 
 @pytest.mark.parametrize("launcher", ["bash", "torchrun", "mpi"])
 @pytest.mark.long
-def test_ranks_under_launchers_hear_a_signal_to_every_process_once(notices, own_aws, launcher):
-    request = launched(own_aws, launcher)
+def test_ranks_under_launchers_hear_a_signal_to_every_process_once(signalling, signalling_aws, launcher):
+    aws = signalling_aws
+    request = launched(aws, launcher)
     num_ranks = len(HOSTS) * (1 if launcher == "bash" else 2)
-    name = start(own_aws, request)
-    wait_for(own_aws, name, "READY", num_ranks)
-    signal_everybody(*[agent_of(notices, name, host) for host in HOSTS])
-    wait_for(own_aws, name, "DONE", num_ranks)
-    wait(own_aws, name, until=("Interrupted", "Starting", "Downloading", "Training"))
-    own_aws.sagemaker.stop_training_job(TrainingJobName=name)
-    done = [(item["host"], item["rank"], item["count"]) for item in said(own_aws, name, "DONE")]
+    name = start(aws, request)
+    wait_for(aws, name, "READY", num_ranks)
+    signal_everybody(*[agent_of(signalling, name, host) for host in HOSTS])
+    wait_for(aws, name, "DONE", num_ranks)
+    wait(aws, name, until=("Interrupted", "Starting", "Downloading", "Training"))
+    aws.sagemaker.stop_training_job(TrainingJobName=name)
+    done = [(item["host"], item["rank"], item["count"]) for item in said(aws, name, "DONE")]
     assert len({(host, rank) for host, rank, _ in done[:num_ranks]}) == num_ranks
-    assert {count for _, _, count in done} == {1}, log_of(own_aws, name)
-    wait(own_aws, name, until=("Stopped",))
+    assert {count for _, _, count in done} == {1}, log_of(aws, name)
+    wait(aws, name, until=("Stopped",))
 
 
 def launched(aws, launcher):
