@@ -65,7 +65,7 @@ while :; do sleep 1000 & wait $!; done
 
 
 class BoxBed:
-    """A head and some boxes; `start` it, and `stop` it whatever happened.
+    """A head and some boxes; `start` it, and `stop` it after any failure too.
 
     Args:
         folder: new, empty folder that every user can reach, not below /tmp.
@@ -169,7 +169,7 @@ class BoxBed:
         self.run(HEAD, "ip", "link", "set", f"p{number}", "up" if is_in else "down")
 
     def clear(self, box):
-        """Take everything away that was put onto a box; return what that was."""
+        """Take everything away that was put onto a box; return a list of it."""
         places = [place for user in USERS for place in self.home_of(box, user).iterdir()]
         left = [*self.processes(box).values(), *map(str, places)]
         if left:
@@ -249,7 +249,7 @@ class BoxService:
         self.bed = bed
 
     def start(self, *, advertised=HEAD_ADDRESS):
-        """Start it, on what an earlier one has stored; boxes are told this address."""
+        """Start it, on an earlier one's records; boxes are told this address."""
         program = str(ROOT / "tests/helpers/box_service.py")
         command = [sys.executable, program, str(self.bed.home), advertised, str(PORT)]
         self._process = subprocess.Popen(
@@ -282,7 +282,7 @@ class BoxService:
                 stream.close()
 
     def ask(self, *what):
-        """Return what the scheduler answers to a call."""
+        """Return the scheduler's answer to a call."""
         self._process.stdin.write(json.dumps(what) + "\n")
         line = self._process.stdout.readline()
         assert line, f"the service ended at {what}"
@@ -294,7 +294,7 @@ class BoxService:
 
 
 def until(look, words, *, limit_s=START_LIMIT_S):
-    """Wait until a look is true; return what it saw."""
+    """Wait until a look is true; return its result."""
     deadline = time.monotonic() + limit_s
     while True:
         found = look()

@@ -1,4 +1,4 @@
-"""`clary hosts` over a real sshd: adding, listing, draining, removing, upgrading, joining, and what goes wrong."""
+"""`clary hosts` over a real sshd: adding, listing, draining, removing, upgrading, joining, and refusals."""
 
 import json
 import os

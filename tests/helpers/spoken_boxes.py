@@ -33,7 +33,7 @@ def order(num_hosts, tag=TAG, job="job-7", **changes):
 
 
 class SpokenBox:
-    """One box; it keeps what it was told, and says what the test has it say."""
+    """One box; it keeps its orders, and speaks as the test has it speak."""
 
     def __init__(self, scheduler, name, **changes):
         self.scheduler, self.name, self.facts = scheduler, name, facts(name, **changes)
@@ -89,7 +89,7 @@ class SpokenBoxes:
         self.folder, self.clock, self.boxes = folder, clock, {}
 
     async def open(self):
-        """Start a service on what is stored; what the one before had in memory is gone."""
+        """Start a service on the stored records; the memory of the one before is gone."""
         self.scheduler = BoxesScheduler(self.folder, self.clock, end_wait_s=0.0)
         await self.scheduler.start(BOOT)
         for box in self.boxes.values():

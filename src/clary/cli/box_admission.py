@@ -1,4 +1,4 @@
-"""Judges what a machine tells before it becomes a box, and names authorities by their fingerprints. Pure.
+"""Judges a machine's own words before it becomes a box, and names authorities by their fingerprints. Pure.
 
 Where: `hosts` and `join`.
 """
@@ -17,7 +17,7 @@ from clary.contract.box_protocol import BoxFacts
 
 
 def checked_probe(found: Mapping[str, Any], name: str, url: str) -> dict[str, Any]:
-    """Return a box as the service takes it, from what a machine has told of itself.
+    """Return a box as the service takes it, from a machine's words about itself.
 
     Args:
         found: its answer to `probe`.
@@ -44,5 +44,5 @@ def checked_probe(found: Mapping[str, Any], name: str, url: str) -> dict[str, An
 
 
 def fingerprint(ca_pem: str) -> str:
-    """Return the SHA-256 of a certificate in hex. Raises: ValueError for what is none."""
+    """Return the SHA-256 of a certificate in hex. Raises: ValueError for another text."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(ca_pem.strip())).hexdigest()

@@ -1,4 +1,4 @@
-"""Lines on boxes, from what they and the service tell. Pure.
+"""Lines on boxes, from their facts and the service's page. Pure.
 
 Where: `hosts` and `join`.
 """
@@ -25,7 +25,7 @@ def shape_words(facts: Mapping[str, Any]) -> str:
 
 
 def box_row(box: Mapping[str, Any], daemon: str) -> tuple[str, ...]:
-    """Return the cells of one box: name, state, CPUs, memory, GPUs, isolation, what runs there, and a note.
+    """Return the cells of one box: name, state, CPUs, memory, GPUs, isolation, jobs, and a note.
 
     Args:
         box: as the service tells it.
@@ -45,7 +45,7 @@ def box_row(box: Mapping[str, Any], daemon: str) -> tuple[str, ...]:
 
 
 def box_note(box: Mapping[str, Any], daemon: str) -> str:
-    """Return what its owner should know of a box.
+    """Return a note for the owner of a box.
 
     Args:
         box: as the service tells it.

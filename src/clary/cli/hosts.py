@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print one line a box, and what waits for some."""
+    """Print one line a box, and one for each wait."""
     page = connect().get("boxes")
     if options.json:
         print(json.dumps({"boxes": page["boxes"], "waiting": page["waiting"]}, indent=2))
@@ -78,7 +78,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Install boxes side by side; print a line each. Return 1 if one of them failed."""
+    """Install boxes side by side; print a line each; return 1 if one of them failed. Raises: ClaryError, WireError."""
     wanted = [_wanted(options, target) for target in options.targets]
     if options.name and len(wanted) > 1:
         raise ClaryError("--name names one box, and there are several; add them one by one", fault=Fault.USER)
@@ -109,7 +109,7 @@ def run_resume(options: argparse.Namespace) -> int:
 
 
 def run_remove(options: argparse.Namespace) -> int:
-    """Remove boxes, and wait until they have ended what they ran. Return 1 if one has not answered."""
+    """Remove boxes, and wait until they have ended all leases. Return 1 if one has not answered."""
     connection = connect()
     for name in options.boxes:
         connection.post(_box_path(name, "remove"), {"force": options.force})

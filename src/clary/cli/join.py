@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Join: check the service by its fingerprint, use the token up, install the daemon here."""
+    """Check the service by its fingerprint, use the token, install the daemon here. Raises: ClaryError, WireError."""
     name = options.name or socket.gethostname().replace("_", "-")
     if not BOX_NAME.fullmatch(name):
         raise ClaryError(f"{name!a} is no name for a box: letters, digits, - and .; use --name", fault=Fault.USER)

@@ -50,7 +50,7 @@ class Place:
     ssh_options: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuse what would be something else than a name. Raises: ClaryError (fault USER)."""
+        """Refuse names that would be more than names to a shell. Raises: ClaryError (fault USER)."""
         if self.target and not _TARGET.fullmatch(self.target):
             raise ClaryError(
                 f"{self.target!a}: expected USER@BOX or a name of your ssh configuration", fault=Fault.USER

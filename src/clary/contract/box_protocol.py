@@ -1,4 +1,4 @@
-"""Messages between the service and the daemons of boxes: what runs there, and what shall run there.
+"""Messages between the service and the daemons of boxes: leases that run there, and leases that shall.
 
 Where: `agent.node` asks POST `/clary/v1/boxes/NAME/leases` with a BoxReport, opened by the box's own token, and gets
 BoxOrders; the answer waits as long as nothing changes (`control.engines.boxes`). Daemons dial out, nobody dials them.
@@ -42,7 +42,7 @@ class LeasePhase(StrEnum):
 
 
 class Wish(StrEnum):
-    """What the service wants of a lease."""
+    """The service's wish for a lease."""
 
     RUN = "run"
     NOTICE = "notice"  # its agent gets one SIGTERM and takes that for a notice
@@ -51,7 +51,7 @@ class Wish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BoxFacts:
-    """What a box has."""
+    """Processors, memory, GPUs and isolation of a box."""
 
     hostname: str
     user: str
@@ -77,7 +77,7 @@ class LeaseReport:
 
 @dataclass(frozen=True, kw_only=True)
 class BoxReport:
-    """What a daemon tells with every question."""
+    """A daemon's report, which every question carries."""
 
     run: str  # random, of this life of the daemon
     number: int  # rises with every report of a life: an older one that comes late is passed over
@@ -112,7 +112,7 @@ class BoxOrders:
 
 @dataclass(frozen=True, kw_only=True)
 class BoxAdmission:
-    """What a box needs to know of the service; the token opens its own orders alone."""
+    """A box's way to the service; the token opens its own orders alone."""
 
     name: str
     token: str = field(repr=False)

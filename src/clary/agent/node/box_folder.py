@@ -31,7 +31,7 @@ MAX_FILE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class BoxConfig:
-    """Whom a daemon serves."""
+    """Name, service and places of a daemon."""
 
     name: str  # of the box
     url: str  # https://HOST:PORT of the service
@@ -95,7 +95,7 @@ class BoxFolder:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its owner may enter; refuse a link, and what somebody else owns. Raises: OSError."""
+    """Make a folder that only its owner may enter; refuse a link, and another user's. Raises: OSError."""
     folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     found = os.lstat(folder)
     if not os.path.isdir(folder) or os.path.islink(folder) or found.st_uid != os.geteuid():
@@ -142,7 +142,7 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return a document. Raises: OSError; ContractError for what is none."""
+    """Return a document. Raises: OSError; ContractError for a text that is no JSON."""
     with open(path, "rb") as file:
         text = file.read(MAX_FILE_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""The daemon of a box: asks the service what shall run here, has it so, and tells what runs.
+"""The daemon of a box: asks the service for leases, carries them out, and reports them.
 
 Where: started by `installation`, by systemd or by itself; one for each folder. It dials out and listens nowhere.
 Without the service everything goes on. An answer 410 means that the box was removed: it ends all and takes itself away.
@@ -172,7 +172,7 @@ class Daemon:
         return True
 
     def _wait_after(self, trouble: str) -> None:
-        """Say what is wrong once, and wait a while that grows; an end here is noticed meanwhile."""
+        """Say a trouble once, and wait a while that grows; an end here is noticed meanwhile."""
         if trouble != self._trouble:
             _say(trouble)
         self._trouble = trouble

@@ -33,11 +33,11 @@ _LOOK_S = 0.05
 
 
 class InstallError(Exception):
-    """The daemon could not be installed; the words say why and what to do."""
+    """The daemon could not be installed; the words say why, and name the way out."""
 
 
 def install(wanted: Mapping[str, Any], archive: Path) -> dict[str, Any]:
-    """Install and start the daemon; return what came of it.
+    """Install and start the daemon; return its folder, its digest and its process.
 
     Args:
         wanted: name, url, ca_pem, token and scratch, texts all of them.
@@ -115,7 +115,7 @@ def _make_scratch(scratch: str) -> str:
 
 
 def _stop(folder: BoxFolder) -> None:
-    """End the daemon that runs; what it has started goes on."""
+    """End the daemon that runs; leases go on."""
     deadline_s = time.monotonic() + STOP_LIMIT_S
     while (running := holder(folder)) is not None:
         left_s = deadline_s - time.monotonic()
@@ -137,7 +137,7 @@ def _await_start(folder: BoxFolder) -> int:
 
 
 def holder(folder: BoxFolder) -> ProcessId | None:
-    """Return the daemon that has the folder's lock; None if there is none."""
+    """Return the daemon that has the folder's lock; None without one."""
     try:
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

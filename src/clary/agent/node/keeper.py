@@ -1,4 +1,4 @@
-"""Keeps one lease: starts its boot, outlives the daemon, and ends what the boot leaves behind.
+"""Keeps one lease: starts its boot, outlives the daemon, and ends all processes that the boot leaves behind.
 
 Where: the daemon starts it as `python node.pyz keep FOLDER`, in a session of its own. It adopts every orphan of the
 lease (PR_SET_CHILD_SUBREAPER), so nothing escapes it; the boot dies with it (PR_SET_PDEATHSIG), so it can not be lost
@@ -54,7 +54,7 @@ def keep_lease(folder: Path) -> int:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Do nothing: what is told to the keeper's session is for the agent, or for nobody."""
+    """Do nothing: signals to the keeper's session are for the agent, or for nobody."""
 
 
 def _kept(pid: int) -> KeptProcess:

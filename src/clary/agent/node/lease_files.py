@@ -1,4 +1,4 @@
-"""Files of one lease: what was ordered, who keeps it, who runs it, how it ended.
+"""Files of one lease: its order, its keeper, its boot, its end.
 
 Where: `lease_table` writes the record before anything is started, `keeper` writes the rest. Each file is written once,
 in this order, and tells how far the lease is after any crash:
@@ -101,7 +101,7 @@ class LeaseFiles:
         return record
 
     def read_record(self) -> LeaseRecord | None:
-        """Return the record; None if the folder has none that can be read."""
+        """Return the record; None if it is missing or damaged."""
         try:
             record = from_plain(LeaseRecord, read_json(self.folder / "record.json"))
         except (OSError, ContractError):
@@ -136,7 +136,7 @@ class LeaseFiles:
             why = read_json(self.folder / "ended.json").get("why")
         except (OSError, ContractError, AttributeError):
             return None
-        return str(why)
+        return why if isinstance(why, str) else None
 
     def remove(self) -> None:
         """Forget the lease."""

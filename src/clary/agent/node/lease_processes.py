@@ -50,7 +50,7 @@ def below(ancestor: int) -> list[ProcessId]:
 
 
 def kill(processes: Iterable[ProcessId]) -> None:
-    """Send SIGKILL to each of these very processes that still exists; who may not be signalled is passed over."""
+    """Send SIGKILL to each of these very processes that still exists; other users' are passed over."""
     for process in processes:
         with contextlib.suppress(OSError):
             descriptor = os.pidfd_open(process.pid)

@@ -78,7 +78,7 @@ class LeaseTable:
         return not self._records
 
     def obey(self, orders: Iterable[LeaseOrder]) -> None:
-        """Begin, signal and end leases as the service wishes; what it does not name is ended and forgotten."""
+        """Begin, signal and end leases as the service wishes; a lease that it does not name is ended and forgotten."""
         wanted = {order.lease: order for order in orders if LEASE_ID.fullmatch(order.lease)}
         for lease in [lease for lease in self._records if lease not in wanted]:
             if self._end(lease):
@@ -96,7 +96,7 @@ class LeaseTable:
                 self._signal(record)
 
     def look(self) -> None:
-        """Notice what has ended by itself, and write it down."""
+        """Notice leases that have ended by themselves, and write it down."""
         self._reap()
         for lease, starting in list(self._starting.items()):
             self._follow(lease, starting)
@@ -177,7 +177,7 @@ class LeaseTable:
             print(f"{order.lease}: can not be recorded: {error}", file=sys.stderr, flush=True)
 
     def _begin(self, record: LeaseRecord) -> None:
-        """Start the keeper of a lease that has none; raise nothing that could end the daemon."""
+        """Start the keeper of a lease; raise nothing that could end the daemon."""
         files = self._files(record.lease)
         try:
             source = self._source(record.boot)
@@ -279,7 +279,7 @@ class LeaseTable:
         return True
 
     def _await_keeper(self, lease: str, keeper: ProcessId) -> bool:
-        """Give the keeper a moment to end what the boot has left; return whether it has."""
+        """Give the keeper a moment to end the boot's leftovers; return whether it has."""
         deadline_s = time.monotonic() + END_LIMIT_S
         while keeper.is_alive() and time.monotonic() < deadline_s:
             self._reap()

@@ -1,4 +1,4 @@
-"""Looks at this machine: processors, memory, GPUs, namespaces, and what tells it from others.
+"""Looks at this machine: processors, memory, GPUs, namespaces, and a digest that tells it from others.
 
 Where: the daemon tells it with every report, `probing` before there is a daemon.
 """
@@ -25,7 +25,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def box_facts(*, restarts: str = "") -> BoxFacts:
-    """Return what this machine has.
+    """Return processors, memory, GPUs and isolation of this machine.
 
     Args:
         restarts: who starts the daemon after a reboot, in words.
@@ -48,14 +48,14 @@ def boot_id() -> str:
 
 
 def user_name() -> str:
-    """Return the name of the user, or the number where it has none."""
+    """Return the name of the user, or the number of a nameless one."""
     with contextlib.suppress(KeyError, OSError):
         return getpass.getuser()
     return str(os.geteuid())
 
 
 def machine_digest() -> str:
-    """Return what tells this machine and user from others: the machine's id is nobody else's business."""
+    """Return a digest that tells this machine and user from others: the machine's id itself stays here."""
     known = ""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Packs the daemon with what it imports into one file; the same sources give the same bytes, which a digest names.
+"""Packs the daemon with its imports into one file; the same sources give the same bytes, which a digest names.
 
 Where: the command line sends it to boxes (`cli.node_install`), and compares its digest with what boxes tell.
 """

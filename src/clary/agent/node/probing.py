@@ -24,7 +24,7 @@ MIN_FREE_BYTES = 1 << 30
 
 
 def probe(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the machine is, and why it can not be a box.
+    """Return the machine's facts, and reasons against it as a box.
 
     Args:
         wanted: url, ca_pem and scratch.

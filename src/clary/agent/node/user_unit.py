@@ -60,7 +60,7 @@ def start_daemon(folder: BoxFolder, archive: Path, box: str) -> None:
 
 
 def who_restarts() -> str:
-    """Say who starts the daemon after a reboot, in words."""
+    """Name the program that starts the daemon after a reboot, in words."""
     if not has_user_systemd():
         return BY_HAND
     if _run("loginctl", "show-user", "--property=Linger", "--value", user_name()) == "yes":
@@ -92,9 +92,9 @@ def remove_unit(box: str) -> None:
 
 
 def _start_unit(folder: BoxFolder, archive: Path, box: str) -> bool:
-    options = " ".join(ISOLATED)
+    facts = {"python": sys.executable, "archive": str(archive), "folder": str(folder.root), "log": str(folder.log)}
     text = _UNIT.format(
-        name=box, python=sys.executable, options=options, archive=archive, folder=folder.root, log=folder.log
+        name=box, options=" ".join(ISOLATED), **{name: path.replace("%", "%%") for name, path in facts.items()}
     )
     path = _unit_path(box)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,12 +33,12 @@ def boot_source(own: Parts, ask: Asked) -> HttpResponse:
 
 
 def authority(own: Parts, ask: Asked) -> dict[str, str]:
-    """Return the certificate of the service's authority; whoever fetches it compares it with a fingerprint."""
+    """Return the certificate of the service's authority, to be compared with a fingerprint."""
     return {"ca_pem": desk_of(own).boot.ca_pem}
 
 
 def boxes_page(own: Parts, ask: Asked) -> dict[str, Any]:
-    """Return all boxes, and what waits for some."""
+    """Return all boxes, and the waits for some."""
     return desk_of(own).page()
 
 

@@ -52,7 +52,7 @@ class NewBox:
 
 
 class BoxDesk:
-    """What boxes and their owner may do.
+    """Acts of boxes and of their owner.
 
     Args:
         book: leases.
@@ -70,14 +70,14 @@ class BoxDesk:
         self._boot = boot
 
     def close(self) -> None:
-        """Answer those that wait, and let nobody wait any more."""
+        """Answer all that wait, and let nobody wait any more."""
         self._is_closing = True
         for name in list(self._book.ledger.boxes):
             self._book.presence.change(name)
 
     @property
     def boot(self) -> Boot:
-        """What boxes start. Raises: WireError 503 before the engine has started."""
+        """The boot of boxes. Raises: WireError 503 before the engine has started."""
         if self._boot is None:
             raise WireError("ServiceUnavailable", "the engine of boxes has not started yet", http_status=503)
         return self._boot
@@ -250,7 +250,7 @@ class BoxDesk:
         await self._book.change(work)
 
     async def remove(self, name: str, *, is_forced: bool) -> None:
-        """End what runs on a box and forget it once that is certain. Raises: WireError 404.
+        """End all leases of a box and forget it once that is certain. Raises: WireError 404.
 
         Args:
             name: of the box.
@@ -276,7 +276,7 @@ class BoxDesk:
         return box
 
     def page(self) -> dict[str, Any]:
-        """Return what the owner is shown."""
+        """Return the owner's page."""
         boxes = sorted(self._book.ledger.boxes.values(), key=lambda box: box.name)
         return {
             "service_url": self.boot.service_url,

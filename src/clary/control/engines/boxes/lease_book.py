@@ -151,7 +151,7 @@ class LeaseBook:
         await self.place_waiting()
 
     async def end(self, tag: str, index: int | None = None) -> None:
-        """Take back one host of an allocation, or all of it; what waits waits no longer.
+        """Take back one host of an allocation, or all of it; its requests wait no longer.
 
         Args:
             tag: of the allocation; an unknown one is over.
@@ -210,7 +210,7 @@ class LeaseBook:
         self.presence.change(box)
 
     async def take_report(self, box: str, report: BoxReport) -> None:
-        """Note what a box says of its leases."""
+        """Note a box's words on its leases."""
         told = {lease.lease: lease for lease in report.leases}
         is_changed = has_room = False
         for allocation, lease in self.leases_of(box):

@@ -64,7 +64,7 @@ class BoxLedger:
 
     @property
     def join_tokens(self) -> Mapping[str, JoinTokenRecord]:
-        """Digest of a token -> what it opens."""
+        """Digest of a token -> its record."""
         return self._tokens.documents
 
     async def put_box(self, box: BoxRecord) -> None:

@@ -19,7 +19,7 @@ _MOST_BOXES_TOLD = 6  # in the words on a wait
 
 
 class BoxState(StrEnum):
-    """What can be said of a box."""
+    """State of a box."""
 
     READY = "ready"
     BUSY = "busy"  # holds a lease, also one that is on its way out
@@ -59,14 +59,14 @@ class BoxView:
 
 @dataclass(frozen=True)
 class Placement:
-    """What came of all requests that waited."""
+    """Boxes, or reasons to wait, of all requests."""
 
     placed: Mapping[int, Mapping[int, str]]  # number of a request -> index of a host -> box
     waits: Mapping[int, str]  # number of a request -> why it waits, in words
 
 
 def place(requests: Iterable[RequestRecord], boxes: Sequence[BoxView]) -> Placement:
-    """Place what can be placed.
+    """Place all requests that can be placed.
 
     Args:
         requests: that wait, in any order; the lowest number came first.
@@ -98,7 +98,7 @@ def fits(host: HostWish, box: BoxView) -> bool:
 
 
 def why_waiting(hosts: Sequence[HostWish], boxes: Sequence[BoxView], free: Mapping[str, BoxView]) -> str:
-    """Say what hosts wait for.
+    """Say why hosts wait.
 
     Args:
         hosts: of one request.

@@ -1,4 +1,4 @@
-"""Remembers when boxes were heard of, and wakes those that wait for news. In memory alone.
+"""Remembers when boxes were heard of, and wakes questions that wait for news. In memory alone.
 
 Where: `lease_book` holds one. Silence is counted from the start of this service at the earliest: a box that has not
 found it yet is not lost.
@@ -43,7 +43,7 @@ class Presence:
         self._started_s = self._clock.monotonic()
 
     def forget(self, box: str) -> None:
-        """Forget a box, and wake whoever waits for it."""
+        """Forget a box, and wake all that wait for it."""
         self.change(box)
         self._boxes.pop(box, None)
 
@@ -89,7 +89,7 @@ class Presence:
         return self._boxes[box].version
 
     def change(self, box: str) -> None:
-        """Wake the box that waits for its orders, and everybody who waits for any box."""
+        """Wake the box that waits for its orders, and all that wait for any box."""
         heard = self._boxes[box]
         heard.version += 1
         heard.changed.set()

@@ -63,7 +63,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationRecord:
-    """Everything of one tag: what waits for boxes, and what has one. One document, so that a gang is placed at once."""
+    """Everything of one tag: requests that wait, and leases. One document, so that a gang is placed at once."""
 
     tag: str
     job_name: str

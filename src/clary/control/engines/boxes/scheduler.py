@@ -57,14 +57,14 @@ class BoxesScheduler:
         self.desk = BoxDesk(self._book, clock)
 
     async def start(self, boot: Boot) -> None:
-        """Read what is stored; from now on boxes are heard. Raises: EngineError naming a file that can not be read."""
+        """Read all records; from now on boxes are heard. Raises: EngineError naming a file that can not be read."""
         await self._ledger.load()
         self._presence.begin()
         self.desk.open(boot)
         await self._book.change(self._book.place_waiting)
 
     async def close(self) -> None:
-        """Let boxes that wait for orders ask again, later; what runs there goes on."""
+        """Let boxes that wait for orders ask again, later; leases go on."""
         self.desk.close()
 
     async def capacity(self) -> list[NodeKind]:
@@ -114,7 +114,7 @@ class BoxesScheduler:
         return lease is not None and not lease.is_gone and not lease.is_ending and not self._book.is_lost(lease)
 
     async def allocations(self) -> Mapping[str, Allocation]:
-        """Return tag -> allocation, of those that are over too, for some minutes."""
+        """Return tag -> allocation, for some minutes after its end too."""
         waits = self._book.placement().waits
         return {tag: self._told(record, waits) for tag, record in self._ledger.allocations.items()}
 

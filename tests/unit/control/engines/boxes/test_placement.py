@@ -1,4 +1,4 @@
-"""Which hosts get which boxes, and what is said to those that wait."""
+"""Boxes that hosts get, and words for hosts that wait."""
 
 from dataclasses import replace
 

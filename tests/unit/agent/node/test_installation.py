@@ -1,0 +1,111 @@
+"""Installing and probing as far as they touch files alone; the rest is shown over a real sshd (test_boxes_over_ssh)."""
+
+import fcntl
+import json
+import os
+
+import pytest
+
+from clary.agent.node import installation, probing
+from clary.agent.node.box_folder import BoxConfig, BoxFolder, write_json
+from clary.agent.node.installation import InstallError, holder, install, installed, own_folder
+from clary.agent.node.machine import machine_digest
+from clary.agent.node.user_unit import unit_name
+from clary.base.plain import to_plain
+from clary.base.processes import ProcessId
+
+WANTED = {"name": "box1", "url": "https://head:4571", "ca_pem": "new", "token": "t", "scratch": ""}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("socket.gethostname", lambda: "box1/../x")
+    return tmp_path
+
+
+def installed_for(home, **changes):
+    folder = BoxFolder(own_folder(""))
+    folder.root.mkdir(parents=True)
+    write_json(folder.config, to_plain(BoxConfig(**{"name": "box1", "url": "https://old:1", "machine": "m"} | changes)))
+    folder.authority.write_text("old")
+    return folder
+
+
+def test_every_machine_that_shares_a_home_has_a_folder_of_its_own_within_it(home, monkeypatch):
+    assert own_folder("") == home / ".clary-node" / "box1_.._x"
+    monkeypatch.setattr("socket.gethostname", lambda: "box2")
+    assert own_folder("") == home / ".clary-node" / "box2"
+    digest = machine_digest()
+    monkeypatch.setattr("socket.gethostname", lambda: "box3")
+    assert machine_digest() != digest
+
+
+@pytest.mark.parametrize("changes", [{"name": 7}, {"name": "../x"}, {"token": None}, {"scratch": []}])
+def test_what_is_not_to_be_installed_is_refused(home, tmp_path, changes):
+    with pytest.raises(InstallError, match="expected name, url, ca_pem, token and scratch as texts"):
+        install({**WANTED, **changes}, tmp_path / "node.pyz")
+    assert list(home.iterdir()) == []
+
+
+def test_a_daemon_of_a_service_that_lives_is_left_alone(home, tmp_path, monkeypatch):
+    folder = installed_for(home)
+    monkeypatch.setattr(installation, "why_no_service", lambda url, ca_pem: "")
+    with pytest.raises(InstallError, match="this machine is box box1 of https://old:1, which answers; remove it there"):
+        install(WANTED, tmp_path / "node.pyz")
+    assert folder.authority.read_text() == "old"
+    assert installed("").url == "https://old:1"
+
+
+def test_a_daemon_of_a_service_that_has_gone_is_taken_over(home, tmp_path, monkeypatch):
+    folder = installed_for(home)
+    (tmp_path / "node.pyz").write_bytes(b"code")
+    monkeypatch.setattr(installation, "why_no_service", lambda url, ca_pem: "no route")
+    started = []
+    monkeypatch.setattr(installation, "start_daemon", lambda *facts: started.append(facts))
+    monkeypatch.setattr(installation, "_await_start", lambda folder: 7)
+    monkeypatch.setattr(installation, "who_restarts", lambda: "nobody")
+    done = install({**WANTED, "scratch": str(tmp_path / "data")}, tmp_path / "node.pyz")
+    assert (done["pid"], done["restarts"]) == (7, "nobody")
+    assert folder.authority.read_text() == "new"
+    assert folder.token.stat().st_mode & 0o777 == 0o600
+    assert folder.read_config().scratch == str(tmp_path / "data" / f"clary-node-{os.geteuid()}")
+    assert started == [(folder, folder.archive(done["daemon"]), "box1")]
+
+
+def test_the_daemon_that_runs_is_known_by_its_lock(home):
+    folder = installed_for(home)
+    assert holder(folder) is None
+    me = ProcessId.of(os.getpid())
+    with folder.lock.open("w") as lock:
+        assert holder(folder) is None
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert holder(folder) is None, "it has not said who it is yet"
+        lock.write(json.dumps({"pid": me.pid, "started": me.started}))
+        lock.flush()
+        assert holder(folder) == me
+        lock.seek(0)
+        lock.truncate()
+        lock.write(json.dumps({"pid": me.pid, "started": "1"}))
+        lock.flush()
+        assert holder(folder) is None
+
+
+def test_units_are_named_after_boxes():
+    assert unit_name("box1") == "clary-node-box1.service"
+
+
+def test_places_that_can_not_be_written_are_named(home, monkeypatch):
+    assert probing._why_not_writable("") == ""
+    assert probing._why_not_writable("/proc/nowhere").startswith("/proc/nowhere: ")
+    monkeypatch.setattr(probing, "MIN_FREE_BYTES", 1 << 62)
+    assert probing._why_not_writable("") == f"{home}: less than 1 GiB is free"
+
+
+def test_a_probe_tells_all_that_is_asked_for(home):
+    found = probing.probe({"url": "http://head", "ca_pem": "", "scratch": ""})
+    assert found["facts"]["num_cpus"] > 0
+    assert found["why_no_service"] == "expected https://HOST:PORT, got 'http://head'"
+    assert (found["why_no_folder"], found["box"], found["service"]) == ("", "", "")
+    installed_for(home)
+    assert probing.probe({})["box"] == "box1"

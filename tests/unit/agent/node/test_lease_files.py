@@ -1,0 +1,117 @@
+"""Files of leases and of the daemon's folder: whole or not there, closed to others, and never another user's."""
+
+import hashlib
+import os
+
+import pytest
+
+from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, read_json, write_json, write_whole
+from clary.agent.node.lease_files import KeptProcess, LeaseFiles
+from clary.base.errors import ContractError
+from clary.base.plain import to_plain
+from clary.contract.box_protocol import LeaseOrder
+
+LEASE = "lease_0123456789abcdef"
+ORDER = LeaseOrder(lease=LEASE, tag="pool_0123456789ab", index=1, job_name="job-7", boot="b" * 64)
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    return LeaseFiles(folder / LEASE)
+
+
+def test_a_lease_is_recorded_with_a_proof_of_its_own(files):
+    record = files.make(ORDER, "boot-1")
+    assert files.read_record() == record
+    assert (record.tag, record.index, record.boot, record.boot_id) == (ORDER.tag, 1, ORDER.boot, "boot-1")
+    proof = files.proof.read_bytes()
+    assert record.proof_digest == hashlib.sha256(proof).hexdigest()
+    assert len(proof) == 64
+    modes = {path.name: path.stat().st_mode & 0o777 for path in files.folder.iterdir()}
+    assert modes == {"proof": 0o600, "record.json": 0o600}
+    assert files.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_every_file_tells_how_far_a_lease_is(files):
+    files.make(ORDER, "boot-1")
+    assert (files.read_keeper(), files.read_boot(), files.read_end()) == (None, None, None)
+    keeper, boot = KeptProcess(pid=7, started="70"), KeptProcess(pid=8, started="80")
+    files.write_keeper(keeper)
+    files.write_boot(boot)
+    assert (files.read_keeper(), files.read_boot(), files.read_end()) == (keeper, boot, None)
+    files.write_end("first")
+    files.write_end("second")
+    assert files.read_end() == "first"
+    assert not files.proof.exists(), "a proof ends with its lease"
+    files.remove()
+    assert not files.folder.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"lease": 7}', "null"])
+def test_files_that_were_damaged_say_nothing(files, text):
+    files.make(ORDER, "boot-1")
+    for name in ("record.json", "keeper.json", "boot.json", "ended.json"):
+        (files.folder / name).write_text(text)
+    assert files.read_record() is None
+    assert (files.read_keeper(), files.read_boot(), files.read_end()) == (None, None, None)
+
+
+def test_a_record_that_could_not_be_written_is_none(files, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("clary.agent.node.lease_files.write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.make(ORDER, "boot-1")
+    assert files.read_record() is None
+
+
+def test_a_file_is_replaced_in_one_step_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_nothing_is_written_through_a_link_that_somebody_has_laid(tmp_path):
+    target = tmp_path / "theirs"
+    target.write_text("theirs")
+    path = tmp_path / "token"
+    path.symlink_to(target)
+    write_whole(path, b"secret")
+    assert target.read_text() == "theirs"
+    assert not path.is_symlink()
+
+
+def test_a_folder_of_somebody_else_is_not_ours(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(PermissionError):
+        make_private(tmp_path / "link")
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(PermissionError):
+        make_private(tmp_path / "real")
+
+
+def test_a_folder_that_was_open_is_closed(tmp_path):
+    (tmp_path / "open").mkdir(mode=0o755)
+    make_private(tmp_path / "open")
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
+
+
+def test_settings_are_read_as_they_were_written(tmp_path):
+    folder = BoxFolder(tmp_path)
+    config = BoxConfig(name="box1", url="https://head:4571", machine="m" * 64)
+    write_json(folder.config, to_plain(config))
+    assert folder.read_config() == config
+    assert folder.scratch(config) == tmp_path / "scratch"
+    folder.config.write_text("{")
+    with pytest.raises(ContractError):
+        folder.read_config()
+    with pytest.raises(ContractError):
+        read_json(folder.config)

@@ -1,0 +1,260 @@
+"""Orders for leases, carried out over files alone; keepers are stood in for, processes are this test's own."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from clary.agent.node import lease_table as module
+from clary.agent.node.box_folder import BoxConfig, BoxFolder
+from clary.agent.node.keeper import EXIT_KEPT
+from clary.agent.node.lease_files import KeptProcess, LeaseFiles
+from clary.agent.node.lease_table import START_LIMIT_S, LeaseTable
+from clary.base.processes import ProcessId
+from clary.contract.box_protocol import LeaseOrder, LeasePhase, Wish
+
+LEASE, OTHER = "lease_0123456789abcdef", "lease_fedcba9876543210"
+ORDER = LeaseOrder(lease=LEASE, tag="pool_0123456789ab", index=0, job_name="job-7", boot="b" * 64)
+CONFIG = BoxConfig(name="box1", url="https://head:4571", machine="m" * 64)
+
+
+class FakeKeeper:
+    """A keeper that was started; the test says how it goes on."""
+
+    def __init__(self, command, **options):
+        self.command, self.options, self.code, self.pid, self.was_killed = command, options, None, 1 << 22, False
+
+    def poll(self):
+        return self.code
+
+    def kill(self):
+        self.was_killed, self.code = True, -9
+
+    def wait(self, timeout):
+        return self.code
+
+
+class World:
+    """A table over a folder, with the keepers that it starts."""
+
+    def __init__(self, root, monkeypatch):
+        self.folder, self.keepers, self.ended, self.left = BoxFolder(root), [], [], 0
+        self.source = lambda digest: root / "boot.py"
+        monkeypatch.setattr(module.subprocess, "Popen", self._start)
+        monkeypatch.setattr(module, "end_marked", self._end)
+        self.renew()
+
+    def renew(self, boot_id="boot-1"):
+        """Begin a new life of the daemon."""
+        archive = self.folder.root / "node.pyz"
+        self.table = LeaseTable(self.folder, CONFIG, archive, boot_id, lambda digest: self.source(digest))
+        self.table.load()
+
+    def _start(self, command, **options):
+        self.keepers.append(FakeKeeper(command, **options))
+        return self.keepers[-1]
+
+    def _end(self, lease, known, own, *, limit_s):
+        self.ended.append(lease)
+        return self.left
+
+    def files(self, lease=LEASE):
+        return LeaseFiles(self.folder.leases / lease)
+
+    def begin(self):
+        """Bring a lease so far that its keeper and boot are this very process."""
+        self.table.obey([ORDER])
+        self.table.obey([replace(ORDER, may_start=True)])
+        me = ProcessId.of(os.getpid())
+        self.files().write_keeper(KeptProcess(pid=me.pid, started=me.started))
+        self.files().write_boot(KeptProcess(pid=me.pid, started=me.started))
+        self.table.look()
+
+    def lose(self):
+        """Have keeper and boot be gone."""
+        (self.files().folder / "keeper.json").unlink()
+        self.files().write_keeper(KeptProcess(pid=os.getpid(), started="1"))
+        (self.files().folder / "boot.json").unlink()
+        self.files().write_boot(KeptProcess(pid=os.getpid(), started="1"))
+
+    @property
+    def phases(self):
+        return {report.lease: report.phase for report in self.table.reports()}
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    return World(tmp_path, monkeypatch)
+
+
+def test_a_new_lease_is_written_down_first_and_started_once_the_service_knows_its_proof(world):
+    world.table.obey([ORDER])
+    [report] = world.table.reports()
+    assert (report.phase, report.proof_digest) == (LeasePhase.RECORDED, world.files().read_record().proof_digest)
+    world.table.obey([ORDER])
+    assert world.keepers == []
+    world.table.obey([replace(ORDER, may_start=True)])
+    assert world.phases == {LEASE: LeasePhase.RUNNING}
+    [keeper] = world.keepers
+    assert keeper.command[-2:] == ["keep", str(world.files().folder)]
+    assert keeper.options["start_new_session"]
+    assert keeper.options["env"]["BOX_LEASE"] == LEASE
+    start = (world.files().folder / "start.json").read_text()
+    assert world.files().proof.read_text() not in start
+    world.table.obey([replace(ORDER, may_start=True)])
+    assert len(world.keepers) == 1
+
+
+def test_the_next_daemon_goes_on_where_the_last_was_killed(world):
+    world.table.obey([ORDER])
+    world.renew()
+    assert world.phases == {LEASE: LeasePhase.RECORDED}
+    world.begin()
+    world.renew()
+    world.table.obey([replace(ORDER, may_start=True)])
+    assert world.phases == {LEASE: LeasePhase.RUNNING}
+    assert len(world.keepers) == 1
+    [descriptor] = world.table.watched()
+    os.close(descriptor)
+
+
+def test_what_is_no_lease_is_removed_and_never_told(world):
+    (world.folder.leases / "lease_half").mkdir()
+    (world.folder.leases / "lease_half" / "proof").write_text("x")
+    world.renew()
+    assert list(world.folder.leases.iterdir()) == []
+    world.table.obey([replace(ORDER, lease="../../etc"), replace(ORDER, lease="lease_x")])
+    assert world.phases == {}
+
+
+def test_a_lease_that_the_service_names_no_more_is_ended_and_forgotten(world):
+    world.begin()
+    world.lose()
+    world.table.obey([])
+    assert world.ended == [LEASE]
+    assert world.table.is_empty
+    assert list(world.folder.leases.iterdir()) == []
+
+
+def test_a_lease_that_can_not_be_ended_is_kept_and_tried_again(world):
+    world.begin()
+    world.lose()
+    world.left = 1
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    assert world.phases == {LEASE: LeasePhase.RUNNING}
+    assert world.table.is_moving
+    world.left = 0
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    assert world.phases == {LEASE: LeasePhase.GONE}
+    assert not world.table.is_moving
+    assert world.table.end_all(0.0) == 0
+
+
+def test_a_lease_of_which_there_is_no_record_is_looked_for_and_told_as_gone(world):
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    [report] = world.table.reports()
+    assert (report.phase, report.why) == (LeasePhase.GONE, "box1 has no record of it")
+    assert world.ended == [LEASE]
+    world.table.obey([])
+    assert world.table.reports() == ()
+
+
+def test_a_reboot_ends_leases_without_touching_a_process(world):
+    world.begin()
+    world.renew("boot-2")
+    world.table.look()
+    [report] = world.table.reports()
+    assert (report.phase, report.why) == (LeasePhase.GONE, "box1 was started again")
+    assert world.ended == []
+
+
+def test_a_keeper_that_is_gone_without_a_word_has_its_rest_ended_and_is_told(world):
+    world.begin()
+    world.lose()
+    world.left = 2
+    world.table.look()
+    assert world.phases == {LEASE: LeasePhase.RUNNING}, "something is left"
+    world.left = 0
+    world.table.look()
+    [report] = world.table.reports()
+    assert (report.phase, report.why) == (LeasePhase.GONE, "the process that kept its agent was killed")
+
+
+def test_a_keeper_that_could_not_start_ends_its_lease(world):
+    world.table.obey([ORDER])
+    world.table.obey([replace(ORDER, may_start=True)])
+    world.keepers[0].code = 1
+    world.table.look()
+    [report] = world.table.reports()
+    assert report.phase is LeasePhase.GONE
+    assert report.why.startswith("its keeper could not be started: exit code 1; see ")
+
+
+def test_a_keeper_that_comes_second_leaves_the_lease_to_the_first(world):
+    world.table.obey([ORDER])
+    world.table.obey([replace(ORDER, may_start=True)])
+    world.keepers[0].code = EXIT_KEPT
+    world.table.look()
+    assert world.phases == {LEASE: LeasePhase.RECORDED}
+    me = ProcessId.of(os.getpid())
+    world.files().write_keeper(KeptProcess(pid=me.pid, started=me.started))
+    assert world.phases == {LEASE: LeasePhase.RUNNING}
+
+
+def test_a_keeper_that_never_says_so_is_ended(world, monkeypatch):
+    world.table.obey([ORDER])
+    world.table.obey([replace(ORDER, may_start=True)])
+    now = module.time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + START_LIMIT_S + 1)
+    world.table.look()
+    assert world.keepers[0].was_killed
+
+
+def test_a_boot_that_can_not_be_had_is_tried_again_and_said(world):
+    def away(digest):
+        raise OSError("boot bbb could not be fetched: 503")
+
+    known, world.source = world.source, away
+    world.table.obey([ORDER])
+    world.table.obey([replace(ORDER, may_start=True)])
+    [report] = world.table.reports()
+    assert (report.phase, report.why) == (LeasePhase.RECORDED, "boot bbb could not be fetched: 503")
+    world.source = known
+    world.table.obey([replace(ORDER, may_start=True)])
+    [report] = world.table.reports()
+    assert (report.phase, report.why) == (LeasePhase.RUNNING, "")
+
+
+def test_a_record_that_can_not_be_written_costs_the_other_leases_nothing(world, monkeypatch):
+    real = LeaseFiles.make
+
+    def full(files, order, boot_id):
+        if order.lease == LEASE:
+            raise OSError(28, "No space left on device")
+        return real(files, order, boot_id)
+
+    monkeypatch.setattr(LeaseFiles, "make", full)
+    world.table.obey([ORDER, replace(ORDER, lease=OTHER)])
+    assert world.phases == {OTHER: LeasePhase.RECORDED}
+
+
+def test_a_notice_is_sent_once_in_the_life_of_a_lease(world, monkeypatch):
+    sent = []
+    monkeypatch.setattr(module.signal, "pidfd_send_signal", lambda descriptor, number: sent.append(number))
+    noticed = replace(ORDER, wish=Wish.NOTICE, may_start=True)
+    world.table.obey([noticed])
+    assert sent == [], "nothing runs yet"
+    world.begin()
+    world.table.obey([noticed])
+    world.renew()
+    world.table.obey([noticed])
+    assert sent == [module.signal.SIGTERM]
+
+
+def test_a_process_that_has_the_number_of_an_agent_and_is_another_gets_no_notice(world, monkeypatch):
+    sent = []
+    monkeypatch.setattr(module.signal, "pidfd_send_signal", lambda descriptor, number: sent.append(number))
+    world.begin()
+    world.lose()
+    world.table.obey([replace(ORDER, wish=Wish.NOTICE, may_start=True)])
+    assert sent == []
