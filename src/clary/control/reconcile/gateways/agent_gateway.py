@@ -34,10 +34,10 @@ from clary.contract.launch_plan import LaunchPlan
 from clary.contract.stack_dumps import HostDump
 from clary.control.jobs import events, host_metrics
 from clary.control.jobs.job_names import host_of_stream
-from clary.control.jobs.log_steps import step_of
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.reconcile.desks.dump_desk import DumpDesk
 from clary.control.reconcile.desks.profile_desk import ProfileDesk
+from clary.control.reconcile.gateways.log_steps import step_of
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from clary.control.jobs.log_steps import step_of
+from clary.control.reconcile.gateways.log_steps import step_of
 
 
 @pytest.mark.parametrize(
