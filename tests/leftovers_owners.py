@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from clary.contract.cgroup_names import host_cgroup_name
+from clary.contract.limits.cgroup_names import host_cgroup_name
 from clary.control.engines.local import machine_census
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import RECORD_FILE, attempt_folders, is_released

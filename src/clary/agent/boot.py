@@ -230,7 +230,7 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Return the start of a process in ticks since the machine's start; empty if there is none."""
+    """Return the start of a process in ticks since the machine's start; empty if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[19].decode()
@@ -239,7 +239,7 @@ def _start_time(pid: int) -> str:
 
 
 def node_report(service: Service, folder: str) -> dict[str, Any]:
-    """Return what this node has, as `contract.enrolment.NodeReport` in plain form."""
+    """Return the facts of this node, as `contract.enrolment.NodeReport` in plain form."""
     isolation, why = _isolation()
     return {
         "node": socket.gethostname()[:255],

@@ -1,4 +1,4 @@
-"""Reads what this node has of its own, and puts it into the plan that all hosts share.
+"""Reads the facts of this node, and puts them into the plan that all hosts share.
 
 Where: `python -m clary.agent --node FILE` on machines that the service does not run on; `agent.boot` writes the file. A
 plan is made for all hosts together. The way to the service, folders, GPUs, interface and isolation are each node's own.

@@ -104,7 +104,7 @@ def _checked(name: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _nodes(settings: Settings) -> list[Finding]:
-    """Return what there is where hosts are other machines; nothing where they are this machine's."""
+    """Return findings on nodes where hosts are other machines; nothing for engine local."""
     running = find_running(settings)
     if running is None or not running.is_healthy():
         return []

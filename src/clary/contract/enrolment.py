@@ -1,4 +1,4 @@
-"""Messages by which a host on another machine joins: what its boot tells, and what it gets.
+"""Messages by which a host on another machine joins: the report of its boot, and the answers.
 
 Where: `agent.boot` sends an Enrolment as JSON to POST `/clary/v1/allocations/TAG/INDEX` and asks again on 202; the boot
 needs the standard library alone and has no part of this package, so it builds the same JSON by hand (`test_boot`
@@ -39,7 +39,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What a boot finds on its node."""
+    """A boot's findings on its node."""
 
     node: str  # hostname
     addresses: tuple[Address, ...]

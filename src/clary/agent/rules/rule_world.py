@@ -20,10 +20,10 @@ from clary.agent.rules.rule_processes import RULES_FOLDER, RuleWorld
 from clary.agent.small_files import read_start
 from clary.base.errors import AgentError
 from clary.contract.agent_protocol import ProcessExit
-from clary.contract.cgroup_names import rules_cgroup_name
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.contract.job_rules import host_end
 from clary.contract.launch_plan import Isolation, LaunchPlan, Resources
+from clary.contract.limits.cgroup_names import rules_cgroup_name
 from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore
 

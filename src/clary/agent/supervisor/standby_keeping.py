@@ -24,8 +24,8 @@ from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.standby import StandbyHost
 from clary.agent.host.standby_policy import plan_standby
 from clary.base.errors import AgentError
-from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.contract.limits.cgroup_names import host_cgroup_name
 
 PLACES_FOLDER = "places"
 _POOL_ATTEMPT = 1

@@ -49,9 +49,9 @@ from clary.base.clock import SystemClock
 from clary.base.disk_space import disk_errors_named
 from clary.base.errors import AgentError, Fault
 from clary.contract.agent_protocol import Clue, StagedPart, UploadRole
-from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
+from clary.contract.limits.cgroup_names import host_cgroup_name
 from clary.contract.ml_tree import OPT_ML, MlTree
 from clary.contract.object_store import ObjectStore
 from clary.contract.rehearsals import REHEARSAL_VARIABLE

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from clary.agent.host.limits.cgroups import HostCgroup, can_move_into_leaf
 from clary.contract.launch_plan import Resources
-from clary.contract.memory_keepers import MemoryKeeper
+from clary.contract.limits.memory_keepers import MemoryKeeper
 
 _PROBE_BYTES = 64 * 1024 * 1024
 

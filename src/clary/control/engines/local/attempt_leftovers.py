@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clary.base.errors import EngineError
 from clary.base.processes import ProcessId, exec_deadline, read_arguments
-from clary.contract.cgroup_names import host_cgroup_name, rules_cgroup_name
+from clary.contract.limits.cgroup_names import host_cgroup_name, rules_cgroup_name
 from clary.control.engines.local import anchors, attempt_record, cleaning, killing, machine_census
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import AttemptRecord

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from clary.contract.memory_keepers import MemoryKeeper
+from clary.contract.limits.memory_keepers import MemoryKeeper
 
 PROBE_COMMAND = (sys.executable, "-S", "-m", "clary.agent.host.limits.memory_support")
 PROBE_TIMEOUT_S = 20.0

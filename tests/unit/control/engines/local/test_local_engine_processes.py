@@ -14,8 +14,8 @@ import pytest
 
 from clary.base.errors import EngineError
 from clary.base.processes import ProcessId
-from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.launch_plan import Isolation
+from clary.contract.limits.cgroup_names import host_cgroup_name
 from clary.control.engines.local import agent_processes, attempt_processes, attempt_record, cleaning, killing
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.settings import Settings

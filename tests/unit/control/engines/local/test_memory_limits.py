@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from clary.agent.host.limits.memory_support import keeper_of
-from clary.contract.memory_keepers import MemoryKeeper
+from clary.contract.limits.memory_keepers import MemoryKeeper
 from clary.control.engines.local import memory_limits
 from clary.control.engines.local.agent_processes import process_environment
 

@@ -1,8 +1,8 @@
 """The name by which agent and engine find the same cgroup."""
 
 from clary.agent.host.limits.cgroups import CgroupTree, HostCgroup
-from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.launch_plan import Resources
+from clary.contract.limits.cgroup_names import host_cgroup_name
 
 
 def test_services_with_different_folders_give_the_same_host_different_cgroups():

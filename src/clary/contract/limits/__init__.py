@@ -1,0 +1,1 @@
+"""Limits of hosts: names of their cgroups, and the keepers of their memory limits."""
