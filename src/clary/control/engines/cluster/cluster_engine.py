@@ -130,7 +130,7 @@ class ClusterEngine:
             is_gone = member is None or not member.is_alive
             # What the scheduler says may be older than a boot that has just come.
             if is_gone and self.enrolments.age_s(order.tag, index) > SETTLED_S:
-                self.enrolments.release(order.tag, index)
+                await self.enrolments.release(order.tag, index)
         await self.scheduler.ask(order)
 
     def _count_failures(self, order: AllocationOrder, known: Allocation | None) -> None:

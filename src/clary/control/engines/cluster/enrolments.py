@@ -23,6 +23,7 @@ from clary.contract.enrolment import MAX_LIST, Admission, Enrolment, NodeReport,
 MAX_WAIT_S = 25.0
 _CLAIM = re.compile(r"[0-9a-f]{32}")
 _TAG = re.compile(r"pool_[0-9a-f]{12}")
+_GIVEN_UP = "given_up"  # beside the numbers in a record
 
 WhyNotProved = Callable[[str, int, str], str]
 
@@ -42,6 +43,8 @@ class _Gang:
     admissions: dict[int, Admission] = field(default_factory=dict)
     enrolled_at_s: dict[int, float] = field(default_factory=dict)  # monotonic; missing: by an earlier service
     change: asyncio.Event = field(default_factory=asyncio.Event)
+    given_up: set[str] = field(default_factory=set)  # digests of claims whose hosts were lost
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that what is on disk is the newest
 
 
 class Enrolments:
@@ -64,7 +67,8 @@ class Enrolments:
     def expect(self, tag: str, num_hosts: int) -> None:
         """Let boots of an allocation enrol, unless they may already. Raises: EngineError for a damaged record."""
         if tag not in self._gangs:
-            self._gangs[tag] = _Gang(num_hosts, self._read(tag))
+            enrolled, given_up = self._read(tag)
+            self._gangs[tag] = _Gang(num_hosts, enrolled, given_up=given_up)
 
     def age_s(self, tag: str, index: int) -> float:
         """Return the seconds since a number was taken; infinity for one that an earlier service gave."""
@@ -72,14 +76,22 @@ class Enrolments:
         since_s = None if gang is None else gang.enrolled_at_s.get(index)
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
-    def release(self, tag: str, index: int) -> None:
-        """Give a number free whose host is gone; another boot may claim it."""
+    async def release(self, tag: str, index: int) -> None:
+        """Give a number free whose host is gone: another boot may claim it, and the one that had it never again.
+
+        A node that was out of reach may come back, and its boot ask as if nothing had happened. Raises: OSError.
+        """
         gang = self._gangs.get(tag)
-        if gang is not None and (index in gang.enrolled or index in gang.admissions):
-            gang.enrolled.pop(index, None)
+        if gang is None:
+            return
+        async with gang.writing:
+            holder = gang.enrolled.pop(index, None)
             gang.admissions.pop(index, None)
             gang.enrolled_at_s.pop(index, None)
-            self._write(tag, gang)
+            if holder is not None:
+                gang.given_up.add(holder.claim_digest)
+                self._tell(gang)
+                await self._keep(tag, gang, gang.enrolled)
 
     def forget(self, tag: str) -> None:
         """Let nobody of an allocation in any more; boots that wait are told to leave."""
@@ -127,29 +139,41 @@ class Enrolments:
         if why := _why_malformed(asked) or await asyncio.to_thread(self._why_not_proved, tag, index, asked.proof):
             raise _unwanted(why)
         digest = hashlib.sha256(asked.claim.encode()).hexdigest()
-        holder = gang.enrolled.get(index)
-        if holder is not None and holder.claim_digest != digest:
-            raise _unwanted(f"host {index} of {tag} was enrolled by another boot, on {holder.report.node}")
-        if self._gangs.get(tag) is not gang:
-            raise _unwanted(f"{tag} has ended")
-        if holder is None:
-            gang.enrolled[index] = Enrolled(claim_digest=digest, report=asked.report)
-            gang.enrolled_at_s[index] = self._clock.monotonic()
-            try:
-                await asyncio.to_thread(self._write, tag, gang)
-            except OSError as error:
-                gang.enrolled.pop(index, None)
-                raise WireError("ServiceUnavailable", f"not written down: {error.strerror}", http_status=503) from error
-            self._tell(gang)
+        await self._take(tag, gang, index, Enrolled(claim_digest=digest, report=asked.report))
         deadline_s = self._clock.monotonic() + min(MAX_WAIT_S, max(0.0, asked.wait_s))
-        while index not in gang.admissions:
+        while True:
+            # Looked at after each wait: the number may be another boot's by then, and so is its admission.
+            holder = gang.enrolled.get(index)
+            if self._gangs.get(tag) is not gang:
+                raise _unwanted(f"{tag} has ended")
+            if holder is None or holder.claim_digest != digest:
+                raise _unwanted(f"host {index} of {tag} was given up, and is to be another boot's")
+            if index in gang.admissions:
+                return gang.admissions[index]
             left_s = deadline_s - self._clock.monotonic()
             if left_s <= 0:
                 return Standby(bundle=self._bundle_digest)
             await self._wait_for_change(gang, left_s)
-            if self._gangs.get(tag) is not gang or gang.enrolled.get(index) is None:
+
+    async def _take(self, tag: str, gang: _Gang, index: int, own: Enrolled) -> None:
+        """Give a number to a boot unless it has it; it counts once that is on disk."""
+        async with gang.writing:
+            holder = gang.enrolled.get(index)
+            if own.claim_digest in gang.given_up:
+                raise _unwanted(f"this boot's host {index} of {tag} was given up")
+            if holder is not None and holder.claim_digest != own.claim_digest:
+                raise _unwanted(f"host {index} of {tag} was enrolled by another boot, on {holder.report.node}")
+            if self._gangs.get(tag) is not gang:
                 raise _unwanted(f"{tag} has ended")
-        return gang.admissions[index]
+            if holder is not None:
+                return
+            try:
+                await self._keep(tag, gang, {**gang.enrolled, index: own})
+            except OSError as error:
+                raise WireError("ServiceUnavailable", f"not written down: {error.strerror}", http_status=503) from error
+            gang.enrolled[index] = own
+            gang.enrolled_at_s[index] = self._clock.monotonic()
+            self._tell(gang)
 
     async def _wait_for_change(self, gang: _Gang, wait_s: float) -> None:
         try:
@@ -167,20 +191,28 @@ class Enrolments:
             raise EngineError(f"{tag!r} is no tag of an allocation")
         return self._folder / f"{tag}.json"
 
-    def _read(self, tag: str) -> dict[int, Enrolled]:
+    def _read(self, tag: str) -> tuple[dict[int, Enrolled], set[str]]:
         path = self._path(tag)
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            return {int(index): from_plain(Enrolled, plain) for index, plain in document.items()}
+            given_up = {str(digest) for digest in document.pop(_GIVEN_UP, ())}
+            return {int(index): from_plain(Enrolled, plain) for index, plain in document.items()}, given_up
         except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, AttributeError, ContractError) as error:
+            return {}, set()
+        except (OSError, ValueError, AttributeError, TypeError, ContractError) as error:
             raise EngineError(f"{path}: enrolments cannot be read: {error}") from error
 
-    def _write(self, tag: str, gang: _Gang) -> None:
+    async def _keep(self, tag: str, gang: _Gang, enrolled: Mapping[int, Enrolled]) -> None:
+        document: dict[str, object] = {str(index): to_plain(one) for index, one in sorted(enrolled.items())}
+        if gang.given_up:
+            document[_GIVEN_UP] = sorted(gang.given_up)
+        await asyncio.to_thread(self._write, tag, json.dumps(document))
+        if self._gangs.get(tag) is not gang:
+            self._path(tag).unlink(missing_ok=True)  # it was forgotten meanwhile
+
+    def _write(self, tag: str, text: str) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(tag)
-        text = json.dumps({str(index): to_plain(one) for index, one in sorted(gang.enrolled.items())})
         draft = path.with_suffix(f".{os.urandom(4).hex()}.new")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

@@ -125,7 +125,7 @@ async def test_the_number_of_a_lost_host_is_free_for_another_boot(enrolments):
     await enrolments.enrol(TAG, 0, asked())
     await enrolments.enrol(TAG, 1, asked("b" * 32, node="n2"))
     enrolments.admit(TAG, {0: admission(0), 1: admission(1)})
-    enrolments.release(TAG, 1)
+    await enrolments.release(TAG, 1)
     assert not await enrolments.wait(TAG, 0)
     assert isinstance(await enrolments.enrol(TAG, 1, asked("c" * 32, node="n3")), Standby)
     assert enrolments.reports(TAG)[1].node == "n3"
@@ -159,3 +159,45 @@ async def test_what_is_written_down_can_be_read_by_people(enrolments, tmp_path):
     await enrolments.enrol(TAG, 0, asked())
     (path,) = (tmp_path / "allocations").iterdir()
     assert json.loads(path.read_text())["0"]["report"]["node"] == "n1"
+
+
+async def test_a_boot_whose_host_was_given_up_never_gets_in_again(enrolments, opened):
+    await enrolments.enrol(TAG, 1, asked("b" * 32, node="n2"))
+    await enrolments.release(TAG, 1)
+    assert "given up" in await refusal(enrolments, 1, asked("b" * 32, node="n2"))
+    after_restart = opened()
+    after_restart.expect(TAG, 2)
+    assert "given up" in await refusal(after_restart, 1, asked("b" * 32, node="n2"))
+    assert isinstance(await after_restart.enrol(TAG, 1, asked("c" * 32, node="n3")), Standby)
+
+
+async def test_a_boot_that_waits_while_its_number_goes_to_another_gets_no_tokens(enrolments):
+    waiting = asyncio.ensure_future(enrolments.enrol(TAG, 1, asked("b" * 32, wait_s=20, node="n2")))
+    await asyncio.sleep(0.05)
+    gone = asyncio.ensure_future(enrolments.release(TAG, 1))
+    other = asyncio.ensure_future(enrolments.enrol(TAG, 1, asked("c" * 32, wait_s=20, node="n3")))
+    await gone
+    enrolments.admit(TAG, {0: admission(0), 1: admission(1)})
+    assert (await other).agent_token == "agent-token"
+    with pytest.raises(WireError, match="given up"):
+        await waiting
+
+
+async def test_numbers_that_are_taken_at_once_are_all_on_disk(opened):
+    enrolments = opened()
+    enrolments.expect(TAG, 16)
+    numbers = range(16)
+    await asyncio.gather(*(enrolments.enrol(TAG, n, asked(f"{n:032x}", node=f"n{n}")) for n in numbers))
+    after_restart = opened()
+    after_restart.expect(TAG, 16)
+    assert {index: one.node for index, one in after_restart.reports(TAG).items()} == {n: f"n{n}" for n in numbers}
+
+
+async def test_a_record_that_is_forgotten_while_it_is_written_does_not_stay(enrolments, tmp_path):
+    asking = asyncio.ensure_future(enrolments.enrol(TAG, 0, asked()))
+    while not (tmp_path / "allocations").exists():
+        await asyncio.sleep(0)
+    enrolments.forget(TAG)
+    with pytest.raises(WireError, match="has ended"):
+        await asking
+    assert list((tmp_path / "allocations").iterdir()) == []
