@@ -132,7 +132,7 @@ def _own_pages(stack: AsyncExitStack, base: Foundations, core: Core, backups: Ba
         training=core.training,
         market=core.market,
         backups=backups,
-        machine=MachinePage(core.engine.machine(), core.admission, core.hub, base.folder.root),
+        machine=_machine_page(base, core),
         metrics=MetricsPage(core.hub, core.samples, clock),
         checkpoints=checkpoints,
         downloads=DownloadsPage(client, credentials=secrets.credentials, region=settings.region, clock=clock),
@@ -157,6 +157,13 @@ def _own_pages(stack: AsyncExitStack, base: Foundations, core: Core, backups: Ba
         engine=settings.engine,
     )
     return ClaryHandler(parts, authorizer, guesses)
+
+
+def _machine_page(base: Foundations, core: Core) -> MachinePage | None:
+    """Return the page of this machine; None where hosts are other machines, of which it says nothing."""
+    if core.cluster is not None:
+        return None
+    return MachinePage(core.engine.machine(), core.admission, core.hub, base.folder.root)
 
 
 def _own_names(settings: Settings) -> list[str]:

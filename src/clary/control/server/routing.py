@@ -92,7 +92,7 @@ class Parts:
     training: TrainingGateway
     market: SpotMarket
     backups: BackupKeeper
-    machine: MachinePage
+    machine: MachinePage | None  # None where hosts are other machines
     metrics: MetricsPage
     checkpoints: CheckpointPages
     downloads: DownloadsPage

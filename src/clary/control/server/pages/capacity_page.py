@@ -19,12 +19,12 @@ from clary.control.engines.cluster.scheduler import NodeKind
 from clary.control.server.pages.machine_page import MachinePage
 
 
-async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage) -> dict[str, Any]:
+async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage | None) -> dict[str, Any]:
     """Return the page.
 
     Args:
         cluster: engine of other machines; None where hosts are this machine's own.
-        machine: measures this machine.
+        machine: measures this machine; None where nobody does.
     Raises: EngineError if the cluster does not tell its nodes.
     """
     if cluster is not None:
@@ -32,7 +32,7 @@ async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage) -> 
         cluster.kinds = kinds
         name, url = cluster.scheduler.name, cluster.service_url
         return {"engine": name, "waits_by_itself": True, "url": url, "kinds": [to_plain(kind) for kind in kinds]}
-    facts = machine.facts()
+    facts = None if machine is None else machine.facts()
     if not facts:  # nobody measures it
         return {"engine": "local", "waits_by_itself": False, "url": "", "kinds": []}
     most = facts["max_hosts"]
