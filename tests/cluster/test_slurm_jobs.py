@@ -129,6 +129,7 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(cluster, aws):
         assert wait(aws, name)["TrainingJobStatus"] == "Stopped"
 
 
+@pytest.mark.long
 def test_a_service_that_is_killed_finds_its_hosts_again_and_no_line_is_lost(cluster, aws):
     name = unique("survives")
     command = "for i in $(seq 40); do echo line $i of $(hostname); sleep 0.25; done"
@@ -145,6 +146,7 @@ def test_a_service_that_is_killed_finds_its_hosts_again_and_no_line_is_lost(clus
         assert said == [f"line {number} of {host}" for number in range(1, 41)]
 
 
+@pytest.mark.long
 def test_a_job_that_is_preempted_hears_it_once_and_goes_on_from_its_checkpoint(cluster, aws):
     name = unique("spot")
     limits = {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 900}
@@ -170,6 +172,7 @@ def test_a_job_that_is_preempted_hears_it_once_and_goes_on_from_its_checkpoint(c
     assert facts["RetryStrategy"] == {"MaximumRetryAttempts": 2}
 
 
+@pytest.mark.long
 def test_a_node_that_loses_power_is_replaced_and_the_job_goes_on(cluster, aws):
     name = unique("power")
     aws.sagemaker.create_training_job(**counting(aws, name, 2, steps=80))
@@ -202,6 +205,7 @@ def test_an_administrator_who_cancels_is_named(cluster, aws):
     wait(aws, name)
 
 
+@pytest.mark.long
 def test_a_controller_that_is_away_costs_no_job(cluster, aws):
     name = unique("controller")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 8; echo done", ResourceConfig=hosts(2)))
