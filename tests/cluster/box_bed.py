@@ -156,8 +156,10 @@ class BoxBed:
         number = self.boxes.index(box) + 1
         head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]
         self.run(HEAD, "ip", "link", "del", f"p{number}", check=False)  # the kernel takes its time with a dead box's
-        link = ["ip", "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0"]
-        subprocess.run([*head, *link, "netns", str(self._first[box])], check=True, timeout=COMMAND_LIMIT_S)
+        # The same address of the interface after a reboot, as machines have it: others remember it.
+        peer = ["peer", "name", "eth0", "address", f"02:00:00:00:00:{number:02x}", "netns", str(self._first[box])]
+        link = ["ip", "link", "add", f"p{number}", "type", "veth", *peer]
+        subprocess.run([*head, *link], check=True, timeout=COMMAND_LIMIT_S)
         self.run(HEAD, "ip", "link", "set", f"p{number}", "master", "br0", "up")
         self.run(box, "ip", "addr", "add", f"10.99.0.{number}/24", "dev", "eth0")
         self.run(box, "ip", "link", "set", "eth0", "up")
@@ -183,7 +185,7 @@ class BoxBed:
         """Return pid -> command line of the processes of a machine, as it numbers them, without those of the bed."""
         lines = self.run(machine, "ps", "-eo", "pid=,stat=,args=").stdout.splitlines()
         found = {int(pid): args for pid, stat, args in (line.split(None, 2) for line in lines) if stat[0] != "Z"}
-        own = ("sleep 1000", "ps -eo", "sshd: ", "/usr/sbin/sshd", "bash -c")
+        own = ("sleep 1000", "ps -eo", "sshd: ", "/usr/sbin/sshd", "/first.sh ")
         return {pid: args for pid, args in found.items() if not any(text in args for text in own)}
 
     def home_of(self, machine, user):
@@ -210,6 +212,7 @@ class BoxBed:
             subprocess.run(command, check=True, timeout=COMMAND_LIMIT_S)
         public = (self.folder / "keys/host.pub").read_text()
         (self.folder / "keys/known").write_text("".join(f"{box} {public}" for box in self.boxes))
+        (self.folder / "first.sh").write_text(_FIRST)
         (self.folder / "etc/sshd").write_text(_SSHD.replace("@FOLDER@", str(self.folder)))
         for machine in (HEAD, *self.boxes):
             for name, (uid, _) in USERS.items():
@@ -224,9 +227,9 @@ class BoxBed:
         ready = self.folder / "up" / machine
         ready.unlink(missing_ok=True)
         (self.folder / "boot-id" / machine).write_text(f"{uuid.uuid4()}\n")
-        flags = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
-        outer = subprocess.Popen(
-            ["unshare", *flags, "--propagation=private", "bash", "-c", _FIRST, "bash", machine, str(self.folder)],
+        flags = ("-numpf", "--kill-child=KILL", "--mount-proc", "--propagation=private")
+        outer = subprocess.Popen(  # its command line begins with the bed's folder, by which tests know it
+            ["unshare", *flags, "bash", str(self.folder / "first.sh"), machine, str(self.folder)],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # unshare complains when its child is killed
             env={"PATH": PATH},

@@ -37,11 +37,12 @@ class BoxJobs(RunningService):
 
 
 @pytest.fixture(scope="module")
-def boxes():
+def boxes(leftover_owners):
     """A service without boxes, for a module."""
     require("sshd")
     folder = Path(tempfile.mkdtemp(prefix=f"clary-boxes-{os.getpid()}-", dir="/var/tmp"))
     folder.chmod(0o755)
+    leftover_owners.excuse(folder.name, "machines live as long as the bed, also those that a test starts again")
     bed = BoxBed(folder)
     try:
         bed.start()
@@ -58,3 +59,4 @@ def boxes():
     finally:
         bed.stop()
         remove_bed(folder)
+        leftover_owners.withdraw(folder.name)

@@ -17,11 +17,12 @@ _NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def bed():
+def bed(leftover_owners):
     """A head and two boxes, as a module's tests share them."""
     require("sshd")
     folder = Path(tempfile.mkdtemp(prefix=f"clary-boxes-{os.getpid()}-", dir="/var/tmp"))
     folder.chmod(0o755)
+    leftover_owners.excuse(folder.name, "machines live as long as the bed, also those that a test starts again")
     made = BoxBed(folder)
     try:
         made.start()
@@ -29,6 +30,7 @@ def bed():
     finally:
         made.stop()
         remove_bed(folder)
+        leftover_owners.withdraw(folder.name)
 
 
 @pytest.fixture

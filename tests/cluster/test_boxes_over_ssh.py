@@ -191,7 +191,7 @@ def test_shells_that_greet_and_old_pythons_are_told_apart_from_answers(bed, serv
     home = bed.home_of("box1", "ml")
     (home / "old-python").write_text(
         "#!/bin/sh\nexec /usr/bin/python3 -c 'import sys; sys.version_info=(3,9); "
-        'sys.version="3.9.2 (old)"; exec(sys.argv[1])\' "$3" "$4"\n'
+        'sys.version="3.9.2 (old)"; exec(sys.argv[1])\' "$4" "$5"\n'
     )
     (home / "old-python").chmod(0o755)
     place = bed.folder / "home/ml/old-python"
