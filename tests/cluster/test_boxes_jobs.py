@@ -63,6 +63,7 @@ def test_from_nothing_to_a_job_of_two_boxes(boxes):
     until(lambda: not running(boxes), "hosts end with their job", limit_s=60.0)
 
 
+@pytest.mark.long
 def test_a_job_that_waits_says_for_which_boxes(boxes, aws):
     first, second = unique("holder"), unique("waits")
     aws.sagemaker.create_training_job(**job_request(first, "sleep 300", ResourceConfig=hosts(2)))
@@ -78,6 +79,7 @@ def test_a_job_that_waits_says_for_which_boxes(boxes, aws):
     assert wait(aws, second)["TrainingJobStatus"] == "Completed"
 
 
+@pytest.mark.long
 def test_a_service_and_a_daemon_that_are_killed_cost_no_line(boxes, aws):
     name = unique("survives")
     command = "for i in $(seq 40); do echo line $i of $(hostname); sleep 0.25; done"
@@ -97,6 +99,7 @@ def test_a_service_and_a_daemon_that_are_killed_cost_no_line(boxes, aws):
         assert said == [f"line {number} of {host}" for number in range(1, 41)]
 
 
+@pytest.mark.long
 def test_a_drained_box_interrupts_its_job_which_hears_it_once(boxes, aws):
     name = unique("drained")
     command = "trap 'echo heard SIGTERM on $(hostname); exit 143' TERM; for i in $(seq 600); do sleep 0.1; done"
@@ -116,6 +119,7 @@ def test_a_drained_box_interrupts_its_job_which_hears_it_once(boxes, aws):
         wait(aws, name)
 
 
+@pytest.mark.long
 def test_a_box_that_loses_power_costs_a_try_and_the_job_goes_on_elsewhere(boxes, aws):
     name = unique("power")
     command = "for i in $(seq 60); do sleep 0.25; done; echo done"

@@ -9,7 +9,11 @@ import pytest
 from box_bed import HEAD_ADDRESS, PORT, until
 
 pytest_plugins = ["box_world"]
-pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of machines: needs root")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of machines: needs root"),
+    pytest.mark.long,
+]
 
 TAG = "pool_0123456789ab"
 # The command line of another version: its daemon has one file more.

@@ -9,7 +9,11 @@ import pytest
 from box_bed import until
 
 pytest_plugins = ["box_world"]
-pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of machines: needs root")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of machines: needs root"),
+    pytest.mark.long,
+]
 
 TAG, OTHER = "pool_0123456789ab", "pool_00000000000c"
 
