@@ -78,6 +78,11 @@ class Admission:
         self._capacity = capacity_of(machine, settings)
 
     @property
+    def decides_order(self) -> bool:
+        """Whether this service decides which waiting job comes first, and so can estimate when."""
+        return True
+
+    @property
     def capacity(self) -> Capacity:
         """The capacity of the machine for all jobs together."""
         return self._capacity

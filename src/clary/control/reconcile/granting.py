@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Protocol
 
-from clary.base.errors import ClaryError, EngineError
+from clary.base.errors import ClaryError, EngineError, WireError
 from clary.control.engines.cluster.queue import Queue
 from clary.control.engines.cluster.scheduler import AllocationOrder, HostWish
 from clary.control.jobs import events
@@ -28,6 +29,27 @@ MOST_AT_ONCE = 50  # waiting jobs that are looked at in one pass; the next pass 
 MARGIN_S = 600  # of an allocation beyond a job's own limits: boots, environments, channels
 
 log = logging.getLogger(__name__)
+
+
+class Doors(Protocol):
+    """The part of an engine's enrolments that `expect_boots` needs."""
+
+    def expect(self, tag: str, num_hosts: int) -> None:
+        """Let boots of an allocation enrol; raises EngineError for a damaged record."""
+
+
+def expect_boots(hub: JobHub, doors: Doors) -> None:
+    """Let the boots of all jobs' pools enrol, before anybody can ask: one that is told that nobody waits leaves.
+
+    Where: `core` calls it when the jobs of an earlier service were loaded. Its boots ask again and again meanwhile.
+    """
+    for job in (*hub.active_jobs(), *hub.waiting_jobs().values()):
+        if not job.pool:
+            continue
+        try:
+            doors.expect(job.pool, JobRequest(job.request).num_hosts)
+        except EngineError as error:
+            log.warning("job %s: nobody of %s is let in: %s", job.name, job.pool, error.message)  # its launch says so
 
 
 class Granter:
@@ -83,7 +105,11 @@ class Granter:
         if self._pools.is_coming(job):
             return
         holder = self._pools.find(job)
-        mapping = self._admission.mapping(JobRequest(job.request))
+        try:
+            mapping = self._admission.mapping(JobRequest(job.request))
+        except WireError as error:  # nodes that were there when it was created may come back
+            await self._tell(job, error.message)
+            return
         pool = self._pools.pool_for(job, holder)
         if holder is None and not job.pool:
             job = await self._hub.apply(job.name, events.AllocationAsked(pool=pool))

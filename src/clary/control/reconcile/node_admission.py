@@ -55,6 +55,11 @@ class NodeAdmission(Admission):
         self._engine_name = engine_name
 
     @property
+    def decides_order(self) -> bool:
+        """Whether this service decides which waiting job comes first: the engine does."""
+        return False
+
+    @property
     def capacity(self) -> Capacity:
         """The capacity of all nodes together."""
         kinds = self._kinds()

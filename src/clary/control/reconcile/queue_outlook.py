@@ -24,6 +24,8 @@ from clary.control.scheduling.queue_estimates import (
     lasting,
 )
 
+ENGINE_DECIDES = "the engine that lends hosts decides when"
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePlace:
@@ -47,6 +49,9 @@ class QueueOutlook:
     def places(self) -> Mapping[str, QueuePlace]:
         """Return where every job stands that waits, by name."""
         waiting = list(self._hub.waiting_jobs().values())
+        if not self._admission.decides_order:
+            told = {job.name: self._admission.pending_reason(job) or ENGINE_DECIDES for job in waiting}
+            return {name: _place(None, len(waiting), _held_back(why)) for name, why in told.items()}
         held_back = {job.name: why for job in waiting if (why := self._admission.why_held_back(job))}
         queue = [job for job in waiting if job.name not in held_back]
         estimates = estimate_starts(

@@ -4,6 +4,7 @@ import pytest
 
 from clary.base.errors import EngineError, WireError
 from clary.contract.statuses import TrainingJobStatus
+from clary.control.reconcile.granting import expect_boots
 from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_queue_engine import FakeQueueEngine
@@ -146,3 +147,44 @@ async def test_an_allocation_that_no_job_claims_is_taken_back_at_the_start(tmp_p
         engine.asked["pool_00000000dead"] = engine.asked[tag]
         await UnownedHosts(plane.hub, engine, plane.store).take_back()
         assert list(engine.asked) == [tag]
+
+
+async def test_boots_of_every_job_that_was_loaded_are_expected_before_a_pass(plane, engine):
+    for name, number in (("waits", 2), ("runs", 3)):
+        await plane.create(name, num_hosts=number)
+    await plane.passes()
+    granted = (await plane.job("runs")).pool
+    engine.granted.add(granted)
+    await plane.passes(2)
+    await plane.create("new", num_hosts=1)  # has no pool yet
+    expected = {}
+
+    class Doors:
+        def expect(self, tag, num_hosts):
+            expected[tag] = num_hosts
+            raise EngineError(f"{tag}.json: enrolments cannot be read")  # keeps nobody else out
+
+    expect_boots(plane.hub, Doors())
+    assert expected == {(await plane.job("waits")).pool: 2, granted: 3}
+
+
+async def test_a_job_whose_nodes_have_gone_waits_for_them(plane, engine):
+    await plane.create(num_hosts=2)
+    gone = engine.kinds.pop()
+    await plane.passes()
+    described = await plane.describe("job")
+    assert described["TrainingJobStatus"] == "InProgress"
+    assert "2 nodes are needed for ml.m5.large; there are 0" in messages(described)[-1]
+    engine.kinds.append(gone)
+    await plane.passes()
+    assert len(engine.asked) == 1
+
+
+async def test_the_outlook_of_a_job_is_the_engines_words_and_no_estimate(plane, engine):
+    await plane.create()
+    await plane.passes()
+    place = plane.services.queue.place(await plane.job("job"))
+    assert (place.place, place.start_in_s, place.num_waiting) == (None, None, 1)
+    assert place.estimate == engine.words
+    engine.kinds.clear()
+    assert plane.services.queue.place(await plane.job("job")).estimate == engine.words
