@@ -1,6 +1,7 @@
 """A real service whose hosts come from a real Slurm; modules say `pytest_plugins = ["slurm_service"]`.
 
-The service runs on the cluster's head, and this process joins the head's network for as long as the module runs.
+The service runs on the cluster's head, and this process joins the head's network for as long as the module runs. A
+module may have `CLUSTER_BED`, arguments of the bed, and `SERVICE_VARIABLES`, a function of the service's home.
 """
 
 import os
@@ -36,11 +37,12 @@ class SlurmService:
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(request, leftover_owners):
     """A cluster with a service on its head, for a module."""
     folder = Path(tempfile.mkdtemp(prefix="clary-slurm-service-"))
     folder.chmod(0o755)
-    bed = SlurmBed(folder)
+    leftover_owners.excuse(str(folder), "daemons of a module's cluster: tests end some and start them again")
+    bed = SlurmBed(folder, **getattr(request.module, "CLUSTER_BED", {}))
     try:
         bed.start()
         with network_of(bed.first_process(HEAD)):
@@ -56,11 +58,13 @@ def cluster():
                 )
             )
             path = f"{bed.environment['PATH']}:{os.environ['PATH']}"
-            service = start_service(folder / "home", settings, CLARY_TLS_PORT=str(TLS_PORT), PATH=path)
+            variables = getattr(request.module, "SERVICE_VARIABLES", lambda home: {})(folder / "home")
+            service = start_service(folder / "home", settings, CLARY_TLS_PORT=str(TLS_PORT), PATH=path, **variables)
             try:
                 yield SlurmService(bed, service)
             finally:
                 service.clary("down", check=False)
     finally:
         bed.stop()
+        leftover_owners.withdraw(str(folder))
         shutil.rmtree(folder, ignore_errors=True)

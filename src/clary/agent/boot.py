@@ -107,7 +107,17 @@ class Service:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
 
     def address(self) -> str:
-        """Return the address of this machine that reaches the service."""
+        """Return the address of this machine that reaches the service, which may be away awhile. Raises: Failed."""
+        patience = Patience(self)
+        while True:
+            try:
+                return self._address_now()
+            except ssl.SSLCertVerificationError:
+                raise
+            except OSError as error:
+                patience.wait(str(error))
+
+    def _address_now(self) -> str:
         with socket.create_connection((self.host, self.port), timeout=REQUEST_TIMEOUT_S) as connection:
             return str(connection.getsockname()[0])
 
@@ -119,7 +129,7 @@ class Service:
             path: below the service's URL.
             body: JSON, or None.
             most_bytes: of the answer.
-        Raises: OSError without an answer; Failed for a longer one.
+        Raises: OSError without an answer, or with half of one; Failed for a longer one.
         """
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=REQUEST_TIMEOUT_S, context=self.context)
         try:
@@ -129,8 +139,29 @@ class Service:
             if len(data) > most_bytes:
                 raise Failed(f"the answer to {method} {path} is larger than {most_bytes} bytes")
             return answer.status, data
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error  # the service ended meanwhile
         finally:
             connection.close()
+
+
+class Patience:
+    """Waits for a service that is away, ever longer; `Failed` after SILENCE_LIMIT_S."""
+
+    def __init__(self, service: Service) -> None:
+        self._name = f"{service.host}:{service.port}"
+        self.heard()
+
+    def heard(self) -> None:
+        """Begin anew: the service has answered."""
+        self._heard_s, self._pause_s = time.monotonic(), 0.2
+
+    def wait(self, why: str) -> None:
+        """Wait before the next question. Raises: Failed."""
+        if time.monotonic() - self._heard_s > SILENCE_LIMIT_S:
+            raise Failed(f"no answer from {self._name} for {SILENCE_LIMIT_S:g} s: {why[:200]}")
+        time.sleep(self._pause_s)
+        self._pause_s = min(5.0, 2 * self._pause_s)
 
 
 def enrol(service: Service, options: argparse.Namespace, report: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -145,7 +176,7 @@ def enrol(service: Service, options: argparse.Namespace, report: dict[str, Any],
     """
     path = f"/clary/v1/allocations/{options.tag}/{options.index}"
     question = {"claim": secrets.token_hex(16), "report": report, "wait_s": 0.0}
-    heard_s, pause_s = time.monotonic(), 0.2
+    patience = Patience(service)
     while True:
         body = json.dumps({**question, "proof": _proof(options)}).encode()
         try:
@@ -156,16 +187,13 @@ def enrol(service: Service, options: argparse.Namespace, report: dict[str, Any],
             answer: dict[str, Any] = json.loads(data)
             return answer
         if status == 202:
-            heard_s, pause_s = time.monotonic(), 0.2
+            patience.heard()
             _bundle(service, json.loads(data)["bundle"], folder)
             question["wait_s"] = WAIT_S
             continue
         if status == 410:
             raise Unwanted(data.decode("utf-8", "replace")[:300])
-        if time.monotonic() - heard_s > SILENCE_LIMIT_S:
-            raise Failed(f"no answer from {service.host}:{service.port} for {SILENCE_LIMIT_S:g} s: {data[:200]!r}")
-        time.sleep(pause_s)
-        pause_s = min(5.0, 2 * pause_s)
+        patience.wait(repr(data[:200]))
 
 
 def _proof(options: argparse.Namespace) -> str:
@@ -355,7 +383,7 @@ def _free_port() -> int:
 
 
 def _bundle(service: Service, digest: str, folder: str) -> str:
-    """Return the folder of the agent's code, fetched unless this node has it."""
+    """Return the folder of the agent's code, fetched unless this node has it. Raises: Failed."""
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise Failed(f"the service names no digest of a bundle: {digest[:80]!r}")
     place = os.path.join(os.path.dirname(os.path.dirname(folder)), "agent")
@@ -363,7 +391,15 @@ def _bundle(service: Service, digest: str, folder: str) -> str:
     if os.path.isdir(target):
         return target
     os.makedirs(place, mode=0o700, exist_ok=True)
-    status, data = service.ask("GET", "/clary/v1/agent/" + digest, None, MAX_BUNDLE_BYTES)
+    patience = Patience(service)
+    while True:
+        try:
+            status, data = service.ask("GET", "/clary/v1/agent/" + digest, None, MAX_BUNDLE_BYTES)
+        except OSError as error:
+            status, data = 503, str(error).encode()
+        if status < 500:
+            break
+        patience.wait(repr(data[:200]))
     if status != 200 or hashlib.sha256(data).hexdigest() != digest:
         raise Failed(f"the bundle {digest} did not come: status {status}, {len(data)} bytes")
     draft = f"{target}.{os.getpid()}"

@@ -68,12 +68,15 @@ KillWait={KILL_WAIT_S}
 MpiDefault=none
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
-NodeName=node-[1-2] NodeAddr=10.88.0.[1-2] CPUs=8 RealMemory=8000 Gres=gpu:2 Feature=a10,ib State=UNKNOWN
-NodeName=node-3 NodeAddr=10.88.0.3 CPUs=8 RealMemory=8000 Feature=plain State=UNKNOWN
+@NODES@
 PartitionName=train Nodes=node-[1-3] Default=YES MaxTime=2-00:00:00 State=UP PriorityTier=1 PreemptMode=OFF
 PartitionName=spot Nodes=node-[1-3] MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S}
 PartitionName=prod Nodes=node-[1-3] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
+_TWO_KINDS = """\
+NodeName=node-[1-2] NodeAddr=10.88.0.[1-2] CPUs=8 RealMemory=8000 Gres=gpu:2 Feature=a10,ib State=UNKNOWN
+NodeName=node-3 NodeAddr=10.88.0.3 CPUs=8 RealMemory=8000 Feature=plain State=UNKNOWN"""
+_ONE_KIND = "NodeName=node-[1-3] NodeAddr=10.88.0.[1-3] CPUs=8 RealMemory=8000 Feature=plain State=UNKNOWN"
 _GRES_CONF = "NodeName=node-[1-2] Name=gpu File=@FOLDER@/dev/nvidia[0-1]\n"
 _HOSTS = f"127.0.0.1 localhost\n{HEAD_ADDRESS} {HEAD}\n" + "".join(
     f"10.88.0.{i + 1} {n}\n" for i, n in enumerate(NODES)
@@ -100,13 +103,14 @@ class SlurmBed:
     Args:
         folder: new, empty folder that every user can reach.
         options: text appended to slurm.conf.
+        are_alike: whether no node has GPUs, so that each can stand for every other.
     """
 
-    def __init__(self, folder: Path, *, options: str = "") -> None:
+    def __init__(self, folder: Path, *, options: str = "", are_alike: bool = False) -> None:
         self.folder = folder
         self.nodes = NODES
         self.scratch = folder / "scratch"
-        self._options = options
+        self._slurm_conf = _SLURM_CONF.replace("@NODES@", _ONE_KIND if are_alike else _TWO_KINDS) + options
         self._conf = str(folder / "etc/slurm.conf")
         self._outer: dict[str, subprocess.Popen[bytes]] = {}  # machine -> `unshare`, which leaves with its child
         self._first: dict[str, int] = {}  # machine -> pid of its first process, as this machine numbers it
@@ -248,6 +252,24 @@ class SlurmBed:
         if until_idle:
             self.wait_for_states({node: "idle"})
 
+    def freeze(self, node: str) -> None:
+        """Stop every process of a node where it stands, but for the first: it hears and says nothing any more."""
+        self.run("bash", "-c", "kill -STOP -1", machine=node)
+
+    def wake(self, node: str, *, slurm: bool) -> None:
+        """Let frozen processes of a node go on.
+
+        Args:
+            node: that is frozen.
+            slurm: whether Slurm's daemons shall, or all others.
+        """
+        for line in self.run("ps", "-eo", "pid=,args=", machine=node).splitlines():
+            pid, _, command = line.strip().partition(" ")
+            if pid != "1" and ("slurm" in command.partition(" ")[0]) == slurm:
+                self.run("kill", "-CONT", pid, machine=node, check=False)  # it may have ended
+        if slurm:
+            self._daemons[f"slurmd-{node}"].send_signal(signal.SIGCONT)  # nsenter stops with its child
+
     def processes(self, node: str) -> list[str]:
         """Return the command lines of all processes of a node but for its first one and slurmd."""
         lines = self.run("ps", "-eo", "pid=,args=", machine=node).splitlines()
@@ -270,7 +292,7 @@ class SlurmBed:
         for name in ("etc", "state", "spool", "run", "log", "munge", "dev", "scratch", "bin"):
             (self.folder / name).mkdir()
         for name, text in (
-            ("etc/slurm.conf", _SLURM_CONF + self._options),
+            ("etc/slurm.conf", self._slurm_conf),
             ("etc/gres.conf", _GRES_CONF),
             ("hosts", _HOSTS),
             ("first.sh", _FIRST),

@@ -1,12 +1,15 @@
 """The boot on its node: its report, its folder, its proof, the bundle; nothing of a stranger's is taken."""
 
 import hashlib
+import http.client
 import io
 import os
+import socket
 import stat
 import subprocess
 import sys
 import zipfile
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +21,7 @@ from clary.base.errors import AgentError
 from clary.base.plain import from_plain
 from clary.contract.enrolment import Enrolment, Gpu, NodeReport
 from clary.contract.launch_plan import Isolation
+from clary.control.server.edge.tls import ensure_certificates
 from clary.testing.launch_plans import make_hosts, make_plan
 
 TAG = "pool_0123456789ab"
@@ -31,7 +35,7 @@ def no_allocation(monkeypatch):
 
 
 class FakeService:
-    """Answers one request; `asked` has the paths."""
+    """Answers each request alike; `asked` has the paths."""
 
     host, port = "head", 4571
 
@@ -187,3 +191,67 @@ def test_a_file_that_is_no_report_is_named(tmp_path):
         path.write_text(text)
         with pytest.raises(AgentError, match=r"node\.json"):
             read_node_view(str(path))
+
+
+class FakeAbsentService(FakeService):
+    """Is away for a while, in the ways in which a service that is killed is, and then answers."""
+
+    def __init__(self, status, data, troubles):
+        super().__init__(status, data)
+        self.troubles = list(troubles)
+
+    def ask(self, method, path, body, most_bytes):
+        if self.troubles:
+            trouble = self.troubles.pop(0)
+            if isinstance(trouble, Exception):
+                raise trouble
+            return trouble, b"away"
+        return super().ask(method, path, body, most_bytes)
+
+
+def test_the_bundle_is_waited_for_while_the_service_is_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(boot.time, "sleep", lambda _: None)
+    folder = tmp_path / "hosts" / "h"
+    folder.mkdir(parents=True)
+    data = archive(**{"clary/__init__.py": ""})
+    digest = hashlib.sha256(data).hexdigest()
+    service = FakeAbsentService(200, data, [ConnectionRefusedError("refused"), 503, TimeoutError("silent")])
+    assert Path(boot._bundle(service, digest, str(folder))).name == digest
+    assert len(service.asked) == 1
+
+
+def test_a_service_that_stays_away_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(boot.time, "sleep", lambda _: None)
+    times = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(boot.time, "monotonic", lambda: float(next(times)))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        service = boot.Service(f"https://127.0.0.1:{taken.getsockname()[1]}", authority_of(tmp_path))
+        with pytest.raises(boot.Failed, match=r"no answer from 127\.0\.0\.1:.* for 600 s"):
+            service.address()
+
+
+def test_half_an_answer_is_none(tmp_path, monkeypatch):
+    service = boot.Service("https://127.0.0.1:1", authority_of(tmp_path))
+
+    class FakeConnection:
+        def __init__(self, *_, **__):
+            pass
+
+        def request(self, *_):
+            pass
+
+        def getresponse(self):
+            raise http.client.IncompleteRead(b"half")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(boot.http.client, "HTTPSConnection", FakeConnection)
+    with pytest.raises(OSError, match="IncompleteRead"):
+        service.ask("GET", "/", None, 100)
+
+
+def authority_of(tmp_path):
+    files = ensure_certificates(tmp_path / "tls", region="us-east-1", host="127.0.0.1", now=datetime.now(UTC))
+    return str(files.authority)

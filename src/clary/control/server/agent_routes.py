@@ -18,7 +18,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.gateways.pool_gateway import PoolGateway
 from clary.control.reconcile.gateways.training_gateway import MAX_STATUS_BYTES, TrainingGateway
-from clary.control.server.edge.internal_http import json_answer, query_of, read_json
+from clary.control.server.edge.internal_http import bearer_token, json_answer, query_of, read_json
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 MAX_WAIT_S = 30.0
@@ -42,16 +42,21 @@ async def next_order(gateway: AgentGateway, job: TrainingJob, host: str, query: 
     return await gateway.next_order(job, host, after=after, wait_s=_wait_s(query))
 
 
-async def next_assignment(gateway: PoolGateway, pool: str, host: str, query: Mapping[str, str]) -> HttpResponse:
-    """Return the attempt that a pool's host serves next, or null; waits as `next_order`. Raises: WireError 400, 410.
+async def next_assignment(gateway: PoolGateway, pool: str, host: str, request: HttpRequest) -> HttpResponse:
+    """Return the attempt that a pool's host serves next, or null; waits as `next_order`.
+
+    Raises: WireError 400, 403, 410.
 
     Args:
         gateway: knows who holds the pool.
         pool: of the agent, which was authorized.
         host: of the agent.
-        query: `after`, JOB:ATTEMPT of the attempt that it is done with, empty for none, and `wait_s`.
+        request: with its token; query `after`, JOB:ATTEMPT of the attempt that it is done with, and `wait_s`.
     """
-    found = await gateway.next_assignment(pool, host, after=query.get("after", ""), wait_s=_wait_s(query))
+    query = query_of(request)
+    found = await gateway.next_assignment(
+        pool, host, after=query.get("after", ""), wait_s=_wait_s(query), token=bearer_token(request)
+    )
     return json_answer(None if found is None else to_plain(found))
 
 

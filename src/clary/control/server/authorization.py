@@ -81,7 +81,7 @@ class Authorizer:
                 return Caller(name=name, max_body_bytes=most, job=job, host=host)
             case Who.POOL_AGENT:
                 pool, host = values["pool"], values["pool_host"]
-                self._pools.authorize(pool, bearer_token(request))
+                self._pools.authorize(pool, bearer_token(request), host)
                 return Caller(name=f"agent of {host} of {pool}", max_body_bytes=STRANGER_BODY_BYTES, host=host)
             case Who.PROGRAM:
                 host = values["host"]

@@ -27,6 +27,7 @@ from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.gateways.pool_gateway import PoolGateway
 from clary.control.reconcile.gateways.sample_gateway import SampleGateway
 from clary.control.reconcile.gateways.training_gateway import TrainingGateway
+from clary.control.reconcile.granting import expect_boots
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.node_admission import NodeAdmission
 from clary.control.reconcile.past_durations import LAST_COMPLETED, PastDurations
@@ -90,7 +91,8 @@ class Core:
         shelf = RehearsalShelf(store.documents("rehearsals"), root / "rehearsals")
         self.rehearsing = RehearsalDesk(shelf, hub, clock, home=root, grace_s=settings.stop_grace_s)
         self.agents = AgentGateway(hub, base.logs, store, dumps, clock, profiles=profiles)
-        self.pools = PoolGateway(hub, clock, pool_token=base.secrets.pool_token)
+        claims = None if source is None else source.engine.enrolments
+        self.pools = PoolGateway(hub, clock, pool_token=base.secrets.pool_token, claims=claims)
         self.samples = SampleGateway(store.series, clock)
         self.training = TrainingGateway(hub, store.training, store, clock)
         self._past = PastDurations()
@@ -123,6 +125,7 @@ class Core:
         hub.listen(self._past.note)
         await hub.load()
         if self.cluster is not None:
+            expect_boots(hub, self.cluster.enrolments)
             await self.cluster.start()
             stack.push_async_callback(self.cluster.scheduler.close)
         self.unowned = UnownedHosts(hub, self.engine, store)

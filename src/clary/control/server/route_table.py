@@ -116,7 +116,9 @@ ROUTES: tuple[Route, ...] = (
     Route(ANY, _HOST + "/{action}", AGENT, _absent("no such agent request: {method} {action}")),
     Route(ANY, _V1 + "/agents{rest+}", NOBODY, _absent("no such agent path: {path}")),
     # Agents of a warm pool, and a host's program that says how far it is
-    Route(ANY, _POOL, POOL_AGENT, lambda own, ask: next_assignment(own.pools, ask.values["pool"], ask.host, ask.query)),
+    Route(
+        ANY, _POOL, POOL_AGENT, lambda own, ask: next_assignment(own.pools, ask.values["pool"], ask.host, ask.request)
+    ),
     Route(ANY, _V1 + "/pools{rest+}", NOBODY, _absent("no such path of a pool: {path}")),
     Route("POST PUT", _STATUS, PROGRAM, lambda own, ask: take_status(own.training, ask.job, ask.host, ask.request)),
     Route(ANY, _V1 + "/status{rest+}", NOBODY, _absent("no such status: {method} {path}")),

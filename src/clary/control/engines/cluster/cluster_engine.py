@@ -19,7 +19,7 @@ from clary.base.errors import EngineError
 from clary.contract.enrolment import Admission
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.control.engines.cluster.bundle import Bundle
-from clary.control.engines.cluster.enrolments import Enrolments
+from clary.control.engines.cluster.enrolments import Enrolments, host_token
 from clary.control.engines.cluster.node_networks import joined
 from clary.control.engines.cluster.queue import Grant
 from clary.control.engines.cluster.scheduler import (
@@ -123,15 +123,16 @@ class ClusterEngine:
         Raises: EngineError; not retryable if boots of a host have ended MOST_FAILURES times before they had enrolled.
         """
         self.enrolments.expect(order.tag, len(order.hosts))
+        self._count_failures(order, (await self._allocations()).get(order.tag))
+        await self.scheduler.ask(order)
+        # Looked at again, as the scheduler has: what it asked for anew belongs to another boot.
         known = (await self._allocations()).get(order.tag)
-        self._count_failures(order, known)
         for index in self.enrolments.reports(order.tag):
             member = None if known is None else known.members.get(index)
             is_gone = member is None or not member.is_alive
             # What the scheduler says may be older than a boot that has just come.
             if is_gone and self.enrolments.age_s(order.tag, index) > SETTLED_S:
                 await self.enrolments.release(order.tag, index)
-        await self.scheduler.ask(order)
 
     def _count_failures(self, order: AllocationOrder, known: Allocation | None) -> None:
         enrolled = self.enrolments.reports(order.tag)
@@ -187,13 +188,14 @@ class ClusterEngine:
                 host.index: Admission(
                     bundle=self.bundle.digest,
                     pool=plan.pool,
-                    pool_token=plan.pool_token,
+                    pool_token=host_token(plan.pool_token, self.enrolments.claim_of(plan.pool, host.index)),
                     job=plan.job_name,
                     attempt=plan.attempt,
                     agent_token=plan.agent_token,
                     host=host.name,
                 )
                 for host in plan.hosts
+                if self.enrolments.claim_of(plan.pool, host.index)
             },
         )
 

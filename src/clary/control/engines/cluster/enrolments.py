@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import json
 import os
 import re
@@ -24,6 +25,17 @@ MAX_WAIT_S = 25.0
 _CLAIM = re.compile(r"[0-9a-f]{32}")
 _TAG = re.compile(r"pool_[0-9a-f]{12}")
 _GIVEN_UP = "given_up"  # beside the numbers in a record
+
+
+def host_token(pool_token: str, claim_digest: str) -> str:
+    """Return the token by which one boot's agent asks for the attempts of its pool; it ends with the boot's claim.
+
+    Args:
+        pool_token: of the pool, from which those of its hosts are made.
+        claim_digest: of the boot that holds the host's number.
+    """
+    return hmac.new(pool_token.encode(), claim_digest.encode(), hashlib.sha256).hexdigest()
+
 
 WhyNotProved = Callable[[str, int, str], str]
 
@@ -110,6 +122,17 @@ class Enrolments:
         """Return number -> report of its node, for the enrolled hosts of an allocation."""
         gang = self._gangs.get(tag)
         return {} if gang is None else {index: one.report for index, one in gang.enrolled.items()}
+
+    def claim_of(self, tag: str, index: int) -> str:
+        """Return the digest of the claim by which a number is held; empty if nobody holds it."""
+        gang = self._gangs.get(tag)
+        holder = None if gang is None else gang.enrolled.get(index)
+        return "" if holder is None else holder.claim_digest
+
+    def given_up(self, tag: str) -> frozenset[str]:
+        """Return the digests of claims of an allocation that were given up."""
+        gang = self._gangs.get(tag)
+        return frozenset() if gang is None else frozenset(gang.given_up)
 
     async def wait(self, tag: str, wait_s: float) -> bool:
         """Wait for every number of an allocation to be taken, at most `wait_s` seconds; return whether they are."""

@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections.abc import Callable
+from typing import Protocol
 
 from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.contract.agent_protocol import HostPhase, PoolAssignment
+from clary.control.engines.cluster.enrolments import host_token
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
 
+_HOST = re.compile(r"algo-([1-9][0-9]{0,4})")
 _LOOK_S = 1.0  # longest time between looks at who holds the pool, should a wake-up be missed
+
+
+class Claims(Protocol):
+    """The part of an engine's enrolments that tells the agents of nodes apart."""
+
+    def claim_of(self, tag: str, index: int) -> str:
+        """Return the digest of the claim by which a number is held; empty if nobody holds it."""
+
+    def given_up(self, tag: str) -> frozenset[str]:
+        """Return the digests of claims that were given up."""
 
 
 class PoolGateway:
@@ -26,36 +40,65 @@ class PoolGateway:
         hub: knows which job holds which pool.
         clock: for waits.
         pool_token: pool -> the bearer token of its agents.
+        claims: of boots on other machines: a pool that goes on without a node must not serve that node any more. None
+            where hosts are this machine's, which are killed.
     """
 
-    def __init__(self, hub: JobHub, clock: Clock, *, pool_token: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        hub: JobHub,
+        clock: Clock,
+        *,
+        pool_token: Callable[[str], str],
+        claims: Claims | None = None,
+    ) -> None:
         self._hub = hub
         self._clock = clock
         self.token_of = pool_token
+        self._claims = claims
         self._served: dict[str, dict[str, str]] = {}  # pool -> host -> the attempt that it is done with
         self._started_s = clock.monotonic()
         self._heard_s: dict[tuple[str, str], float] = {}  # pool and host -> when it last asked, or was seen to wait
         self._changes: dict[str, asyncio.Event] = {}  # pool -> set when it may have another attempt to serve
 
-    def authorize(self, pool: str, token: str) -> None:
+    def authorize(self, pool: str, token: str, host: str = "") -> None:
         """Let the pool's agents in.
 
-        Raises: WireError 403 for a wrong token, 410 for a pool that nobody holds any more.
+        Args:
+            pool: that they name.
+            token: that they send.
+            host: that they name.
+        Raises: WireError 403 for a wrong token, 410 for a pool that nobody holds any more and for a node that the pool
+            goes on without.
         """
-        if not hmac.compare_digest(self.token_of(pool).encode(), token.encode("utf-8", "backslashreplace")):
+        sent = token.encode("utf-8", "backslashreplace")
+        if not any(hmac.compare_digest(good.encode(), sent) for good in self._tokens(pool, host)):
+            if any(hmac.compare_digest(over.encode(), sent) for over in self._ended_tokens(pool)):
+                raise WireError("PoolOver", f"pool {pool} goes on without this node", http_status=410)
             raise WireError("AccessDenied", f"the token does not open pool {pool}", http_status=403)
         self._require_held(pool)
 
-    async def next_assignment(self, pool: str, host: str, *, after: str, wait_s: float) -> PoolAssignment | None:
+    async def next_assignment(
+        self, pool: str, host: str, *, after: str, wait_s: float, token: str | None = None
+    ) -> PoolAssignment | None:
         """Wait up to `wait_s` for an attempt other than `after`, which the host is done with; return it or None.
 
-        Raises: WireError 410 when the pool has ended.
+        Args:
+            pool: of the agent.
+            host: of the agent.
+            after: attempt, as JOB:ATTEMPT, or empty.
+            wait_s: seconds; 0 returns at once.
+            token: of the agent; it may end while the agent waits, and is looked at again.
+        Raises: WireError 410 when the pool has ended, or goes on without the agent's node.
         """
         self._served.setdefault(pool, {})[host] = after
         deadline_s = self._clock.monotonic() + max(0.0, wait_s)
         while True:
             change = self._changes.setdefault(pool, asyncio.Event())
-            self._require_held(pool)
+            if token is None:
+                self._require_held(pool)
+            else:
+                self.authorize(pool, token, host)
             self._heard_s[pool, host] = self._clock.monotonic()
             found = self._assignment(pool, host)
             if found is not None and found.name != after:
@@ -88,6 +131,17 @@ class PoolGateway:
         for host in self._served.pop(pool, {}):
             self._heard_s.pop((pool, host), None)
         self.wake(pool)
+
+    def _tokens(self, pool: str, host: str) -> list[str]:
+        if self._claims is None:
+            return [self.token_of(pool)]
+        number = _HOST.fullmatch(host)
+        claim = "" if number is None else self._claims.claim_of(pool, int(number[1]) - 1)
+        return [host_token(self.token_of(pool), claim)] if claim else []
+
+    def _ended_tokens(self, pool: str) -> list[str]:
+        given_up = () if self._claims is None else self._claims.given_up(pool)
+        return [host_token(self.token_of(pool), claim) for claim in given_up]
 
     def _require_held(self, pool: str) -> None:
         if not self._holders(pool):

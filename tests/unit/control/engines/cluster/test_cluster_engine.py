@@ -10,6 +10,7 @@ from clary.contract.enrolment import Address, Admission, Enrolment, NodeReport
 from clary.control.engines.cluster.bundle import Bundle
 from clary.control.engines.cluster.cluster_engine import ClusterEngine
 from clary.control.engines.cluster.cluster_faults import ClusterFaults
+from clary.control.engines.cluster.enrolments import host_token
 from clary.control.engines.cluster.scheduler import (
     Allocation,
     AllocationOrder,
@@ -142,9 +143,10 @@ async def test_a_gang_is_launched_with_what_its_nodes_have_told(engine, schedule
     assert (answer.host, answer.job, answer.pool_token, answer.bundle) == (
         "algo-2",
         plan.job_name,
-        "pool-token",
+        host_token("pool-token", engine.enrolments.claim_of(TAG, 1)),
         "d" * 64,
     )
+    assert (await engine.enrolments.enrol(TAG, 0, question(0))).pool_token not in (answer.pool_token, "pool-token")
 
 
 @pytest.mark.parametrize(
