@@ -1,13 +1,14 @@
-"""A service that is killed at any point of a launch asks Slurm for hosts once, and gives all of them back. Needs root."""
+"""A service that is killed at any point of a launch: it asks Slurm for hosts once, and gives all back. Needs root."""
 
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from boto3_clients import job_request, log_of, unique, wait
+from boto3_clients import job_request, log_of, refusal, unique, wait
 
 pytest_plugins = ["slurm_service"]
 pytestmark = [
@@ -158,3 +159,53 @@ def test_a_service_killed_at_a_point_of_a_launch_has_its_hosts_once(cluster, aws
     for host in ("algo-1", "algo-2"):
         assert lines_of(aws, name, host) == [f"line {number} of {host}" for number in range(1, NUM_LINES + 1)]
     assert "Restarting" not in [row["Status"] for row in facts["SecondaryStatusTransitions"]]
+
+
+@pytest.mark.long
+def test_hosts_of_a_job_that_the_database_does_not_know_are_taken_back(cluster, aws):
+    service, name = cluster.service, unique("forgotten")
+    service.clary("down")
+    backup = {path: path.read_bytes() for path in service.home.glob("clary.db*")}
+    service.clary("up")
+    aws.sagemaker.create_training_job(**job_request(name, "sleep 300", ResourceConfig=HOSTS))
+    wait(aws, name, until=("Training",))
+    pid = service_pid(service)
+    os.kill(pid, signal.SIGKILL)
+    soon(lambda: not is_there(pid), what="a killed service")
+    for path in service.home.glob("clary.db*"):
+        path.unlink()
+    for path, data in backup.items():
+        path.write_bytes(data)
+    service.clary("up")
+    up_at = time.monotonic()
+    assert refusal(aws.sagemaker.describe_training_job, TrainingJobName=name)[0] == "ValidationException"
+    require_clean(cluster)
+    assert time.monotonic() - up_at < 60
+
+
+@pytest.mark.long
+def test_an_allocation_that_comes_late_and_that_no_job_claims_is_ended(cluster, aws):
+    name = unique("claims")
+    aws.sagemaker.create_training_job(**job_request(name, "sleep 300", ResourceConfig=HOSTS))
+    wait(aws, name, until=("Training",))
+    (mine,) = cluster.bed.run("squeue", "--noheader", "--format=%k").splitlines()
+    own, mark, _, _, grace = mine.split(":")
+    # As a call of sbatch does that a killed service had left running.
+    options = ("--parsable", "--nodes=1", "--exclusive", "--output=/dev/null", "--wrap=sleep 300")
+    others = {
+        words: cluster.bed.run("sbatch", f"--comment={comment}", *options)
+        for words, comment in {
+            "nobody's": f"{own}:{mark}:pool_ffffffffffff:0:{grace}",
+            "another service's": f"{own}:{mark[::-1]}ab:pool_ffffffffffff:0:{grace}",
+        }.items()
+    }
+
+    def numbers():
+        return [row.split()[0] for row in cluster.queue()]
+
+    soon(lambda: others["nobody's"] not in numbers(), within_s=75, what="the end of an allocation of nobody")
+    assert others["another service's"] in numbers()
+    assert aws.sagemaker.describe_training_job(TrainingJobName=name)["SecondaryStatus"] == "Training"
+    cluster.bed.run("scancel", others["another service's"])
+    aws.sagemaker.stop_training_job(TrainingJobName=name)
+    assert wait(aws, name)["TrainingJobStatus"] == "Stopped"
