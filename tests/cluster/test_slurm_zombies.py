@@ -169,7 +169,7 @@ def messages(aws, name):
 
 
 def attack(cluster, name, old, prefix):
-    """Use the keys and tokens of the first attempt, as somebody does who has read them: each is refused."""
+    """Use the keys and tokens of the first attempt, as a thief would: each is refused."""
     key = old["object_store"]["credentials"]
     s3 = boto3.client(
         "s3",

@@ -470,7 +470,7 @@ class HostSteps:
             binds=binds if plan.isolation is Isolation.NAMESPACES else (),
             visible_folders=plan.visible_folders,
             shows_whole_machine=plan.shows_whole_machine,
-            hidden_folders=(str(home),) if home is not None else (),
+            hidden_folders=hidden_folders(plan),
         )
 
     def _binds(self, environment: PreparedEnvironment) -> tuple[Bind, ...]:
@@ -513,6 +513,19 @@ def service_home(plan: LaunchPlan) -> Path | None:
     # <home>/jobs/<job>/<attempt>; a job may be called "jobs" too.
     parents = Path(plan.work_folder).parents
     return parents[2] if len(parents) > 2 and parents[1].name == JOBS_FOLDER else None
+
+
+def hidden_folders(plan: LaunchPlan) -> tuple[str, ...]:
+    """Return the folders that no program sees, wherever they lie: the service's, or all of its user's on a node.
+
+    On a node, <scratch>/clary-UID/NODE/hosts/TAG-INDEX-PID holds `jobs` (`agent.boot`). Beside the host's own folder lie
+    those of others, and the code of agents to come.
+    """
+    home = service_home(plan)
+    if home is None:
+        return ()
+    is_of_node = home.parent.name == "hosts" and len(home.parents) > 2 and home.parents[2].name.startswith("clary-")
+    return (str(home.parents[2] if is_of_node else home),)
 
 
 def _prefix(context: LaunchContext, process: ProcessSpec) -> str:
