@@ -435,7 +435,7 @@ class HostSteps:
         """Return where requirements are installed: a host like the program's, before there is one."""
         plan = self._plan
         python = plan.environment.python
-        home, image = service_home(plan), Path(python).parent.parent
+        home, image = hidden_folder(plan), Path(python).parent.parent
         binds = interpreter_binds(image, python, hidden=home)
         if not (image / "pyvenv.cfg").exists() and needs_overlay(image, hidden=home):
             binds = (*binds, Bind(source=str(image.resolve()), target=str(image), read_only=True, keeps_owners=True))
@@ -455,7 +455,7 @@ class HostSteps:
     def _sandbox(self, binds: tuple[Bind, ...]) -> Sandbox:
         """Return a host of the job; two of one name do not live at the same time."""
         plan, host = self._plan, self._host
-        home = service_home(plan)
+        home = hidden_folder(plan)
         return Sandbox(
             isolation=plan.isolation,
             hostname=host.name,
@@ -470,13 +470,13 @@ class HostSteps:
             binds=binds if plan.isolation is Isolation.NAMESPACES else (),
             visible_folders=plan.visible_folders,
             shows_whole_machine=plan.shows_whole_machine,
-            hidden_folders=hidden_folders(plan),
+            hidden_folders=(str(home),) if home is not None else (),
         )
 
     def _binds(self, environment: PreparedEnvironment) -> tuple[Bind, ...]:
         # Seen at the same path wherever this package lies, /tmp included, which hosts have one of their own of.
         binds = [Bind(source=str(PACKAGE_FOLDER), target=str(PACKAGE_FOLDER), read_only=True)]
-        home = service_home(self._plan)
+        home = hidden_folder(self._plan)
         # Of a copy, in which a stranger's packages are installed, nothing is read: it is made of what the image is.
         image = Path(self._plan.environment.python).parent.parent
         binds += interpreter_binds(image, self._plan.environment.python, hidden=home)
@@ -515,17 +515,17 @@ def service_home(plan: LaunchPlan) -> Path | None:
     return parents[2] if len(parents) > 2 and parents[1].name == JOBS_FOLDER else None
 
 
-def hidden_folders(plan: LaunchPlan) -> tuple[str, ...]:
-    """Return the folders that no program sees, wherever they lie: the service's, or all of its user's on a node.
+def hidden_folder(plan: LaunchPlan) -> Path | None:
+    """Return the folder that no program sees, wherever it lies: the service's, or all of its user's on a node.
 
-    On a node, <scratch>/clary-UID/NODE/hosts/TAG-INDEX-PID holds `jobs` (`agent.boot`). Beside the host's own folder lie
-    those of others, and the code of agents to come.
+    On a node, <scratch>/clary-UID/NODE/hosts/TAG-INDEX-PID holds `jobs` (`agent.boot`). Beside the host's own folder
+    lie those of others, and the code of agents to come.
     """
     home = service_home(plan)
     if home is None:
-        return ()
+        return None
     is_of_node = home.parent.name == "hosts" and len(home.parents) > 2 and home.parents[2].name.startswith("clary-")
-    return (str(home.parents[2] if is_of_node else home),)
+    return home.parents[2] if is_of_node else home
 
 
 def _prefix(context: LaunchContext, process: ProcessSpec) -> str:

@@ -18,7 +18,7 @@ from clary.agent.environments.variables import program_variables
 from clary.agent.small_files import read_start
 from clary.agent.supervisor import wiring
 from clary.agent.supervisor.steps import Steps
-from clary.agent.supervisor.wiring import HostSteps, hidden_folders, service_home
+from clary.agent.supervisor.wiring import HostSteps, hidden_folder, service_home
 from clary.base.errors import ClaryError
 from clary.contract.launch_plan import Channel, Isolation, LaunchPlan
 from clary.testing.launch_plans import make_hosts, make_plan
@@ -82,14 +82,16 @@ def test_the_services_home_is_what_holds_jobs(work_folder: str, home: str | None
 @pytest.mark.parametrize(
     ("work_folder", "hidden"),
     [
-        ("/var/clary/jobs/j/1", ("/var/clary",)),
-        ("/opt/scratch/clary-1000/n7/hosts/pool_0123456789ab-1-77/jobs/j/1", ("/opt/scratch/clary-1000",)),
-        ("/srv/hosts/clary/jobs/j/1", ("/srv/hosts/clary",)),
-        ("/somewhere/else", ()),
+        ("/var/clary/jobs/j/1", "/var/clary"),
+        ("/opt/scratch/clary-1000/n7/hosts/pool_0123456789ab-1-77/jobs/j/1", "/opt/scratch/clary-1000"),
+        ("/srv/hosts/clary/jobs/j/1", "/srv/hosts/clary"),
+        ("/somewhere/else", None),
     ],
 )
-def test_programs_see_nothing_of_the_service_or_of_other_hosts_of_their_node(work_folder: str, hidden) -> None:
-    assert hidden_folders(make_plan(work_folder=work_folder)) == hidden
+def test_programs_see_nothing_of_the_service_or_of_other_hosts_of_their_node(
+    work_folder: str, hidden: str | None
+) -> None:
+    assert hidden_folder(make_plan(work_folder=work_folder)) == (None if hidden is None else Path(hidden))
 
 
 def test_the_failure_file_is_cut_to_what_a_failure_reason_holds(steps_of) -> None:
