@@ -61,7 +61,7 @@ format: $(STAMPS)/service.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup
+bench: setup $(STAMPS)/submitit.stamp
 	$(BIN)/python -m benchmarks --all
 
 # Kills, pauses, cuts and fills until FAULTS faults have struck. A new seed each time, which is printed; the same SEED
@@ -207,6 +207,13 @@ $(STAMPS)/lightning.stamp: $(STAMPS)/train.stamp
 	$(PYTHON) -m venv .venvs/lightning
 	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/lightning/lib/python3*/site-packages)/train.pth
 	.venvs/lightning/bin/pip install --quiet --disable-pip-version-check "lightning==2.6.6" "torch==2.13.0"
+	touch $@
+
+# submitit, a peer of benchmarks on a cluster; it takes torch of the training environment.
+$(STAMPS)/submitit.stamp: $(STAMPS)/train.stamp
+	$(PYTHON) -m venv .venvs/submitit
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/submitit/lib/python3*/site-packages)/train.pth
+	.venvs/submitit/bin/pip install --quiet --disable-pip-version-check "submitit==1.5.*"
 	touch $@
 
 # AWS CLI v2, Chromium, PostgreSQL, Open MPI, Slurm, ssh, iproute2, shells and a C compiler for the tests; needs root, and says

@@ -30,6 +30,7 @@ from benchmarks.job_life import (
     bench_warm,
 )
 from benchmarks.lines import Line, write
+from benchmarks.machines import bench_cluster, bench_lostnode, bench_orphans, bench_takeback
 from benchmarks.sight import bench_logs, bench_metrics, bench_observe, bench_sampling, bench_tensors, bench_verdicts
 from benchmarks.training import (
     bench_checkpoint,
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "allreduce-net": ("all_reduce between hosts: time and bytes on the links, against gloo", bench_allreduce_net.run),
     "api": ("accepted jobs a second and latency of describe, against moto's server", bench_api.run),
     "checkpoint": ("what a save keeps training for, how fast it is written and read again", bench_checkpoint.run),
+    "cluster": ("submit to first line and first all_reduce on Slurm, against sbatch by hand", bench_cluster.run),
     "concurrency": ("50 jobs at once by 8 clients: latencies, queueing, memory of the service", bench_concurrency.run),
     "console": ("what the console asks the service for: 10,000 jobs, a million log lines", bench_console.run),
     "ddp-real": ("real models trained over smddp and over gloo: samples a second, loss, bits", bench_ddp_real.run),
@@ -56,9 +58,11 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "goodput": ("steps that count of a job whose hosts die again and again, against the ceiling", bench_goodput.run),
     "idle": ("what a service with nothing to do takes of the machine, fresh and after jobs", bench_idle.run),
     "logs": ("a program's output into the store: rate, cost, delay, held-up writes, against syslog-ng", bench_logs.run),
+    "lostnode": ("power-off of a node to the next step of its job, against torchrun", bench_lostnode.run),
     "memory": ("activations recomputed or on a disk: memory saved, time paid, beside torch's", bench_memory.run),
     "metrics": ("points per second stored and query time for a week of 64 ranks", bench_metrics.run),
     "observe": ("what being looked at costs a training: all defaults, and deep profiles", bench_observe.run),
+    "orphans": ("what is left of launches whose launcher was killed, beside sbatch's", bench_orphans.run),
     "overlap": ("communication that the backward pass does not hide, against gloo", bench_overlap.run),
     "parity": ("real models trained by SMP and by DDP: are their losses the same", bench_parity.run),
     "partition": ("how evenly models are cut into stages, against every other cut", bench_partition.run),
@@ -73,6 +77,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "spot": ("a job under a trace of spot capacity: cost of a step, share of the oracle's steps", bench_spot.run),
     "start": ("submit to first line of user code, in parts, against torchrun", bench_start.run),
     "step": ("a training step beside the same by hand: pipeline, tensor group, shards", bench_step.run),
+    "takeback": ("share of the grace that programs get, and what they find again", bench_takeback.run),
     "tensors": ("what saving all weights costs a training, every 10 steps and every 200", bench_tensors.run),
     "verdicts": ("stragglers of real jobs: found and named rightly, missed, false alarms", bench_verdicts.run),
     "warm": ("submit to first line and first all_reduce, cold and warm, against torchrun", bench_warm.run),

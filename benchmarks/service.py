@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +37,20 @@ class BenchmarkService:
 
 @contextlib.contextmanager
 def running_service(
-    settings: str = "", *, default_python: Path = TRAIN_PYTHON, prepare: Callable[[Path], None] | None = None
+    settings: str = "",
+    *,
+    default_python: Path = TRAIN_PYTHON,
+    prepare: Callable[[Path], None] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[BenchmarkService]:
-    """Start a service, yield it, stop it and remove its folder; `prepare` may fill its state folder before."""
+    """Start a service, yield it, stop it and remove its folder.
+
+    Args:
+        settings: text of its settings.toml.
+        default_python: for jobs.
+        prepare: may fill its state folder before.
+        variables: of its environment, besides ours.
+    """
     with tempfile.TemporaryDirectory(prefix="clary-bench-") as folder:
         home = Path(folder) / "home"
         home.mkdir()
@@ -53,6 +64,7 @@ def running_service(
             "CLARY_TLS_PORT": "0",
             "CLARY_DEFAULT_PYTHON": str(default_python),
             "CLARY_VISIBLE_FOLDERS": f"{ROOT / 'benchmarks'}:{ROOT / '.venvs'}",  # programs that jobs start by path
+            **(variables or {}),
         }
         _clary(environment, "up")
         try:
