@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from box_bed import BoxBed, BoxService, remove_bed
+from box_head_service import BoxService, remove_bed
 
+from clary.testing.box_bed import BoxBed
 from needs import require
 
 _NUMBERS = itertools.count(1)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from boto3_clients import job_request, log_of, unique, wait
-from box_bed import until
+from box_head_service import until
 
 pytest_plugins = ["box_jobs"]
 pytestmark = [

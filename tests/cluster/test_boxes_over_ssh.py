@@ -6,7 +6,9 @@ import stat
 import sys
 
 import pytest
-from box_bed import HEAD_ADDRESS, PORT, until
+from box_head_service import until
+
+from clary.testing.box_bed import HEAD_ADDRESS, PORT
 
 pytest_plugins = ["box_world"]
 pytestmark = [

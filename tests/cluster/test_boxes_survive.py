@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from box_bed import until
+from box_head_service import until
 
 pytest_plugins = ["box_world"]
 pytestmark = [

@@ -1,6 +1,6 @@
 """Machines that answer to SSH, in namespaces: a head for the service, and boxes with a real sshd each.
 
-Where: tests of boxes make one. Needs root and Debian's openssh-server.
+Where: tests of boxes make one a module, and the benchmark `cluster`. Needs root and Debian's openssh-server.
 
     head (10.99.0.254, bridge)     the service; `ssh box1` works there by the owner's own ssh configuration
     box1 .. boxN (10.99.0.I)       sshd; users root and ml, with homes that last until the bed is stopped
@@ -9,6 +9,8 @@ Each machine is a network, hostname, mount and process namespace, whose first pr
 ends with that shell, as by a power switch. Files are this machine's but for homes, /tmp, /run, the list of users, and
 the id of the kernel's boot, which is another one after each start.
 """
+
+from __future__ import annotations
 
 import contextlib
 import json
@@ -21,6 +23,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 HEAD, HEAD_ADDRESS, PORT = "head", "10.99.0.254", 4571
 USERS = {"root": (0, "root"), "ml": (5000, "ml")}
@@ -28,7 +31,6 @@ START_LIMIT_S = 30.0
 END_LIMIT_S = 10.0
 COMMAND_LIMIT_S = 60.0
 POLL_S = 0.05
-ROOT = Path(__file__).resolve().parents[2]
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 _SSHD = """
@@ -72,13 +74,15 @@ class BoxBed:
         num_boxes: besides the head.
     """
 
-    def __init__(self, folder, *, num_boxes=2):
+    def __init__(self, folder: Path, *, num_boxes: int = 2) -> None:
         self.folder = folder
         self.boxes = [f"box{number}" for number in range(1, num_boxes + 1)]
         self.home = folder / "service"  # state folder of the service
-        self._outer, self._first, self._handles, self._sshd = {}, {}, {}, {}
+        self._outer: dict[str, subprocess.Popen[bytes]] = {}  # machine -> `unshare`, which leaves with its child
+        self._first: dict[str, int] = {}  # machine -> pid of its first process, as this machine numbers it
+        self._handles: dict[str, int] = {}  # machine -> pidfd of that process
 
-    def start(self):
+    def start(self) -> None:
         """Make the machines and start every sshd."""
         try:
             self._write_files()
@@ -92,22 +96,40 @@ class BoxBed:
             self.stop()
             raise
 
-    def stop(self):
+    def stop(self) -> None:
         """End every process of every machine; namespaces, mounts and links go with them."""
         for machine in list(self._outer):
             self.power_off(machine)
 
-    def first_process(self, machine):
+    def first_process(self, machine: str) -> int:
         """Return the number of a machine's first process here."""
         return self._first[machine]
 
-    def argv_on(self, machine, *command):
+    def argv_on(self, machine: str, *command: str) -> list[str]:
         """Return the command line that runs a command on a machine."""
         target = f"--target={self._first[machine]}"
         return ["nsenter", target, "--net", "--uts", "--mount", "--pid", "--", *command]
 
-    def run(self, machine, *command, check=True, stdin="", timeout_s=COMMAND_LIMIT_S, **variables):
-        """Run a command on a machine as root; return it, completed."""
+    def run(
+        self,
+        machine: str,
+        *command: str,
+        check: bool = True,
+        stdin: str = "",
+        timeout_s: float = COMMAND_LIMIT_S,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a machine as root; return it, completed.
+
+        Args:
+            machine: head or a box.
+            command: program and arguments.
+            check: whether to raise if it fails.
+            stdin: text for it.
+            timeout_s: after which it is killed.
+            variables: of its environment, besides PATH, HOME and LC_ALL.
+        Raises: AssertionError with its words if it fails and is checked.
+        """
         done = subprocess.run(
             self.argv_on(machine, *command),
             input=stdin,
@@ -121,18 +143,26 @@ class BoxBed:
             raise AssertionError(f"{command} on {machine}: {done.returncode}: {done.stdout}{done.stderr}")
         return done
 
-    def clary(self, *arguments, check=True, machine=HEAD, **variables):
-        """Run a command of `clary` on a machine, on the head by default; return it, completed."""
+    def clary(
+        self, *arguments: str, check: bool = True, machine: str = HEAD, **variables: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of `clary` on a machine, on the head by default; return it, completed.
+
+        Args:
+            arguments: of `clary`.
+            check: whether to raise if it fails.
+            machine: head or a box.
+            variables: of its environment, as text.
+        """
         command = [sys.executable, "-m", "clary.cli.main", *arguments]
         return self.run(machine, *command, check=check, CLARY_HOME=str(self.home), **variables)
 
-    def rows(self):
+    def rows(self) -> dict[str, Any]:
         """Return name -> box as `clary hosts --json` tells it."""
         return {box["name"]: box for box in json.loads(self.clary("hosts", "--json").stdout)["boxes"]}
 
-    def power_off(self, machine):
-        """End every process of a machine at once."""
-        self._sshd.pop(machine, None)
+    def power_off(self, machine: str) -> None:
+        """End every process of a machine at once. Raises: AssertionError if it does not end."""
         self._first.pop(machine, None)
         handle = self._handles.pop(machine, None)
         if handle is None:
@@ -150,7 +180,7 @@ class BoxBed:
             outer.wait(END_LIMIT_S)
             raise AssertionError(f"{machine} does not end") from None
 
-    def power_on(self, box):
+    def power_on(self, box: str) -> None:
         """Make a box, or make it anew with the same homes; wait until its sshd answers."""
         self._make_machine(box)
         number = self.boxes.index(box) + 1
@@ -165,12 +195,12 @@ class BoxBed:
         self.run(box, "ip", "link", "set", "eth0", "up")
         self.run(box, "/usr/sbin/sshd", "-f", str(self.folder / "etc/sshd"), "-E", str(self.folder / f"log/{box}"))
 
-    def plug(self, box, *, is_in):
+    def plug(self, box: str, *, is_in: bool) -> None:
         """Pull a box's network cable, or put it in again."""
         number = self.boxes.index(box) + 1
         self.run(HEAD, "ip", "link", "set", f"p{number}", "up" if is_in else "down")
 
-    def clear(self, box):
+    def clear(self, box: str) -> list[str]:
         """Take everything away that was put onto a box; return a list of it."""
         places = [place for user in USERS for place in self.home_of(box, user).iterdir()]
         left = [*self.processes(box).values(), *map(str, places)]
@@ -181,22 +211,22 @@ class BoxBed:
             self.power_on(box)
         return left
 
-    def processes(self, machine):
+    def processes(self, machine: str) -> dict[int, str]:
         """Return pid -> command line of the processes of a machine, as it numbers them, without those of the bed."""
         lines = self.run(machine, "ps", "-eo", "pid=,stat=,args=").stdout.splitlines()
         found = {int(pid): args for pid, stat, args in (line.split(None, 2) for line in lines) if stat[0] != "Z"}
         own = ("sleep 1000", "ps -eo", "sshd: ", "/usr/sbin/sshd", "/first.sh ")
         return {pid: args for pid, args in found.items() if not any(text in args for text in own)}
 
-    def home_of(self, machine, user):
+    def home_of(self, machine: str, user: str) -> Path:
         """Return the home of a user on a machine, as this process sees it."""
         return self.folder / "homes" / machine / user
 
-    def node_folder(self, box, user):
+    def node_folder(self, box: str, user: str) -> Path:
         """Return the folder of a box's daemon, as this process sees it."""
         return self.home_of(box, user) / ".clary-node" / box
 
-    def _write_files(self):
+    def _write_files(self) -> None:
         for name in ("etc", "keys", "up", "log", "home", "boot-id", "homes"):
             (self.folder / name).mkdir()
         home = self.folder / "home"
@@ -223,7 +253,7 @@ class BoxBed:
         ssh.mkdir(mode=0o700)
         (ssh / "config").write_text(_CLIENT.replace("@FOLDER@", str(self.folder)))
 
-    def _make_machine(self, machine):
+    def _make_machine(self, machine: str) -> None:
         ready = self.folder / "up" / machine
         ready.unlink(missing_ok=True)
         (self.folder / "boot-id" / machine).write_text(f"{uuid.uuid4()}\n")
@@ -243,70 +273,3 @@ class BoxBed:
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
         self._first[machine] = int(children[0])
         self._handles[machine] = os.pidfd_open(self._first[machine])
-
-
-class BoxService:
-    """The service of `box_service.py` on the head of a bed."""
-
-    def __init__(self, bed):
-        self.bed = bed
-
-    def start(self, *, advertised=HEAD_ADDRESS):
-        """Start it, on an earlier one's records; boxes are told this address."""
-        program = str(ROOT / "tests/helpers/box_service.py")
-        command = [sys.executable, program, str(self.bed.home), advertised, str(PORT)]
-        self._process = subprocess.Popen(
-            self.bed.argv_on(HEAD, *command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            env={"PATH": PATH, "PYTHONPATH": f"{ROOT / 'tests/helpers'}:{ROOT / 'src'}"},
-        )
-        assert self._process.stdout.readline() == "ready\n"
-        return self
-
-    def kill(self):
-        """End it as by a crash."""
-        for child in Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split():
-            os.kill(int(child), signal.SIGKILL)
-        self._leave()
-
-    def stop(self):
-        """End it in order."""
-        if self._process.poll() is None:
-            self._process.stdin.close()
-        self._leave()
-
-    def _leave(self):
-        self._process.wait(END_LIMIT_S)
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-
-    def ask(self, *what):
-        """Return the scheduler's answer to a call."""
-        self._process.stdin.write(json.dumps(what) + "\n")
-        line = self._process.stdout.readline()
-        assert line, f"the service ended at {what}"
-        return json.loads(line)
-
-    def told(self, tag):
-        """Return one allocation."""
-        return self.ask("allocations").get(tag)
-
-
-def until(look, words, *, limit_s=START_LIMIT_S):
-    """Wait until a look is true; return its result."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{words}: not within {limit_s} s"
-        time.sleep(POLL_S)
-
-
-def remove_bed(folder):
-    """Remove the folder of a bed that was stopped."""
-    shutil.rmtree(folder)
