@@ -440,6 +440,7 @@ def _become_agent(
     command += ["--host", answer["host"], "--node", facts]
     sys.stdout.flush()
     sys.stderr.flush()
+    os.umask(0o022)  # a scheduler's own would close cgroups and folders that hosts of other users enter
     os.chdir(folder)
     os.execve(sys.executable, command, environment)  # noqa: S606 - our own agent
 

@@ -245,11 +245,19 @@ def test_code_that_brings_a_key_of_wandb_is_not_put_offline(steps_of, secrets: b
     [(2, Isolation.NAMESPACES, 1), (1, Isolation.NAMESPACES, 0), (2, Isolation.PROCESSES, 0)],
 )
 def test_hosts_that_cannot_have_ssh_say_why(steps_of, num_hosts: int, isolation: Isolation, num_notes: int) -> None:
-    network = replace(make_plan().network, user_namespace_path="/proc/1/ns/user")
+    own = {f"algo-{number}": "/proc/1/ns/net" for number in (1, 2)}
+    network = replace(make_plan().network, user_namespace_path="/proc/1/ns/user", namespace_paths=own)
     steps = steps_of(hosts=make_hosts(num_hosts), isolation=isolation, network=network)
     assert steps._ssh("/opt/ml/home") == ()
     assert len(steps.notes) == num_notes
     assert all("without root" in note for note in steps.notes)
+
+
+def test_hosts_on_the_network_of_their_nodes_say_that_they_have_no_ssh(steps_of) -> None:
+    steps = steps_of(hosts=make_hosts(2), isolation=Isolation.NAMESPACES)
+    assert steps._ssh("/opt/ml/home") == ()
+    (note,) = steps.notes
+    assert "port 22 is not theirs" in note
 
 
 def test_giving_up_breaks_off_a_step_that_waits_for_the_object_store(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
