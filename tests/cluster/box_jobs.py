@@ -12,9 +12,9 @@ import pytest
 from boto3_clients import Clients
 from box_head_service import remove_bed
 from running_service import RunningService, client_environment
-from slurm_service import network_of
 
 from clary.testing.box_bed import HEAD, HEAD_ADDRESS, PORT, BoxBed
+from clary.testing.joined_network import network_of
 from needs import require
 
 SYSTEM_PYTHON = "/usr/bin/python3"  # which every user of a box may run
