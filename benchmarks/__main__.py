@@ -48,7 +48,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "allreduce-net": ("all_reduce between hosts: time and bytes on the links, against gloo", bench_allreduce_net.run),
     "api": ("accepted jobs a second and latency of describe, against moto's server", bench_api.run),
     "checkpoint": ("what a save keeps training for, how fast it is written and read again", bench_checkpoint.run),
-    "cluster": ("submit to first line and first all_reduce on Slurm, against sbatch by hand", bench_cluster.run),
+    "cluster": ("submit to first line and first all_reduce on Slurm and on boxes, against by hand", bench_cluster.run),
     "concurrency": ("50 jobs at once by 8 clients: latencies, queueing, memory of the service", bench_concurrency.run),
     "console": ("what the console asks the service for: 10,000 jobs, a million log lines", bench_console.run),
     "ddp-real": ("real models trained over smddp and over gloo: samples a second, loss, bits", bench_ddp_real.run),

@@ -1,25 +1,29 @@
 """From CreateTrainingJob on a cluster to the first line of the last rank and to the first all_reduce, cold and warm.
 
 Three hosts with one rank each run a script that prints the time in its first statement, imports torch, joins its group
-and prints the time of its first all_reduce. Cold: Slurm grants nodes that hold nothing of the service but what earlier
-jobs have left on their disks. Warm: the job takes the hosts that the cold one has kept (KeepAlivePeriodInSeconds), and
-DescribeTrainingJob says so, or the line is not verified. Beside it, on the same nodes, in turns: `sbatch` of a script
-with `srun torchrun`, and submitit. The bound is `srun` of the script itself, ranks by SLURM_PROCID. Ours reduces by
-smddp, the others by gloo.
+and prints the time of its first all_reduce. Cold: Slurm, or the boxes, grant nodes that hold nothing of the service but
+what earlier jobs have left on their disks. Warm: the job takes the hosts that the cold one has kept
+(KeepAlivePeriodInSeconds), and DescribeTrainingJob says so, or the line is not verified. Beside it, on the same nodes,
+in turns: `sbatch` of a script with `srun torchrun`, and submitit; on boxes torchrun by ssh in a loop. The bound is the
+script itself by `srun`, or by ssh, with ranks told by hand. Ours reduces by smddp, the others by gloo.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import BenchmarkJobs
 from benchmarks.lines import Line, median_and_spread
+from benchmarks.machines.box_cluster import BARE as BARE_BY_SSH
+from benchmarks.machines.box_cluster import TORCHRUN as TORCHRUN_BY_SSH
+from benchmarks.machines.box_cluster import box_cluster
 from benchmarks.machines.slurm_cluster import (
     EMPTY_LIMIT_S,
     INSTANCE_TYPE,
@@ -30,7 +34,7 @@ from benchmarks.machines.slurm_cluster import (
     start_submitit,
     wait_for,
 )
-from benchmarks.service import TRAIN_PYTHON
+from benchmarks.service import TRAIN_PYTHON, BenchmarkService
 
 NUM_HOSTS = 3
 NUM_SAMPLES = 3
@@ -38,7 +42,6 @@ KEEP_ALIVE_S = 600
 SETTLE_S = 6.0  # hosts that were kept make themselves ready for the next job while nobody waits
 COLD_ALLOWANCE_S = 1.0
 LIMIT_S = 60.0
-BY_HAND, SUBMITIT_NAME = "sbatch, srun torchrun", "submitit"
 PROGRAM = "cluster.py"
 SCRIPT = """import os, time
 os.write(1, f"FIRST {time.time():.6f}\\n".encode())  # one write: lines of two ranks must not mix
@@ -75,6 +78,19 @@ class Start:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class Site:
+    """One kind of cluster: how the script is started there by hand, and how to wait for all nodes to be free."""
+
+    name: str
+    service: BenchmarkService
+    peers: Mapping[str, Callable[[], Start]]  # the first is the way by hand
+    bare: Callable[[], Start]
+    bare_note: str
+    wait_until_empty: Callable[[], None]
+    peer_note: str = ""
+
+
 @dataclass
 class Samples:
     """Starts by way."""
@@ -86,26 +102,68 @@ class Samples:
 
 
 def run(quick: bool) -> Iterator[Line]:
-    """Start the same script in each way in turns."""
+    """Start the same script in each way in turns, on Slurm and on boxes."""
+    num_samples = 1 if quick else NUM_SAMPLES
+    for made in (_slurm, _boxes):
+        with made() as site:
+            samples = _measure(site, num_samples)
+        yield from _lines(site, samples)
+
+
+def _measure(site: Site, num_samples: int) -> Samples:
     samples = Samples()
+    jobs = BenchmarkJobs(site.service, PROGRAM, SCRIPT)
+    for index in range(num_samples):
+        print(f"{site.name}: {index + 1} of {num_samples}", file=sys.stderr)
+        for way, start in site.peers.items():
+            samples.peers.setdefault(way, []).append(start())
+        samples.bare.append(site.bare())
+        samples.cold.append(_ours(jobs, f"cold-{index}", KeepAlivePeriodInSeconds=KEEP_ALIVE_S))
+        _wait_for_pool(jobs, f"cold-{index}")
+        samples.warm.append(_ours(jobs, f"warm-{index}", reused=f"cold-{index}"))
+        site.wait_until_empty()
+    return samples
+
+
+@contextlib.contextmanager
+def _slurm() -> Iterator[Site]:
     with slurm_cluster() as cluster:
-        jobs = BenchmarkJobs(cluster.service, PROGRAM, SCRIPT)
         program = cluster.shared / PROGRAM
         program.write_text(SCRIPT)
-        for index in range(1 if quick else NUM_SAMPLES):
-            print(f"{index + 1} of {1 if quick else NUM_SAMPLES}", file=sys.stderr)
-            samples.peers.setdefault(BY_HAND, []).append(
-                _by_hand(cluster, cluster.torchrun_script(program, num_nodes=NUM_HOSTS))
-            )
-            if SUBMITIT.exists():
-                samples.peers.setdefault(SUBMITIT_NAME, []).append(_by_submitit(cluster, program))
-            bare = BARE.replace("@PYTHON@", str(TRAIN_PYTHON)).replace("@PROGRAM@", str(program))
-            samples.bare.append(_by_hand(cluster, bare))
-            samples.cold.append(_ours(jobs, f"cold-{index}", KeepAlivePeriodInSeconds=KEEP_ALIVE_S))
-            _wait_for_pool(jobs, f"cold-{index}")
-            samples.warm.append(_ours(jobs, f"warm-{index}", reused=f"cold-{index}"))
-            cluster.wait_until_empty()
-    yield from _lines(samples)
+        script = cluster.torchrun_script(program, num_nodes=NUM_HOSTS)
+        bare = BARE.replace("@PYTHON@", str(TRAIN_PYTHON)).replace("@PROGRAM@", str(program))
+        peers = {"sbatch, srun torchrun": lambda: _by_hand(cluster, script)}
+        if SUBMITIT.exists():
+            peers["submitit"] = lambda: _by_submitit(cluster, program)
+        yield Site(
+            name="slurm",
+            service=cluster.service,
+            peers=peers,
+            bare=lambda: _by_hand(cluster, bare),
+            bare_note="srun of the script itself, ranks by SLURM_PROCID",
+            wait_until_empty=cluster.wait_until_empty,
+            peer_note="" if SUBMITIT.exists() else SUBMITIT_NOTE,
+        )
+
+
+@contextlib.contextmanager
+def _boxes() -> Iterator[Site]:
+    with box_cluster() as cluster:
+        program = cluster.shared / PROGRAM
+        program.write_text(SCRIPT)
+
+        def by_ssh(command: str) -> Start:
+            submitted_at = time.time()
+            return _start(cluster.by_ssh(command, program), submitted_at)
+
+        yield Site(
+            name="boxes",
+            service=cluster.service,
+            peers={"torchrun by ssh": lambda: by_ssh(TORCHRUN_BY_SSH)},
+            bare=lambda: by_ssh(BARE_BY_SSH),
+            bare_note="ssh with the script itself, ranks by hand",
+            wait_until_empty=cluster.wait_until_empty,
+        )
 
 
 def _ours(jobs: BenchmarkJobs, name: str, *, reused: str = "", **resources: Any) -> Start:
@@ -172,7 +230,7 @@ def _start(lines: Sequence[str], submitted_at: float, *, problem: str = "") -> S
     )
 
 
-def _lines(samples: Samples) -> Iterator[Line]:
+def _lines(site: Site, samples: Samples) -> Iterator[Line]:
     everything = [
         *samples.cold,
         *samples.warm,
@@ -184,20 +242,21 @@ def _lines(samples: Samples) -> Iterator[Line]:
         print(f"wrong: {problem}", file=sys.stderr)
     for metric in METRICS:
         peers = {way: _median(starts, metric) for way, starts in samples.peers.items()}
+        by_hand = next(iter(peers))
         for kind, starts, allowance_s in (("cold", samples.cold, COLD_ALLOWANCE_S), ("warm", samples.warm, 0.0)):
             ours_s, spread = median_and_spread([getattr(start, metric) for start in starts])
             yield Line(
-                case=f"{metric},slurm,{kind},hosts={NUM_HOSTS}",
+                case=f"{metric},{site.name},{kind},hosts={NUM_HOSTS}",
                 metric="seconds",
                 unit="s",
                 better="lower",
                 ours=ours_s,
                 peers=peers,
-                peer_note="" if SUBMITIT.exists() else SUBMITIT_NOTE,
+                peer_note=site.peer_note,
                 bound=_median(samples.bare, metric),
-                bound_note="srun of the script itself, ranks by SLURM_PROCID",
-                goal=f"within {allowance_s:g} s of {BY_HAND}" if allowance_s else f"ahead of {BY_HAND}",
-                met=ours_s <= peers[BY_HAND] + allowance_s,
+                bound_note=site.bare_note,
+                goal=f"within {allowance_s:g} s of {by_hand}" if allowance_s else f"ahead of {by_hand}",
+                met=ours_s <= peers[by_hand] + allowance_s,
                 samples=len(starts),
                 spread=spread,
                 verified=not problems,
