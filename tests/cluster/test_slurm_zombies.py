@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-CLUSTER_BED = {"are_alike": True}
+CLUSTER_BED = {"are_alike": True, "options": "SlurmdTimeout=300\n"}  # as by default: Slurm misses the node later
 # Says and stores who it is and how far: a run that goes on in secret is seen in the log and in the checkpoints.
 COUNTS = """
 import os, secrets, time

@@ -362,9 +362,9 @@ class SlurmBed:
         number = NODES.index(node) + 1
         # The head's own numbers of processes know no node: the link is made from outside of its process namespace.
         head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]
-        link = ["ip", "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0"]
+        link = ["ip", "link", "add", f"to-node-{number}", "type", "veth", "peer", "name", "eth0"]
         subprocess.run([*head, *link, "netns", str(self._first[node])], check=True, timeout=COMMAND_LIMIT_S)
-        self.run("ip", "link", "set", f"p{number}", "master", "br0", "up")
+        self.run("ip", "link", "set", f"to-node-{number}", "master", "br0", "up")
         self.run("ip", "addr", "add", f"10.88.0.{number}/24", "dev", "eth0", machine=node)
         self.run("ip", "link", "set", "eth0", "up", machine=node)
 

@@ -233,8 +233,9 @@ class ClusterEngine:
         return {}
 
     async def fence(self, plan: LaunchPlan, host: str) -> None:
-        """End one host; its number is free for another."""
+        """End one host; its number is free for another, and its node is served no more, ended or not."""
         index = plan.host(host).index
+        await self.enrolments.release(plan.pool, index)
         ended = await self.scheduler.end_host(plan.pool, index)
         if ended is not Ended.CERTAIN:
             _log.warning("%s, %s: its end was asked for: %s", plan.pool, host, ended.value)

@@ -2,15 +2,18 @@
 
 Where: `scheduler` notes each look at the queue here; `views` reads it. Slurm forgets a step when it ends, takes a
 failed node out of its job's list, and shows a job that is being cancelled as one that completes. Jobs that this service
-has ended are noted in files too, one each, so that after a restart nobody else is blamed for it:
+has ended, and hosts that it has given up because their nodes did not end them, are noted in files too, one each: nobody
+else is blamed for it after a restart, and the hosts of other nodes are not taken for doubles of them:
 
     <folder>/ended/4711
+    <folder>/ended/4711.1     host 1 of job 4711
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +22,7 @@ from clary.control.engines.slurm.queue_rows import JobRow, Phase
 from clary.control.engines.slurm.queue_watch import Snapshot
 
 ENDED_FOLDER = "ended"
+_HOST = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})")
 
 
 @dataclass(kw_only=True)
@@ -44,11 +48,14 @@ class Memory:
         self._folder = folder / ENDED_FOLDER
         self._jobs: dict[int, JobMemory] = {}
         self._ended: set[int] = set()  # leaders' ids
+        self._given_up: set[tuple[int, int]] = set()  # jobs or components, and their hosts
 
     def load(self) -> None:
-        """Make the folder, and read which jobs an earlier process of the service has ended."""
+        """Make the folder, and read which jobs and hosts an earlier process of the service has ended or given up."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._ended = {int(name) for name in os.listdir(self._folder) if name.isdigit()}
+        names = os.listdir(self._folder)
+        self._ended = {int(name) for name in names if name.isdigit()}
+        self._given_up = {(int(found[1]), int(found[2])) for name in names if (found := _HOST.fullmatch(name))}
 
     def of(self, job_id: int) -> JobMemory:
         """Return the facts of a job."""
@@ -76,11 +83,27 @@ class Memory:
             self._ended.discard(leader_id)
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / f"{leader_id}").unlink()
+        for job_id, index in [host for host in self._given_up if host[0] not in listed]:
+            self._given_up.discard((job_id, index))
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / f"{job_id}.{index}").unlink()
 
     def note_ended(self, leader_id: int) -> None:
         """Note, before it is done, that this service ends a job."""
         self._ended.add(leader_id)
-        descriptor = os.open(self._folder / f"{leader_id}", os.O_WRONLY | os.O_CREAT, 0o600)
+        self._write(f"{leader_id}")
+
+    def note_given_up(self, job_id: int, index: int) -> None:
+        """Note that a host's node did not end it in time: it counts as lost, though Slurm lists its step."""
+        self._given_up.add((job_id, index))
+        self._write(f"{job_id}.{index}")
+
+    def is_given_up(self, job_id: int, index: int) -> bool:
+        """Whether a host of a job counts as lost."""
+        return (job_id, index) in self._given_up
+
+    def _write(self, name: str) -> None:
+        descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT, 0o600)
         os.close(descriptor)
 
     def is_ended_by_us(self, job: JobRow) -> bool:

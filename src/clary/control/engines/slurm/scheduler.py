@@ -3,7 +3,7 @@
 Where: `cluster.cluster_engine` drives it. All that has to outlive the service is kept by Slurm, in comments of jobs
 (`queue_rows`); the folder holds what Slurm does not tell and may be lost:
 
-    <folder>/ended/4711               a job that this service has ended
+    <folder>/ended/4711               a job that this service has ended; 4711.1 is a host of it that was given up
     <folder>/output/slurm-4711.out    words of batch script, boot and agent, from nodes that see this folder
 """
 
@@ -38,6 +38,7 @@ KEEP_OUTPUT_S = 14 * 86_400.0
 SUBMIT_LIMIT_S = 60.0  # sbatch itself tries again while slurmctld is too busy
 END_WAIT_S = 5.0  # for a host or a job that was killed to be gone
 END_POLL_S = 0.2
+KILL_AGAIN_S = 10.0  # between attempts to kill the step of a host that was given up
 _MARK = re.compile(r"[0-9a-f]{4,64}")
 _TAG = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUBMITTED = re.compile(r"([0-9]+)(?:;.*)?")
@@ -105,6 +106,7 @@ class SlurmScheduler:
         self._has_accounting = False
         self._kill_wait_s = 30.0
         self._graces_s: dict[str, float] = {}
+        self._killed_s = float("-inf")  # when steps of hosts that were given up were killed last
 
     async def start(self, boot: Boot) -> None:
         """Look for the programs, ask the cluster how it is set up. Raises: EngineError."""
@@ -162,7 +164,11 @@ class SlurmScheduler:
         return allocations_of(await self._sight(), remarks=self._remarks)
 
     async def end_host(self, tag: str, index: int) -> Ended:
-        """End one host's step, and its job where that has no other. Raises: EngineError."""
+        """End one host's step, and its job where that has no other.
+
+        A node that does not do it in time is given up: the host is lost, and `ask` gets another node for it. Slurm
+        itself misses a node only after SlurmdTimeout, 300 s by default. Raises: EngineError.
+        """
         self._check_tag(tag)
         async with self._locks.setdefault(tag, asyncio.Lock()):
             deadline_s = self._clock.monotonic() + END_WAIT_S
@@ -178,10 +184,13 @@ class SlurmScheduler:
                 if empty:
                     await self._cancel(empty, sight.snapshot)
                 if not alive and not empty:
-                    silent = [job for job in jobs if _is_silent(sight.snapshot, self._memory, job, index)]
-                    return Ended.OUT_OF_REACH if silent else Ended.CERTAIN
+                    left = [job for job in jobs if _is_out_of_reach(sight, job, index)]
+                    return Ended.OUT_OF_REACH if left else Ended.CERTAIN
                 if self._clock.monotonic() > deadline_s:
-                    silent = [job for job in alive if _is_silent(sight.snapshot, self._memory, job, index)]
+                    for job in alive:
+                        _log.warning("%s: algo-%d is given up: its step of job %d stays", tag, index + 1, job.job_id)
+                        self._memory.note_given_up(job.job_id, index)
+                    silent = [job for job in alive if _is_out_of_reach(sight, job, index)]
                     return Ended.OUT_OF_REACH if silent else Ended.ASKED_FOR
                 for job in alive:
                     step = sight.snapshot.step_of(job.job_id, index)
@@ -221,6 +230,7 @@ class SlurmScheduler:
         """Look at the cluster, and ask further about jobs that look as if somebody ends them."""
         snapshot = await self._watch.look(is_new=is_new)
         self._memory.note(snapshot)
+        await self._end_given_up(snapshot)
         for job in snapshot.jobs:
             facts = self._memory.of(job.job_id)
             if job.phase is Phase.RUNS and job.ends_early and facts.preempted_until is None:
@@ -238,6 +248,13 @@ class SlurmScheduler:
             kill_wait_s=self._kill_wait_s,
             graces_s=self._graces_s,
         )
+
+    async def _end_given_up(self, snapshot: Snapshot) -> None:
+        """Kill steps that nodes have left when they were told to, now and then: a node may have come back."""
+        steps = [step.step_id for step in snapshot.steps if self._memory.is_given_up(step.job_id, step.index)]
+        if steps and self._clock.monotonic() - self._killed_s > KILL_AGAIN_S:
+            self._killed_s = self._clock.monotonic()
+            await self._programs.run("scancel", "--signal=KILL", *steps)
 
     async def _ask_whether_preempted(self, job: JobRow) -> None:
         done = await self._programs.run("squeue", "--noheader", f"--jobs={job.job_id}", "--Format=PreemptTime:40")
@@ -335,9 +352,11 @@ def _has_others(sight: Sight, components: list[JobRow], index: int) -> bool:
     return any(member is None or member.is_alive for member in members.values())
 
 
-def _is_silent(snapshot: Snapshot, memory: Memory, job: JobRow, index: int) -> bool:
-    row = snapshot.nodes.by_name.get(memory.of(job.job_id).places.get(index, ""))
-    return row is not None and row.is_silent
+def _is_out_of_reach(sight: Sight, job: JobRow, index: int) -> bool:
+    """Whether the node of a host does not answer, or has not ended its step when it was told to."""
+    row = sight.snapshot.nodes.by_name.get(sight.memory.of(job.job_id).places.get(index, ""))
+    stays = sight.memory.is_given_up(job.job_id, index) and sight.snapshot.step_of(job.job_id, index) is not None
+    return stays or (row is not None and row.is_silent)
 
 
 def _refusal(order: AllocationOrder, done: Outcome) -> EngineError:

@@ -82,6 +82,9 @@ def member_of(sight: Sight, job: JobRow, index: int) -> Member | None:
             is_alive=False,
             why_dead=f"Slurm job {job.job_id} has lost node {node}{state}" if node else "its node has failed",
         )
+    if sight.memory.is_given_up(job.job_id, index):
+        why = f"{node} did not end its step of Slurm job {job.job_id} when it was told to"
+        return Member(node=node, is_alive=False, why_dead=why)
     has_step = sight.snapshot.step_of(job.job_id, index) is not None
     if job.phase is Phase.LEAVES:
         is_alive = has_step or not _is_known_why(sight, job)

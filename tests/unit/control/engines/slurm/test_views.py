@@ -223,3 +223,23 @@ def test_what_this_service_ends_is_its_own_act_after_a_restart_too(cluster):
     assert [path.name for path in folder.iterdir()] == ["6"]
     later.look()  # Slurm has forgotten it
     assert list(folder.iterdir()) == []
+
+
+def test_a_host_that_its_node_did_not_end_counts_as_lost_after_a_restart_too(cluster):
+    cluster.look(job(), steps=STEPS)
+    cluster.memory.note_given_up(6, 1)
+    found = cluster.look(job(), steps=STEPS)
+    assert alive(found) == {0: True, 1: False}
+    assert found.members[1].why_dead == "node-2 did not end its step of Slurm job 6 when it was told to"
+    folder = cluster.memory._folder
+    later = Cluster(folder.parent)
+    extra = job(7, (1,), nodes=("node-3",))
+    found = later.look(job(), extra, steps=(*STEPS, step(7, 1, "node-3")))
+    assert (found.state, alive(found), found.members[1].node) == (
+        AllocationState.GRANTED,
+        {0: True, 1: True},
+        "node-3",
+    )
+    assert not later.memory.is_given_up(7, 1)
+    later.look()  # Slurm has forgotten both
+    assert list(folder.iterdir()) == []
