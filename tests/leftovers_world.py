@@ -14,7 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from clary.base.processes import read_process_list
+from clary.base.processes import descendants_in, read_process_list
 from clary.testing import census
 
 MARK = "CLARYS_TEST_WORKER"  # not CLARY_...: the service withholds those from what it starts
@@ -83,7 +83,7 @@ class OwnWorld:
     def pids(self, entries=None):
         """Return every process that comes from this one, however distant, zombies that one of them has to reap too."""
         entries = read_process_list() if entries is None else entries
-        found = census.descendants([os.getpid()], entries)
+        found = descendants_in(entries, [os.getpid()])
         if self._cgroup is not None:
             for folder, _, _ in os.walk(self._cgroup):
                 with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs") as file:
@@ -94,7 +94,7 @@ class OwnWorld:
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
                     if marked in file.read().split(b"\0"):
                         found.add(pid)
-        found |= census.descendants(found, entries)
+        found |= descendants_in(entries, found)
         return {pid for pid in found if pid in entries and pid != os.getpid()}
 
 

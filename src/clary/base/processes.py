@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -122,16 +123,26 @@ def read_process_list() -> dict[int, ProcessEntry]:
 def live_descendants(ancestor: int) -> dict[int, ProcessEntry]:
     """Return the processes below `ancestor` that have not ended."""
     entries = read_process_list()
+    return {pid: entries[pid] for pid in descendants_in(entries, [ancestor]) if not entries[pid].has_ended}
+
+
+def descendants_in(entries: Mapping[int, ProcessEntry], ancestors: Iterable[int]) -> set[int]:
+    """Return the processes below `ancestors`, ended ones included, ancestors only where they are below one another.
+
+    Args:
+        entries: of `read_process_list`.
+        ancestors: their pids.
+    """
     children: dict[int, list[int]] = {}
     for pid, entry in entries.items():
         children.setdefault(entry.parent, []).append(pid)
-    found = {}
-    waiting = list(children.get(ancestor, ()))
+    found: set[int] = set()
+    waiting = [child for ancestor in ancestors for child in children.get(ancestor, ())]
     while waiting:
         pid = waiting.pop()
-        waiting.extend(children.get(pid, ()))
-        if not entries[pid].has_ended:
-            found[pid] = entries[pid]
+        if pid not in found:
+            found.add(pid)
+            waiting.extend(children.get(pid, ()))
     return found
 
 

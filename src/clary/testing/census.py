@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from clary.base.processes import ProcessEntry, ProcessId, read_process_list, read_variables
@@ -34,21 +34,6 @@ def processes(pids: Iterable[int], entries: Mapping[int, ProcessEntry] | None = 
             kind = Kind.ZOMBIE if entry.has_ended else Kind.PROCESS
             holder, identity = (entry.parent if entry.has_ended else 0), str(entry.started_at)
             found.append(Thing(kind=kind, name=str(pid), identity=identity, holder=holder, detail=command_text(pid)))
-    return found
-
-
-def descendants(ancestors: Collection[int], entries: Mapping[int, ProcessEntry]) -> set[int]:
-    """Return the processes below `ancestors`, zombies included, ancestors not."""
-    children: dict[int, list[int]] = {}
-    for pid, entry in entries.items():
-        children.setdefault(entry.parent, []).append(pid)
-    found: set[int] = set()
-    waiting = [child for ancestor in ancestors for child in children.get(ancestor, ())]
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
-            waiting.extend(children.get(pid, ()))
     return found
 
 

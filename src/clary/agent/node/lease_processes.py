@@ -15,7 +15,14 @@ import signal
 import time
 from collections.abc import Container, Iterable
 
-from clary.base.processes import ProcessEntry, ProcessId, exec_deadline, read_process_list, read_variables
+from clary.base.processes import (
+    ProcessEntry,
+    ProcessId,
+    descendants_in,
+    exec_deadline,
+    read_process_list,
+    read_variables,
+)
 from clary.contract.box_protocol import MARK
 
 END_LIMIT_S = 20.0  # for processes that were killed to be gone; freeing much memory takes seconds
@@ -40,13 +47,13 @@ def marked(lease: str, known: Iterable[ProcessId] = (), children: Container[int]
         _reap(pid for pid in adopted if entries[pid].has_ended)
         roots |= adopted
     roots |= {pid for pid, entry in entries.items() if not entry.has_ended and mark in read_variables(pid, deadline)}
-    return _alive(entries, roots | _below(entries, roots))
+    return _alive(entries, roots | descendants_in(entries, roots))
 
 
 def below(ancestor: int) -> list[ProcessId]:
     """Return the live descendants of a process."""
     entries = read_process_list()
-    return _alive(entries, _below(entries, {ancestor}))
+    return _alive(entries, descendants_in(entries, {ancestor}))
 
 
 def kill(processes: Iterable[ProcessId]) -> None:
@@ -105,17 +112,3 @@ def _alive(entries: dict[int, ProcessEntry], pids: Iterable[int]) -> list[Proces
     return [
         ProcessId(pid, str(entries[pid].started_at)) for pid in sorted(pids) if pid != me and not entries[pid].has_ended
     ]
-
-
-def _below(entries: dict[int, ProcessEntry], roots: set[int]) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for pid, entry in entries.items():
-        children.setdefault(entry.parent, []).append(pid)
-    found: set[int] = set()
-    waiting = [child for root in roots for child in children.get(root, ())]
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
-            waiting.extend(children.get(pid, ()))
-    return found

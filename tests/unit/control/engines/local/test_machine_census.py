@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.base.processes import read_process_list
+from clary.base.processes import descendants_in, read_process_list
 from clary.control.engines.local import machine_census
 from clary.control.engines.local.leftover_things import Kind
 from clary.testing import census
@@ -40,7 +40,7 @@ def test_a_process_is_told_with_its_command_and_a_zombie_with_its_parent(child):
 def test_descendants_include_zombies_and_grandchildren(child):
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert child.pid in census.descendants([os.getppid()], read_process_list())
+    assert child.pid in descendants_in(read_process_list(), [os.getppid()])
 
 
 def test_environment_and_command_of_a_process_that_is_gone_are_empty(child):
