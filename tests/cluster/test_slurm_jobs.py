@@ -138,6 +138,9 @@ def test_a_service_that_is_killed_finds_its_hosts_again_and_no_line_is_lost(clus
     record = json.loads((cluster.service.home / "run" / "service.json").read_text())
     os.kill(record["pid"], signal.SIGKILL)
     time.sleep(1.0)
+    refused = cluster.service.clary("up", "--engine", "local", check=False)  # it would lose the hosts
+    assert refused.returncode == 1
+    assert f"hosts of engine slurm, and this service would have engine local: {name}" in refused.stderr
     cluster.service.clary("up")
     facts = wait(aws, name)
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")

@@ -33,6 +33,7 @@ from clary.control.scheduling.placement import capacity_of
 from clary.control.settings import Settings, load_settings
 from clary.control.shared_words import OWN_ACCESS, shared_by_settings
 from clary.control.state_folder import StateFolder
+from clary.control.unused_settings import unused_settings
 
 GIB = 1024**3
 MIN_FREE_BYTES = 5 * GIB
@@ -72,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
         *_nodes(settings),
         *_isolation(engine),
         *[Finding("not isolated", sentence) for sentence in shared_by_settings(settings, _reachable(settings))],
+        *[Finding("settings", sentence) for sentence in unused_settings(settings)],
         *([Finding("job keys", OWN_ACCESS)] if settings.job_api_access == OWN else []),
         _disk(folder),
         *_state(settings),

@@ -22,6 +22,7 @@ from clary.control.server.__main__ import NEW_DATABASE, NEW_KEYS
 from clary.control.settings import Settings, load_settings, unknown_variables, variable_of
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import StateFolder
+from clary.control.unused_settings import unused_settings
 
 LOG_TAIL_LINES = 15
 
@@ -80,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     if settings.engine != "local":
         nodes = connection.get("capacity")
         print(f"  nodes  {sum(kind['num_nodes'] for kind in nodes['kinds'])} of {nodes['engine']}, at {nodes['url']}")
+    for sentence in unused_settings(settings):
+        print(f"  !!     {sentence}")
     for sentence in shared_by_settings(settings, [parse_entry(text) for text in settings.reachable_networks]):
         print(f"  !!     {sentence}")
     print(f"  state  {folder.root}")

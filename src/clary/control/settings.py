@@ -84,13 +84,13 @@ class Settings:
     )
     node_scratch: str = _setting(
         "",
-        "folder of every node for what a host needs while it lives; empty: SLURM_TMPDIR, TMPDIR or /tmp, as there is; "
-        "of no effect with engine local",
+        "folder of every node of a Slurm cluster for what a host needs while it lives; empty: SLURM_TMPDIR, TMPDIR or "
+        "/tmp, as there is; of no effect with other engines",
         pattern="(/.*)?",
     )
     node_python: str = _setting(
         "python3",
-        "interpreter of nodes that runs the agent, 3.10 or newer; of no effect with engine local",
+        "interpreter of nodes of a Slurm cluster that runs the agent, 3.10 or newer; of no effect with other engines",
         pattern=r"\S+",
     )
     tls_port: int = _port(4571, "second port, TLS under a private CA, for clients that insist on https; 0 is off")
@@ -161,7 +161,8 @@ class Settings:
     )
     isolation: str = _setting(
         "auto",
-        "auto, namespaces or processes: how hosts are kept apart",
+        "auto, namespaces or processes: how hosts are kept apart; on other machines each node finds out, and "
+        "`namespaces` refuses nodes without",
         pattern="auto|namespaces|processes",
     )
     machine_view: str = _setting(

@@ -4,6 +4,7 @@ Where: the server and every command; nothing else knows these names. Keys are fi
 
     settings.toml   clary.db   service.log
     run/service.json     address and process of the running service; beside it a copy, for when one is damaged
+    run/engine           where hosts of jobs come from: local, slurm or boxes
     run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the person who owns the service; admin token; master key of job keys
     client/              generated SageMaker configuration and endpoints file
@@ -16,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from base64 import b32encode
 from dataclasses import asdict, dataclass, field
@@ -25,11 +25,13 @@ from pathlib import Path
 from clary.base.errors import ContractError, Fault
 from clary.base.plain import from_plain
 from clary.base.processes import ProcessId
+from clary.base.whole_files import replace_durably
 from clary.contract.launch_plan import Credentials
 from clary.control import full_disks
 from clary.control.permissions.temporary_keys import TemporaryKeys
 
 JOB_KEY_PREFIX = "CLARYJOB"
+LOCAL_ENGINE = "local"
 _MADE_WITH_KEYS = ("clary.db", "database.json")  # files that a service makes when it has keys
 _WAY_OUT = (
     "put a copy of that file back, or begin with new keys, which ends the jobs that run and closes every session, "
@@ -178,6 +180,21 @@ class StateFolder:
         """Private CA and server certificate."""
         return self.root / "tls"
 
+    def read_engine(self) -> str:
+        """Return the engine of the last service; local for a folder of a release that had no other."""
+        try:
+            return self._engine_path.read_text(encoding="ascii").strip() or LOCAL_ENGINE
+        except (OSError, ValueError):
+            return LOCAL_ENGINE
+
+    def write_engine(self, name: str) -> None:
+        """Note the engine of the service that begins. Raises: OSError."""
+        replace_durably(self._engine_path, name.encode("ascii"))
+
+    @property
+    def _engine_path(self) -> Path:
+        return self.root / "run" / "engine"
+
     def create(self) -> None:
         """Create the folders; the state folder itself is closed to other users.
 
@@ -217,7 +234,7 @@ class StateFolder:
     def write_service_record(self, record: ServiceRecord) -> None:
         """Replace run/service.json and its copy, each in one step."""
         for path in (self.service_record_path, self.service_record_copy_path):
-            _write_atomically(path, json.dumps(asdict(record)), mode=0o644)
+            replace_durably(path, json.dumps(asdict(record)).encode(), mode=0o644)
 
     def remove_service_record(self) -> None:
         """Remove run/service.json and its copy, of a service that leaves in order."""
@@ -226,7 +243,7 @@ class StateFolder:
 
     def write_secrets(self, kept: RootSecrets) -> None:
         """Write the keys that a service has in memory, where their file is gone or damaged."""
-        _write_atomically(self.secrets_path, json.dumps(asdict(kept)), mode=0o600)
+        replace_durably(self.secrets_path, json.dumps(asdict(kept)).encode())
 
     @property
     def secrets_path(self) -> Path:
@@ -295,17 +312,3 @@ def read_record_file(path: Path) -> ServiceRecord | None:
             "end the service that wrote it, if it runs, and remove the file and its copy beside it",
             fault=Fault.USER,
         ) from error
-
-
-def _write_atomically(path: Path, text: str, *, mode: int) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # on a full disk, half a file would be left
-        raise

@@ -21,6 +21,7 @@ from typing import Any
 
 from clary.base.errors import ContractError
 from clary.base.plain import from_plain
+from clary.base.whole_files import replace_durably
 
 # Options of Python: only this file's code and the standard library, whatever else is installed there or set.
 ISOLATED = ("-I", "-S")
@@ -104,41 +105,9 @@ def make_private(folder: Path) -> None:
         folder.chmod(PRIVATE)
 
 
-def write_whole(path: Path, content: bytes, *, mode: int = SECRET) -> None:
-    """Put content in the place of a file, in one step that is on disk when this returns. Raises: OSError.
-
-    Args:
-        path: of the file.
-        content: all of it.
-        mode: of the file.
-    """
-    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk. Raises: OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document as `write_whole` does."""
-    write_whole(path, json.dumps(document).encode())
+    """Write a document as `replace_durably` does."""
+    replace_durably(path, json.dumps(document).encode())
 
 
 def read_json(path: Path) -> Any:

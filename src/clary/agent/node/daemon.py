@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, write_whole
+from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private
 from clary.agent.node.lease_processes import adopt_orphans
 from clary.agent.node.lease_table import LeaseTable
 from clary.agent.node.machine import boot_id, box_facts, gpu_uuids
@@ -30,6 +30,7 @@ from clary.agent.node.user_unit import remove_unit
 from clary.base.errors import ContractError
 from clary.base.plain import from_plain, to_plain
 from clary.base.processes import ProcessId
+from clary.base.whole_files import replace_durably
 from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, BoxOrders, BoxReport
 
 EXIT_HELD = 3  # another daemon has the folder
@@ -213,7 +214,7 @@ class Daemon:
             raise OSError(f"boot {digest[:12]} could not be fetched: {error}") from error
         if hashlib.sha256(source).hexdigest() != digest:
             raise OSError(f"boot {digest[:12]} came as something else")
-        write_whole(path, source)
+        replace_durably(path, source)
         return path
 
     def _clear_out(self) -> None:

@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, write_json, write_whole
+from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, write_json
 from clary.agent.node.machine import machine_digest
 from clary.agent.node.reaching import why_no_service
 from clary.agent.node.user_unit import start_daemon, stop_unit, who_restarts
 from clary.base.errors import ContractError
 from clary.base.plain import to_plain
 from clary.base.processes import ProcessId
+from clary.base.whole_files import replace_durably
 from clary.contract.box_protocol import BOX_NAME
 
 HOME_NAME = ".clary-node"
@@ -86,11 +87,11 @@ def _install(asked: Mapping[str, str], archive: Path) -> dict[str, Any]:
     config = BoxConfig(
         name=asked["name"], url=asked["url"], machine=machine_digest(), scratch=scratch, restarts=who_restarts()
     )
-    write_whole(folder.archive(digest), packed)
+    replace_durably(folder.archive(digest), packed)
     stop_unit(config.name)
     _stop(folder)
-    write_whole(folder.authority, asked["ca_pem"].encode())
-    write_whole(folder.token, asked["token"].encode())
+    replace_durably(folder.authority, asked["ca_pem"].encode())
+    replace_durably(folder.token, asked["token"].encode())
     write_json(folder.config, to_plain(config))
     start_daemon(folder, folder.archive(digest), config.name)
     pid = _await_start(folder)

@@ -18,10 +18,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from clary.agent.node.box_folder import make_private, read_json, sync_folder, write_json, write_whole
+from clary.agent.node.box_folder import make_private, read_json, write_json
 from clary.base.errors import ContractError
 from clary.base.plain import from_plain, to_plain
 from clary.base.processes import ProcessId
+from clary.base.whole_files import replace_durably, sync_folder
 from clary.contract.box_protocol import LEASE_ID, LeaseOrder
 
 _PROOF_BYTES = 32
@@ -87,7 +88,7 @@ class LeaseFiles:
         """
         make_private(self.folder)
         proof = secrets.token_hex(_PROOF_BYTES)
-        write_whole(self.proof, proof.encode())
+        replace_durably(self.proof, proof.encode())
         record = LeaseRecord(
             lease=order.lease,
             tag=order.tag,

@@ -1,6 +1,6 @@
 """Packs the daemon with its imports into one file; the same sources give the same bytes, which a digest names.
 
-Where: the command line sends it to boxes (`cli.node_install`), and compares its digest with what boxes tell.
+Where: the command line sends it to boxes (`cli.remote_python`), and compares its digest with what boxes tell.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from pathlib import Path
 import clary
 
 _PACKAGES = ("clary", "clary/agent", "clary/base", "clary/contract")  # whose own modules begin with documentation alone
-_MODULES = ("base/errors.py", "base/plain.py", "base/processes.py", "base/string_enum.py", "contract/box_protocol.py")
+_MODULES = (
+    "base/errors.py",
+    "base/plain.py",
+    "base/processes.py",
+    "base/string_enum.py",
+    "base/whole_files.py",
+    "contract/box_protocol.py",
+)
 _FOLDER = "agent/node"
 _START = '''"""Starts the daemon's commands."""
 

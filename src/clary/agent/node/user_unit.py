@@ -12,8 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clary.agent.node.box_folder import ISOLATED, BoxFolder, write_whole
+from clary.agent.node.box_folder import ISOLATED, BoxFolder
 from clary.agent.node.machine import user_name
+from clary.base.whole_files import replace_durably
 
 PROGRAM_TIMEOUT_S = 15.0
 BY_HAND = "nothing: after a reboot, run clary hosts add again"
@@ -98,7 +99,7 @@ def _start_unit(folder: BoxFolder, archive: Path, box: str) -> bool:
     )
     path = _unit_path(box)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text.encode(), mode=0o644)
+    replace_durably(path, text.encode(), mode=0o644)
     steps = (("daemon-reload",), ("enable", unit_name(box)), ("restart", unit_name(box)))
     return all(_run("systemctl", "--user", *step) is not None for step in steps)
 

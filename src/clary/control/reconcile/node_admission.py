@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from clary.base.clock import Clock
 from clary.base.errors import WireError
+from clary.contract.launch_plan import Link
 from clary.control.engines.cluster.node_kinds import choose_kind
 from clary.control.engines.cluster.scheduler import NodeKind
 from clary.control.jobs.job_request import JobRequest
@@ -104,6 +105,10 @@ class NodeAdmission(Admission):
             mapped = map_hosts([one], {group.instance_type: shape}, machine=machine, settings=self._settings)
             notes += [note.replace("this machine", "its node") for note in mapped.notes]
             warnings += mapped.warnings
+            if shape.link != Link():
+                notes.append(
+                    f"{shape.name}: rate_mbit_s, delay_ms and loss_percent have no effect on the links between nodes"
+                )
             first = mapped.hosts[0]
             whole = replace(
                 first.resources,

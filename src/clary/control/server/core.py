@@ -42,7 +42,7 @@ from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.scheduling.prices import PriceList
 from clary.control.scheduling.spot import SpotSchedule, load_schedule
 from clary.control.server.foundations import Foundations
-from clary.control.server.host_source import other_machines
+from clary.control.server.host_source import other_machines, require_same_engine
 from clary.control.services.call import Services
 from clary.control.settings import Settings
 from clary.control.store.documents.document_folders import take_over
@@ -124,6 +124,9 @@ class Core:
         self._past.load((await store.cards.page(LAST_COMPLETED, now=self._base.clock.now())).cards)
         hub.listen(self._past.note)
         await hub.load()
+        holders = [job.name for job in hub.active_jobs() if job.pool or job.hosts]
+        holders += [job.name for job in hub.waiting_jobs().values() if job.pool]
+        require_same_engine(self._base.folder, self._base.settings.engine, holders)
         if self.cluster is not None:
             expect_boots(hub, self.cluster.enrolments)
             await self.cluster.start()

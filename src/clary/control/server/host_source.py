@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clary.base.errors import EngineError, Fault
 from clary.control.engines.boxes.desk import BoxDesk
 from clary.control.engines.boxes.scheduler import BoxesScheduler
 from clary.control.engines.cluster.bundle import boot_script, make_bundle
@@ -18,8 +20,10 @@ from clary.control.engines.slurm.scheduler import SlurmScheduler
 from clary.control.server.edge.tls import ensure_certificates
 from clary.control.server.foundations import Foundations
 from clary.control.server.ports import nodes_host
+from clary.control.state_folder import StateFolder
 
 MARK_DIGITS = 8
+MOST_NAMED = 5  # jobs in an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,25 @@ class HostSource:
     engine: ClusterEngine
     boxes: BoxDesk | None
     signals_all: bool  # whether its SIGTERM goes to every process of a host
+
+
+def require_same_engine(folder: StateFolder, engine: str, holders: Sequence[str]) -> None:
+    """Note the engine of this service, unless jobs hold hosts of another: these would be lost, and never taken back.
+
+    Args:
+        folder: where the engine of the last service is noted.
+        engine: of this one.
+        holders: jobs that hold hosts, or have asked for some.
+    Raises: EngineError that names both engines, the jobs and the command that goes on with them.
+    """
+    last = folder.read_engine()
+    if last != engine and holders:
+        raise EngineError(
+            f"jobs hold hosts of engine {last}, and this service would have engine {engine}: "
+            f"{', '.join(holders[:MOST_NAMED])}{' and others' if len(holders) > MOST_NAMED else ''}. Go on with them: clary up --engine {last}; or stop them there first",
+            fault=Fault.USER,
+        )
+    folder.write_engine(engine)
 
 
 def other_machines(base: Foundations) -> HostSource | None:
@@ -63,5 +86,12 @@ def other_machines(base: Foundations) -> HostSource | None:
     else:
         boxes = BoxesScheduler(base.folder.root / "boxes", base.clock)
         scheduler, desk = boxes, boxes.desk
-    engine = ClusterEngine(scheduler, base.folder.root, base.clock, bundle=make_bundle(), boot=boot)
+    engine = ClusterEngine(
+        scheduler,
+        base.folder.root,
+        base.clock,
+        bundle=make_bundle(),
+        boot=boot,
+        needs_namespaces=settings.isolation == "namespaces",
+    )
     return HostSource(engine=engine, boxes=desk, signals_all=settings.engine == "slurm")

@@ -34,6 +34,7 @@ from clary.control.server.ownership import cancel
 from clary.control.server.state_files import keep_files
 from clary.control.settings import Settings
 from clary.control.state_folder import ServiceRecord, StateFolder
+from clary.control.unused_settings import unused_settings
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ async def run_service(
         _announce(stack, base, core.hub, memory_limits=memory_limits)
         log.info("clary %s answers at %s (isolation: %s)", __version__, base.ports.urls(settings).api, isolation.value)
         log.info("memory limits of hosts are %s", memory_limits)
+        for sentence in unused_settings(settings):
+            log.warning("%s", sentence)
         await leave.wait()
         await core.rehearsing.interrupt()  # before their jobs end, which would look like a verdict
         await _end_jobs(core.hub, reconciler)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, read_json, write_json, write_whole
+from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, read_json, write_json
 from clary.agent.node.lease_files import KeptProcess, LeaseFiles
 from clary.base.errors import ContractError
 from clary.base.plain import to_plain
@@ -66,26 +66,6 @@ def test_a_record_that_could_not_be_written_is_none(files, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         files.make(ORDER, "boot-1")
     assert files.read_record() is None
-
-
-def test_a_file_is_replaced_in_one_step_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    write_whole(path, b"old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
-    with pytest.raises(OSError, match="Input/output"):
-        write_whole(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [found.name for found in tmp_path.iterdir()] == ["file"]
-
-
-def test_nothing_is_written_through_a_link_that_somebody_has_laid(tmp_path):
-    target = tmp_path / "theirs"
-    target.write_text("theirs")
-    path = tmp_path / "token"
-    path.symlink_to(target)
-    write_whole(path, b"secret")
-    assert target.read_text() == "theirs"
-    assert not path.is_symlink()
 
 
 def test_a_folder_of_somebody_else_is_not_ours(tmp_path, monkeypatch):

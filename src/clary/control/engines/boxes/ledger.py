@@ -9,9 +9,7 @@ not be written has not happened, in memory neither. Who changes something is not
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 
 from clary.base.errors import ContractError, EngineError, Fault
 from clary.base.plain import from_plain, to_plain
+from clary.base.whole_files import remove_durably, replace_durably
 from clary.control.engines.boxes.records import AllocationRecord, BoxRecord, JoinTokenRecord
 
 T = TypeVar("T")
@@ -131,32 +130,11 @@ class _Shelf:
     async def _change(self, name: str, text: str | None) -> None:
         path = self._folder / f"{name}{_SUFFIX}"
         try:
-            await asyncio.to_thread(_replace, path, text)
+            if text is None:
+                await asyncio.to_thread(remove_durably, path)
+            else:
+                await asyncio.to_thread(replace_durably, path, text.encode())
         except OSError as error:
             raise EngineError(
                 f"{path} could not be written: {error.strerror}; nothing has changed", retryable=True
             ) from error
-
-
-def _replace(path: Path, text: str | None) -> None:
-    """Put a text in the place of a file, or remove it; either is on disk when this returns."""
-    if text is None:
-        path.unlink(missing_ok=True)
-    else:
-        draft = path.with_name(f"{path.name}{_DRAFT}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()  # on a full disk half a file would be left
-            raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

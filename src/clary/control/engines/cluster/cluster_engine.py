@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clary.base.clock import Clock
-from clary.base.errors import EngineError
+from clary.base.errors import EngineError, Fault
 from clary.contract.enrolment import Admission
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.control.engines.cluster.bundle import Bundle
@@ -37,6 +37,7 @@ from clary.control.scheduling.machine import Machine
 
 ALLOCATIONS_FOLDER = "allocations"
 LOOK_S = 1.0  # between looks at the scheduler while a gang enrols
+ASK_AGAIN_S = 10.0  # an order that was lost, or came through twice, is mended after this
 SETTLED_S = 5.0  # after which the scheduler's view of a host counts more than its boot's
 MOST_FAILURES = 3  # boots of one host that end at once: a node is broken, or cannot reach the service
 END_WAIT_S = 10.0  # for an allocation to be gone; the rest is the reaper's
@@ -56,10 +57,22 @@ class ClusterEngine:
         home: state folder of the service.
         clock: for waits.
         bundle: the agent's.
-        boot: what a node needs to start.
+        boot: starts on each node.
+        needs_namespaces: whether nodes that allow none are refused.
     """
 
-    def __init__(self, scheduler: ClusterScheduler, home: Path, clock: Clock, *, bundle: Bundle, boot: Boot) -> None:
+    def __init__(
+        self,
+        scheduler: ClusterScheduler,
+        home: Path,
+        clock: Clock,
+        *,
+        bundle: Bundle,
+        boot: Boot,
+        needs_namespaces: bool = False,
+    ) -> None:
+        self._needs_namespaces = needs_namespaces
+        self._asked_s: dict[str, float] = {}  # tag -> when the scheduler was asked last, by the monotonic clock
         self.scheduler = scheduler
         self.bundle = bundle
         self._boot = boot
@@ -120,11 +133,19 @@ class ClusterEngine:
     async def ask(self, order: AllocationOrder) -> None:
         """Ask for the hosts of a pool that nobody holds; returns at once.
 
+        Where the scheduler's list shows that all were asked for, it is asked again only after ASK_AGAIN_S. Many jobs
+        may wait, and each question is a look at the whole queue.
+
         Raises: EngineError; not retryable if boots of a host have ended MOST_FAILURES times before they had enrolled.
         """
         self.enrolments.expect(order.tag, len(order.hosts))
-        self._count_failures(order, (await self._allocations()).get(order.tag))
+        known = (await self._allocations()).get(order.tag)
+        self._count_failures(order, known)
+        now_s = self._clock.monotonic()
+        if _is_covered(order, known) and now_s - self._asked_s.get(order.tag, float("-inf")) < ASK_AGAIN_S:
+            return
         await self.scheduler.ask(order)
+        self._asked_s[order.tag] = now_s
         # Looked at again, as the scheduler has: what it asked for anew belongs to another boot.
         known = (await self._allocations()).get(order.tag)
         for index in self.enrolments.reports(order.tag):
@@ -154,6 +175,7 @@ class ClusterEngine:
     def _forget_failures(self, tag: str) -> None:
         self._alive = {key for key in self._alive if key[0] != tag}
         self._failures = {key: number for key, number in self._failures.items() if key[0] != tag}
+        self._asked_s.pop(tag, None)
 
     async def grant(self, tag: str, num_hosts: int) -> Grant:
         """Return whether the hosts of a pool were granted, or why they wait, in the scheduler's words."""
@@ -177,7 +199,16 @@ class ClusterEngine:
         while not await self.enrolments.wait(tag, LOOK_S):
             await self._require_members(tag, plan)
         reports = self.enrolments.reports(tag)
-        return joined(plan, {host.index: reports[host.index] for host in plan.hosts})
+        ready = joined(plan, {host.index: reports[host.index] for host in plan.hosts})
+        plain = [
+            f"{host.name} on {reports[host.index].node} is plain processes, which nothing keeps apart: "
+            f"{reports[host.index].isolation_why or 'it allows no namespaces'}"
+            for host in plan.hosts
+            if reports[host.index].isolation != Isolation.NAMESPACES.value
+        ]
+        if plain and self._needs_namespaces:
+            raise EngineError(f"setting isolation asks for namespaces; {'; '.join(plain)}", fault=Fault.CAPACITY)
+        return replace(ready, warnings=(*ready.warnings, *plain))
 
     async def start_agents(self, plan: LaunchPlan) -> None:
         """Let the boots of the pool become agents; hosts with an agent hear of the attempt by asking."""
@@ -238,7 +269,7 @@ class ClusterEngine:
         await self.enrolments.release(plan.pool, index)
         ended = await self.scheduler.end_host(plan.pool, index)
         if ended is not Ended.CERTAIN:
-            _log.warning("%s, %s: its end was asked for: %s", plan.pool, host, ended.value)
+            _log.warning("%s, %s: processes of it may be left: its end is %s", plan.pool, host, ended.value)
 
     async def release(self, job_name: str, attempt: int) -> Released:
         """Do nothing: an attempt's folders are its node's, and go with the host."""
@@ -275,10 +306,6 @@ class ClusterEngine:
         """Return nothing: the reaper ends allocations that no job claims."""
         return []
 
-    async def unclaimed_memory(self) -> list[str]:
-        """Return nothing: nodes are other machines."""
-        return []
-
     async def _require_members(self, tag: str, plan: LaunchPlan) -> None:
         known = (await self._allocations()).get(tag)
         if known is None or known.state is AllocationState.GONE:
@@ -302,10 +329,21 @@ class ClusterEngine:
                 self._unheard = error.message
             return None
         self._unheard = ""
-        if known is None or known.state is AllocationState.GONE:
-            return {} if known is None else {i: replace(one, is_alive=False) for i, one in known.members.items()}
+        if known is None:
+            return {}
+        if known.state is AllocationState.GONE:
+            return {index: replace(member, is_alive=False) for index, member in known.members.items()}
         return known.members
 
     async def _allocations(self) -> Mapping[str, Allocation]:
         self._last = await self.scheduler.allocations()
         return self._last
+
+
+def _is_covered(order: AllocationOrder, known: Allocation | None) -> bool:
+    """Whether each host of an order has a living member, or the whole order waits in the scheduler's queue."""
+    if known is None or not all(member.is_alive for member in known.members.values()):
+        return False
+    if known.state is AllocationState.PENDING:
+        return True
+    return known.state is AllocationState.GRANTED and all(wish.index in known.members for wish in order.hosts)

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import hmac
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from clary.base.clock import Clock
 from clary.base.errors import ContractError, EngineError, WireError
 from clary.base.plain import from_plain, to_plain
+from clary.base.whole_files import replace_durably
 from clary.contract.enrolment import MAX_LIST, Admission, Enrolment, NodeReport, Standby
 
 MAX_WAIT_S = 25.0
@@ -91,7 +91,9 @@ class Enrolments:
     async def release(self, tag: str, index: int) -> None:
         """Give a number free whose host is gone: another boot may claim it, and the one that had it never again.
 
-        A node that was out of reach may come back, and its boot ask as if nothing had happened. Raises: OSError.
+        A node that was out of reach may come back, and its boot ask as if nothing had happened.
+
+        Raises: EngineError if it could not be written down; until a restart of the service it holds all the same.
         """
         gang = self._gangs.get(tag)
         if gang is None:
@@ -103,7 +105,12 @@ class Enrolments:
             if holder is not None:
                 gang.given_up.add(holder.claim_digest)
                 self._tell(gang)
-                await self._keep(tag, gang, gang.enrolled)
+                try:
+                    await self._keep(tag, gang, gang.enrolled)
+                except OSError as error:
+                    raise EngineError(
+                        f"{self._path(tag)}: {error.strerror}; free space there", retryable=True
+                    ) from error
 
     def forget(self, tag: str) -> None:
         """Let nobody of an allocation in any more; boots that wait are told to leave."""
@@ -135,8 +142,13 @@ class Enrolments:
         return frozenset() if gang is None else frozenset(gang.given_up)
 
     async def wait(self, tag: str, wait_s: float) -> bool:
-        """Wait for every number of an allocation to be taken, at most `wait_s` seconds; return whether they are."""
-        gang = self._gangs[tag]
+        """Wait for every number of an allocation to be taken, at most `wait_s` seconds; return whether they are.
+
+        Raises: EngineError for an allocation that has ended.
+        """
+        gang = self._gangs.get(tag)
+        if gang is None:
+            raise EngineError(f"{tag} has ended")
         if len(gang.enrolled) < gang.num_hosts:
             await self._wait_for_change(gang, wait_s)
         return len(gang.enrolled) >= gang.num_hosts
@@ -229,24 +241,10 @@ class Enrolments:
         document: dict[str, object] = {str(index): to_plain(one) for index, one in sorted(enrolled.items())}
         if gang.given_up:
             document[_GIVEN_UP] = sorted(gang.given_up)
-        await asyncio.to_thread(self._write, tag, json.dumps(document))
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await asyncio.to_thread(replace_durably, self._path(tag), json.dumps(document).encode())
         if self._gangs.get(tag) is not gang:
             self._path(tag).unlink(missing_ok=True)  # it was forgotten meanwhile
-
-    def _write(self, tag: str, text: str) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._path(tag)
-        draft = path.with_suffix(f".{os.urandom(4).hex()}.new")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
 
 
 def _why_malformed(asked: Enrolment) -> str:

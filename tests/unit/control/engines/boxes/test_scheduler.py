@@ -258,17 +258,21 @@ async def test_a_service_that_is_killed_at_any_write_gives_no_box_twice_and_forg
 
     world = await SpokenBoxes(tmp_path / "boxes", FakeClock()).open()
     await world.add("box1", "box2", "box3")
-    real, left = ledger._replace, [number]
+    left = [number]
 
-    def replace_or_die(path, text):
-        left[0] -= 1
-        if left[0] == 0 and moment == "before":
-            raise Killed
-        real(path, text)
-        if left[0] == 0:
-            raise Killed
+    def dying(real):
+        def change_or_die(*arguments):
+            left[0] -= 1
+            if left[0] == 0 and moment == "before":
+                raise Killed
+            real(*arguments)
+            if left[0] == 0:
+                raise Killed
 
-    monkeypatch.setattr(ledger, "_replace", replace_or_die)
+        return change_or_die
+
+    for name in ("replace_durably", "remove_durably"):
+        monkeypatch.setattr(ledger, name, dying(getattr(ledger, name)))
     other = "pool_00000000000b"
     steps = [
         lambda: world.scheduler.ask(order(2)),
@@ -303,7 +307,7 @@ async def test_an_order_that_could_not_be_written_was_never_made(world, monkeypa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_replace", full)
+        patch.setattr(ledger, "replace_durably", full)
         with pytest.raises(EngineError, match="No space left on device; nothing has changed") as caught:
             await world.scheduler.ask(order(1))
     assert caught.value.retryable

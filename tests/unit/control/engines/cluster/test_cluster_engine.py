@@ -1,6 +1,7 @@
 """The engine of other machines over a scheduler in memory: grants, launches, losses, notices, ends."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -246,3 +247,64 @@ async def test_boots_that_end_again_and_again_are_not_asked_for_for_ever(engine,
     assert not refused.value.retryable
     await engine.release_pool(TAG)
     await engine.ask(order())
+
+
+async def test_a_scheduler_whose_list_shows_the_order_is_asked_again_only_now_and_then(engine, scheduler, clock):
+    await engine.ask(order())
+    scheduler.found = {TAG: Allocation(state=AllocationState.PENDING, reason="waits")}
+    for _ in range(20):
+        clock.advance(0.4)
+        await engine.ask(order())
+    assert len(scheduler.orders) == 1
+    clock.advance(10)  # an order that came through twice is mended then
+    await engine.ask(order())
+    assert len(scheduler.orders) == 2
+    for missing in (granted(True), granted(True, False)):
+        scheduler.found = {TAG: missing}
+        await engine.ask(order())
+    assert len(scheduler.orders) == 4
+
+
+async def test_plain_processes_are_said_and_refused_where_the_setting_asks_for_namespaces(tmp_path, scheduler, plan):
+    boot = Boot(script="", service_url="https://head:4571", ca_pem="")
+    scheduler.found = {TAG: granted(True, True)}
+    for needs_namespaces in (False, True):
+        home = tmp_path / str(needs_namespaces)
+        engine = ClusterEngine(
+            scheduler, home, FakeClock(), bundle=BUNDLE, boot=boot, needs_namespaces=needs_namespaces
+        )
+        await engine.ask(order())
+        await enrolled(engine, 0)
+        asked = question(1)
+        plain = replace(asked.report, isolation="processes", isolation_why="unshare: Operation not permitted")
+        await engine.enrolments.enrol(TAG, 1, replace(asked, report=plain))
+        words = "algo-2 on n1 is plain processes, which nothing keeps apart: unshare: Operation not permitted"
+        if needs_namespaces:
+            with pytest.raises(EngineError, match=words):
+                await engine.launch(plan)
+        else:
+            assert (await engine.launch(plan)).warnings[-1] == words
+
+
+async def test_a_fence_whose_record_cannot_be_written_says_so(engine, scheduler, plan, monkeypatch):
+    scheduler.found = {TAG: granted(True, True)}
+    await engine.ask(order())
+    await enrolled(engine, 0, 1)
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("clary.control.engines.cluster.enrolments.replace_durably", full)
+    with pytest.raises(EngineError, match="No space left on device"):
+        await engine.fence(plan, "algo-2")
+    assert set(engine.enrolments.reports(TAG)) == {0}
+
+
+async def test_a_launch_whose_allocation_was_given_up_ends(engine, scheduler, plan):
+    scheduler.found = {TAG: granted(True, True)}
+    await engine.ask(order())
+    launching = asyncio.ensure_future(engine.launch(plan))
+    await asyncio.sleep(0.05)
+    engine.enrolments.forget(TAG)
+    with pytest.raises(EngineError, match="has ended"):
+        await asyncio.wait_for(launching, 10)

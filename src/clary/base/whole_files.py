@@ -1,0 +1,49 @@
+"""Replaces small files as a whole: a process or a machine that is stopped at any moment leaves the old file or the new.
+
+Where: the state folder, records of engines, and the daemon of a box keep what they must not lose by it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SECRET = 0o600
+
+
+def replace_durably(path: Path, content: bytes, *, mode: int = SECRET) -> None:
+    """Put content in the place of a file, in one step that is on disk when this returns. Raises: OSError.
+
+    Args:
+        path: of the file.
+        content: all of it.
+        mode: of the file.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def remove_durably(path: Path) -> None:
+    """Remove a file; it is off the disk when this returns. One that is missing is well. Raises: OSError."""
+    path.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk. Raises: OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

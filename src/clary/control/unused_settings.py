@@ -1,0 +1,39 @@
+"""Settings that are set and have no effect with the engine that lends hosts, in sentences. Pure.
+
+Where: `clary up` and `clary doctor` print them, and the service's log has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clary.control.settings import Settings
+
+LOCAL, SLURM, BOXES = "local", "slurm", "boxes"
+_REACH = "programs reach what their nodes reach"
+_WHOLE = "a host has all of its node"
+# Setting -> engines with which it has no effect, and why.
+_UNUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "internet": ((SLURM, BOXES), _REACH),
+    "reachable_networks": ((SLURM, BOXES), _REACH),
+    "max_hosts": ((SLURM, BOXES), "nodes are as many as there are"),
+    "memory_per_host_bytes": ((SLURM, BOXES), _WHOLE),
+    "memory_overcommit": ((SLURM, BOXES), _WHOLE),
+    "advertise_url": ((LOCAL,), "hosts are this machine's own"),
+    "node_scratch": ((LOCAL, BOXES), "`clary hosts add --scratch` names a box's"),
+    "node_python": ((LOCAL, BOXES), "`clary hosts add --python` names a box's"),
+    "slurm": ((LOCAL, BOXES), "no hosts come from Slurm"),
+}
+
+
+def unused_settings(settings: Settings) -> list[str]:
+    """Return a sentence for each setting that was set and has no effect with the engine of `settings`."""
+    default = Settings()
+    found = [
+        f"Setting {name} has no effect with engine {settings.engine}: {why}."
+        for name, (engines, why) in _UNUSED.items()
+        if settings.engine in engines and getattr(settings, name) != getattr(default, name)
+    ]
+    if settings.engine != LOCAL and settings.isolation == "processes":
+        found.append(f"Setting isolation = processes has no effect with engine {settings.engine}: each node finds out.")
+    return found
