@@ -46,9 +46,10 @@ def require_same_engine(folder: StateFolder, engine: str, holders: Sequence[str]
     """
     last = folder.read_engine()
     if last != engine and holders:
+        names = ", ".join(holders[:MOST_NAMED]) + (" and others" if len(holders) > MOST_NAMED else "")
         raise EngineError(
-            f"jobs hold hosts of engine {last}, and this service would have engine {engine}: "
-            f"{', '.join(holders[:MOST_NAMED])}{' and others' if len(holders) > MOST_NAMED else ''}. Go on with them: clary up --engine {last}; or stop them there first",
+            f"jobs hold hosts of engine {last}, and this service would have engine {engine}: {names}. Go on with "
+            f"them: clary up --engine {last}; or stop them there first",
             fault=Fault.USER,
         )
     folder.write_engine(engine)

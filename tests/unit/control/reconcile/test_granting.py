@@ -6,6 +6,7 @@ from clary.base.errors import EngineError, WireError
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.reconcile.granting import expect_boots
 from clary.control.reconcile.unowned_hosts import UnownedHosts
+from clary.control.settings import Settings
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_queue_engine import FakeQueueEngine
 
@@ -188,3 +189,11 @@ async def test_the_outlook_of_a_job_is_the_engines_words_and_no_estimate(plane, 
     assert place.estimate == engine.words
     engine.kinds.clear()
     assert plane.services.queue.place(await plane.job("job")).estimate == engine.words
+
+
+async def test_a_link_that_settings_shape_is_said_to_be_as_it_is(tmp_path, engine):
+    settings = Settings(home=str(tmp_path), instance_types={"ml.m5.large": {"rate_mbit_s": 100}})
+    async with ControlPlane.open(tmp_path, engine=engine, settings=settings) as plane:
+        await plane.create()
+        notes = (await plane.job("job")).emulation
+    assert "ml.m5.large: rate_mbit_s, delay_ms and loss_percent have no effect on the links between nodes" in notes
