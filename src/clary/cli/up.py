@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from clary.base.errors import ClaryError
+from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, find_running
 from clary.cli.contexts import require_local
 from clary.cli.service_start import wait_until_ready
@@ -66,6 +66,12 @@ def run(options: argparse.Namespace) -> int:
         os.execv(sys.executable, _command(options))  # noqa: S606 - the same interpreter, our own module
     running = find_running(settings)
     if running is not None:
+        if options.engine and (engine := folder.read_engine()) != options.engine:
+            raise ClaryError(
+                f"clary already runs at {running.record.url} with engine {engine}, not {options.engine}; "
+                f"run: clary down, and then: clary up --engine {options.engine}",
+                fault=Fault.USER,
+            )
         if options.json:
             return _print_json(running, settings, was_running=True)
         print(f"clary already runs at {running.record.url}  (state in {folder.root}, stop with: clary down)")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from clary.base.errors import ClaryError
 from clary.cli import up
 
 RECORD = SimpleNamespace(url="http://127.0.0.1:1", tls_url="", pid=1, version="0", memory_limits="soft")
@@ -51,3 +52,17 @@ def test_a_missing_torch_and_the_command_that_mends_it_are_told_each_time(say, i
         "AWS's framework images are refused: no torch; run: pip install torch",
         "a disk is full",
     ]
+
+
+@pytest.mark.parametrize(("engine", "told"), [("local", ""), ("boxes", "with engine local, not boxes")])
+def test_a_service_that_runs_is_not_taken_for_one_with_another_engine(tmp_path, monkeypatch, engine, told):
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    monkeypatch.setenv("CLARY_ENGINE", "local")  # so that what the command sets does not outlive the test
+    monkeypatch.setattr(up, "why_default_fails", lambda settings, probe: "")
+    monkeypatch.setattr(up, "find_running", lambda settings: FakeConnection(tmp_path))
+    options = argparse.Namespace(foreground=False, json=False, new_database=False, new_keys=False, engine=engine)
+    if not told:
+        assert up.run(options) == 0
+        return
+    with pytest.raises(ClaryError, match=f"{told}; run: clary down"):
+        up.run(options)
