@@ -53,7 +53,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start the service unless it runs, wait until it answers, say where."""
+    """Start the service unless it runs, wait until it answers, say where.
+
+    Raises: ClaryError (fault USER) when a service with another engine than `--engine` runs; it stays as it is.
+    """
     if options.engine:
         os.environ[variable_of("engine")] = options.engine  # of the service that is started, too
     settings = load_settings()
