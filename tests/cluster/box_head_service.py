@@ -1,6 +1,6 @@
 """A service with a scheduler of boxes alone, on the head of a bed, and waits.
 
-Where: tests of boxes over a real sshd (`box_world`), and of jobs on boxes (`box_jobs`).
+Where: tests of boxes over a real sshd (`box_world`), and of jobs on boxes (`box_heads`).
 """
 
 import contextlib

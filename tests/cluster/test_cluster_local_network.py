@@ -41,7 +41,7 @@ async def engine(tmp_path):
     engine = LocalHosts(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
     yield engine
     for folder in (tmp_path / "jobs").glob("*/*"):
-        await engine.release(folder.parent.name, int(folder.name))
+        await engine.end_attempt(folder.parent.name, int(folder.name))
     assert engine._children == {}
     assert await engine.leftovers() == []
 
@@ -51,7 +51,7 @@ def anchor_of(plan):
 
 
 async def test_namespaces_are_chosen_here(engine):
-    assert engine.isolation()[0] is Isolation.NAMESPACES
+    assert engine.capacity().isolation is Isolation.NAMESPACES
 
 
 async def test_every_host_reaches_every_other_on_eth0_and_nothing_else(engine):
@@ -304,7 +304,7 @@ async def test_hosts_reach_the_service_under_its_own_url_with_half_close_both_wa
                 asked = ASK_SERVICE.format(port=server.port, request="b'abc' + bytes(5_000_000) + b'xyz'")
                 assert (await Host(plan, name).run(asked)).startswith("5000006 zyx")
         finally:
-            await engine.release(plan.job_name, plan.attempt)
+            await engine.end_attempt(plan.job_name, plan.attempt)
 
 
 async def test_job_with_network_isolation_does_not_reach_the_service(engine):
@@ -334,7 +334,7 @@ with socket.create_connection(("127.0.0.1", {server.port}), timeout=20) as conne
 """
             assert (await Host(plan, "algo-1").run(ask)).split("\n") == ["half of it", "reset"]
         finally:
-            await engine.release(plan.job_name, plan.attempt)
+            await engine.end_attempt(plan.job_name, plan.attempt)
 
 
 async def test_restart_of_the_service_goes_unnoticed_inside(tmp_path):
@@ -348,7 +348,7 @@ async def test_restart_of_the_service_goes_unnoticed_inside(tmp_path):
         with MachineServer(lambda connection: connection.sendall(read_all(connection)), port) as server:
             assert await asking == "1 x"
     finally:
-        await engine.release(plan.job_name, plan.attempt)
+        await engine.end_attempt(plan.job_name, plan.attempt)
 
 
 async def test_relay_moves_more_than_300_megabytes_a_second(tmp_path):
@@ -375,7 +375,7 @@ print(count / (time.monotonic() - began) / 1e6)
 """
             mb_s = float(await Host(plan, "algo-1").run(send))
         finally:
-            await engine.release(plan.job_name, plan.attempt)
+            await engine.end_attempt(plan.job_name, plan.attempt)
     # 800 MB/s on 2 idle cores, where three processes share them; a loaded machine gets a third of that.
     assert mb_s > (300 if os.getloadavg()[0] < 1 else 100)
 
@@ -427,7 +427,7 @@ async def test_release_ends_what_still_runs_inside_the_hosts(engine):
     plan = await engine.launch(plan_of(2))
     stray = Host(plan, "algo-2").start("print('listening', flush=True); time.sleep(300)")
     assert stray.stdout.readline() == "listening\n"
-    released = await engine.release(plan.job_name, plan.attempt)
+    released = await engine.end_attempt(plan.job_name, plan.attempt)
     assert len(released.killed) == 1
     assert await asyncio.to_thread(stray.wait, 10) == -signal.SIGKILL
     stray.communicate()
@@ -476,8 +476,8 @@ from clary.testing.launch_plans import make_hosts, make_plan
 
 async def main():
     engine = LocalEngine(Settings(home=sys.argv[2]), "http://127.0.0.1:4570")
-    isolation, sentences = engine.isolation()
-    print(isolation.value, *sentences)
+    capacity = engine.capacity()
+    print(capacity.isolation.value, *capacity.gaps)
     folder = f"{sys.argv[2]}/jobs/pool_0123456789ab/1"
     plan = await engine.launch(make_plan(hosts=make_hosts(2), pool_folder=folder))
     print(plan.network.user_namespace_path is not None)
@@ -509,8 +509,8 @@ server.accept()[0].sendall(b"hello")
     await partition(plan.pool_folder, "algo-2", up=True)
     stray = await start("algo-2", "import time; time.sleep(300)")
     await stray.stdout.readline()
-    released = await engine.release_pool(plan.pool)
-    await engine.release(plan.job_name, plan.attempt)
+    released = await engine.end(plan.pool)
+    await engine.end_attempt(plan.job_name, plan.attempt)
     print(len(released.killed), await stray.wait())
 
 asyncio.run(main())

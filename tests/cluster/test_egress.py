@@ -128,9 +128,9 @@ except OSError as error:
         capture_output=True, text=True,
     ).stdout
     for pool in ("pool_open", "pool_shut"):
-        await engine.release_pool(pool)
-    await engine.release("job-1", 1)
-    await engine.release("shut", 1)
+        await engine.end(pool)
+    await engine.end_attempt("job-1", 1)
+    await engine.end_attempt("shut", 1)
     print(json.dumps({{
         "found": found, "num_local": num_local, "hosts": hosts, "isolated": isolated, "lo": interface,
     }}))
@@ -190,8 +190,8 @@ async def main():
         writer.close()
     await proxy.close()
     for name in ("one", "two"):
-        await engine.release_pool(f"pool_{{name}}")
-        await engine.release(name, 1)
+        await engine.end(f"pool_{{name}}")
+        await engine.end_attempt(name, 1)
     print(json.dumps(counted))
 
 asyncio.run(main())

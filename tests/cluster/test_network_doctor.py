@@ -420,7 +420,7 @@ async def test_links_that_a_job_has_asked_to_be_slow_are_well(examine, tmp_path)
             os.makedirs(f"{plan.work_folder}/{host.name}", exist_ok=True)
         findings = await asyncio.to_thread(examine.orders, [network_order(plan, host) for host in plan.hosts])
     finally:
-        await engine.release("job-1", 1)
+        await engine.end_attempt("job-1", 1)
     assert all_bad(findings) == {}
     (sums,) = {item.words for found in findings.values() for item in found if item.check is Check.COLLECTIVE}
     assert sums == "sum over 2 hosts"

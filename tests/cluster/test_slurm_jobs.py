@@ -8,6 +8,7 @@ import time
 import pytest
 from boto3_clients import job_request, log_of, unique, wait
 from program_jobs import script_request
+from warm_pools import wait_for_pool
 
 pytest_plugins = ["slurm_service"]
 pytestmark = [
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
+THEIR_USER = 65534  # nobody
 DDP = """
 import os, socket
 import torch
@@ -218,3 +220,40 @@ def test_a_controller_that_is_away_costs_no_job(cluster, aws):
     cluster.bed.start_controller()
     facts = wait(aws, name)
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+
+
+@pytest.mark.long
+def test_a_service_that_starts_while_slurm_is_away_goes_on_with_its_job_and_takes_new_ones(cluster, aws):
+    name, later = unique("away"), unique("later")
+    aws.sagemaker.create_training_job(**job_request(name, "sleep 8; echo done", ResourceConfig=hosts(2)))
+    wait(aws, name, until=("Training",))
+    record = json.loads((cluster.service.home / "run" / "service.json").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    cluster.bed.kill_controller()
+    up = cluster.service.clary("up")
+    assert "note   Slurm does not answer" in up.stdout
+    aws.sagemaker.create_training_job(**job_request(later, "echo ran", ResourceConfig=hosts(1)))
+    soon(
+        lambda: (
+            "Slurm does not answer" in " ".join(messages(aws.sagemaker.describe_training_job(TrainingJobName=later)))
+        )
+    )
+    cluster.bed.start_controller()
+    for one in (name, later):
+        facts = wait(aws, one)
+        assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+    assert "Slurm does not answer" not in cluster.service.clary("up").stdout
+
+
+@pytest.mark.long
+def test_kept_nodes_are_given_to_a_job_of_somebody_else_that_waits_for_them(cluster, aws):
+    name = unique("kept")
+    kept = hosts(3, KeepAlivePeriodInSeconds=600)
+    aws.sagemaker.create_training_job(**job_request(name, "true", ResourceConfig=kept))
+    assert wait(aws, name)["TrainingJobStatus"] == "Completed"
+    wait_for_pool(aws, name, "Available")
+    command = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--chdir=/", "--wrap=true"]
+    number = cluster.bed.run(*command, user=THEIR_USER)
+    wait_for_pool(aws, name, "Terminated")
+    soon(lambda: "JobState=COMPLETED" in cluster.bed.run("scontrol", "show", "job", number))
+    assert f"Slurm job {number} of " in (cluster.service.home / "service.log").read_text()

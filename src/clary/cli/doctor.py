@@ -170,7 +170,7 @@ def _environment(settings: Settings) -> Finding:
 
 
 def _machine(engine: LocalEngine, settings: Settings) -> Finding:
-    machine = engine.machine()
+    machine = engine.capacity().machine
     capacity = capacity_of(machine, settings)
     return Finding(
         "machine",
@@ -193,10 +193,10 @@ def _reachable(settings: Settings) -> tuple[Reachable, ...]:
 
 
 def _isolation(engine: LocalEngine) -> list[Finding]:
-    isolation, sentences = engine.isolation()
+    found = engine.capacity()
     return [
-        Finding("isolation", isolation.value),
-        *[Finding("not isolated", sentence) for sentence in sentences],
+        Finding("isolation", found.isolation.value),
+        *[Finding("not isolated", sentence) for sentence in found.gaps],
     ]
 
 

@@ -42,7 +42,8 @@ MAX_CLUE_CHARACTERS = 800  # of Clue.text; FailureReason has room for 1024
 FAILURE_GRACE_S = 2.0
 FAILURE_REASON = "failure"  # of the order to stop that follows on a failure of the job
 RECLAIM_REASON = "reclaimed"  # of the order to stop that follows on capacity that is taken back
-NOTICE_MARGIN_S = 2.0  # of the time that a notice leaves, kept for what comes after the end of the programs
+NOTICE_MARGIN_S = 2.0  # of the time that a notice leaves, kept at most for what comes after the end of the programs
+_NOTICE_MARGIN_PART = 0.08  # of that time, where this is less: programs get at least nine tenths of any grace
 
 
 class HostPhase(StrEnum):
@@ -291,3 +292,13 @@ class LogReceipt:
     """The service has stored every line below `next_sequence`."""
 
     next_sequence: int
+
+
+def notice_margin_s(grace_s: float, most_s: float = NOTICE_MARGIN_S) -> float:
+    """Return the part of a notice's grace that programs do not get: their last checkpoint and words need it.
+
+    Args:
+        grace_s: from the notice to the end of the capacity.
+        most_s: that is kept of a long grace.
+    """
+    return min(most_s, _NOTICE_MARGIN_PART * max(0.0, grace_s))

@@ -113,7 +113,7 @@ class ControlPlane:
         if queue is None:
             self.admission = Admission(
                 self.settings,
-                engine.machine(),
+                engine.capacity().machine,
                 self.hub,
                 _resolve_image,
                 self.market,

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from clary.contract.launch_plan import Isolation, LaunchPlan, NetworkPlan
-from clary.control.engines.interface import CapacityEnds, CutOff, HeldAttempt, Released
+from clary.control.engines.interface import Capacity, CutOff, HeldAttempt, HostState, Released
 from clary.control.scheduling.machine import Machine
 
 GIB = 1024**3
@@ -41,13 +41,9 @@ class FakeEngine:
         self._alive: dict[str, dict[str, bool]] = {}  # pool/1 -> host name -> whether its agent lives
         self._pools: dict[str, str] = {}  # attempt -> pool/1 that has its agents
 
-    def machine(self) -> Machine:
-        """Return the machine to divide among hosts."""
-        return self._machine
-
-    def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
-        """Return how hosts are kept apart."""
-        return Isolation.PROCESSES, ()
+    def capacity(self) -> Capacity:
+        """Return the machine to divide among hosts, which are plain processes."""
+        return Capacity(machine=self._machine, isolation=Isolation.PROCESSES)
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Give every host an address."""
@@ -64,42 +60,32 @@ class FakeEngine:
         self._pools[key] = _pool_key(plan)
         self._alive[_pool_key(plan)] = {host.name: True for host in plan.hosts}
 
-    async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
-        """Return host name -> whether its agent lives."""
+    async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
+        """Return host name -> whether its agent lives, and the test's `cut_off_hosts`."""
         alive = self._alive.get(_pool_key(plan), {})
-        return {host.name: alive.get(host.name, False) for host in plan.hosts}
-
-    async def why_dead(self, plan: LaunchPlan) -> Mapping[str, str]:
-        """Return nothing."""
-        del plan
-        return {}
-
-    async def notices(self, plan: LaunchPlan) -> Mapping[str, CapacityEnds]:
-        """Return nothing."""
-        del plan
-        return {}
-
-    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
-        """Return the test's `cut_off_hosts` among the hosts of this job."""
         return {
-            host.name: CutOff(why=self.cut_off_hosts[host.name], last_well_at=self.links_well_at.get(host.name))
+            host.name: HostState(
+                is_alive=alive.get(host.name, False),
+                cut_off=CutOff(why=self.cut_off_hosts[host.name], last_well_at=self.links_well_at.get(host.name))
+                if host.name in self.cut_off_hosts
+                else None,
+            )
             for host in plan.hosts
-            if host.name in self.cut_off_hosts
         }
 
-    async def fence(self, plan: LaunchPlan, host: str) -> None:
+    async def end_host(self, plan: LaunchPlan, host: str) -> None:
         """Let the host's agent end."""
         self.fenced.append(f"{_key(plan.job_name, plan.attempt)}/{host}")
         self._alive[_pool_key(plan)][host] = False
 
-    async def release(self, job_name: str, attempt: int) -> Released:
+    async def end_attempt(self, job_name: str, attempt: int) -> Released:
         """Note the attempt, and forget agents that have no folder but the attempt's own."""
         self.released.append(_key(job_name, attempt))
         _raise_next(self.release_errors)
         self._alive.pop(_key(job_name, attempt), None)
         return Released()
 
-    async def release_pool(self, pool: str) -> Released:
+    async def end(self, pool: str) -> Released:
         """Forget the pool's agents."""
         self.released_pools.append(pool)
         _raise_next(self.release_errors)

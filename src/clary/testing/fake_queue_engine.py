@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from clary.control.engines.cluster.queue import Grant
 from clary.control.engines.cluster.scheduler import AllocationOrder, NodeKind
 from clary.control.engines.interface import HeldAttempt, Released
@@ -26,6 +28,7 @@ class FakeQueueEngine(FakeEngine):
         self.asked: dict[str, AllocationOrder] = {}  # tag -> the last order
         self.num_asked = 0
         self.ask_errors: list[Exception] = []
+        self.wanted_by: dict[str, str] = {}  # tag -> who waits for its nodes
 
     async def ask(self, order: AllocationOrder) -> None:
         """Note an order. Raises: the next of `ask_errors`."""
@@ -40,11 +43,15 @@ class FakeQueueEngine(FakeEngine):
             return Grant(is_granted=False, words=self.words)
         return Grant(is_granted=True, words=f"{num_hosts} hosts were granted: n1 n2", notice_grace_s=30.0)
 
-    async def release_pool(self, pool: str) -> Released:
+    async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
+        """Return the first of these pools that a test says somebody waits for."""
+        return {tag: self.wanted_by[tag] for tag in [one for one in tags if one in self.wanted_by][:1]}
+
+    async def end(self, pool: str) -> Released:
         """Forget the pool's order."""
         self.asked.pop(pool, None)
         self.granted.discard(pool)
-        return await super().release_pool(pool)
+        return await super().end(pool)
 
     async def unreleased(self) -> list[HeldAttempt]:
         """Return the pools that were asked for."""

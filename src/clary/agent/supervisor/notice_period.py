@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 
-from clary.contract.agent_protocol import NOTICE_MARGIN_S, RECLAIM_REASON
+from clary.contract.agent_protocol import NOTICE_MARGIN_S, RECLAIM_REASON, notice_margin_s
 from clary.contract.launch_plan import LaunchPlan
 
 ECHO_S = 0.25  # a loop over the processes of a host takes milliseconds, unless the machine is busy
@@ -27,7 +27,7 @@ class NoticePeriod:
 
     Args:
         answer_s: from the notice to the moment at which the host stops without an order.
-        margin_s: before the engine's kill, for what comes after the programs.
+        margin_s: at most, before the engine's kill, for what comes after the programs.
         after_stop_s: from the end of the programs' grace to the agent's leave, where no engine kills.
     """
 
@@ -107,5 +107,6 @@ class NoticePeriod:
         return GANG_ECHO_S if self._is_engine_of_all and reason == RECLAIM_REASON else 0.0
 
     def _ends_at_s(self, began_at_s: float) -> float:
-        left_s = self._engine_grace_s - self._margin_s if self._engine_grace_s else self._stop_grace_s
-        return began_at_s + max(0.0, left_s)
+        if not self._engine_grace_s:
+            return began_at_s + self._stop_grace_s
+        return began_at_s + self._engine_grace_s - notice_margin_s(self._engine_grace_s, self._margin_s)

@@ -48,6 +48,25 @@ class CapacityEnds:
     ends_at: datetime | None = None  # aware, UTC; None where nobody has said it
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostState:
+    """An engine's knowledge of one host that it gave."""
+
+    is_alive: bool  # whether its agent runs, or may run; false for one that was never started
+    why_dead: str = ""  # in words, as far as the engine knows more than that its agent has ended
+    capacity_ends: CapacityEnds | None = None  # where the engine takes the host back
+    cut_off: CutOff | None = None  # where its network is gone, though its agent may still report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """All that an engine has."""
+
+    machine: Machine  # to divide among hosts; of an engine of many nodes their sum, for pages
+    isolation: Isolation  # the best that hosts have
+    gaps: tuple[str, ...] = ()  # sentences on everything that is not isolated
+
+
 class Engine(Protocol):
     """A source of hosts.
 
@@ -55,11 +74,8 @@ class Engine(Protocol):
     whether the same call can succeed later.
     """
 
-    def machine(self) -> Machine:
-        """Return the machine to divide among hosts."""
-
-    def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
-        """Return the isolation of hosts, and sentences on everything that is not isolated."""
+    def capacity(self) -> Capacity:
+        """Return machine and isolation; the first call may take a moment to find out about isolation."""
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Build the pool's network and return the plan with network, addresses and work folder filled in.
@@ -70,25 +86,16 @@ class Engine(Protocol):
     async def start_agents(self, plan: LaunchPlan) -> None:
         """Start one agent per host of a plan that `launch` returned, unless it runs."""
 
-    async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
-        """Return host name -> whether its agent runs; false for one that was never started."""
+    async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
+        """Return host name -> state, for every host of a plan; cheap enough to be asked twice a second per job."""
 
-    async def why_dead(self, plan: LaunchPlan) -> Mapping[str, str]:
-        """Return host name -> why its agent ended, as far as the engine knows more than that it did."""
-
-    async def notices(self, plan: LaunchPlan) -> Mapping[str, CapacityEnds]:
-        """Return host name -> end of its capacity, for hosts that the engine takes back."""
-
-    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
-        """Return host name -> facts, for hosts whose network is gone though their agents may still report."""
-
-    async def fence(self, plan: LaunchPlan, host: str) -> None:
+    async def end_host(self, plan: LaunchPlan, host: str) -> None:
         """End the agent of a host that was given up, and with it all processes of the host.
 
         A host that is lost to its job, because it is silent or cut off, must not go on training behind its back.
         """
 
-    async def release(self, job_name: str, attempt: int) -> Released:
+    async def end_attempt(self, job_name: str, attempt: int) -> Released:
         """End the attempt's remaining processes and remove its mounts, cgroups and host folders.
 
         The agents and the network are its pool's and stay.
@@ -97,7 +104,7 @@ class Engine(Protocol):
         of the attempt stay. After this the attempt can not be launched again.
         """
 
-    async def release_pool(self, pool: str) -> Released:
+    async def end(self, pool: str) -> Released:
         """End the agents of a pool and all processes on its hosts, and remove the pool's network."""
 
     async def forget(self, job_name: str) -> None:

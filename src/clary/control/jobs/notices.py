@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from clary.contract.agent_protocol import NOTICE_MARGIN_S, CapacityNotice
+from clary.contract.agent_protocol import CapacityNotice, notice_margin_s
 from clary.control.jobs import events
 
 _MAX_WHY_CHARACTERS = 200
@@ -31,7 +31,7 @@ def reclaimed(host: str, why: str, grace_left_s: float | None, stop_grace_s: flo
     if grace_left_s is None or not math.isfinite(grace_left_s):
         return events.Reclaimed(reason=reason, grace_s=stop_grace_s)
     left_s = max(0.0, grace_left_s)
-    grace_s = max(0.0, min(stop_grace_s, left_s - NOTICE_MARGIN_S))
+    grace_s = max(0.0, min(stop_grace_s, left_s - notice_margin_s(left_s)))
     return events.Reclaimed(reason=f"{reason}; {left_s:.0f} s are left", grace_s=grace_s)
 
 

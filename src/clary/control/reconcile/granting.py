@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Protocol
 
+from clary.base.clock import Clock
 from clary.base.errors import ClaryError, EngineError, WireError
 from clary.control.engines.cluster.queue import Queue
 from clary.control.engines.cluster.scheduler import AllocationOrder, HostWish
@@ -21,11 +22,12 @@ from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.job_tasks import JobTasks
 from clary.control.reconcile.launching import Launcher
 from clary.control.reconcile.node_admission import NodeAdmission
-from clary.control.reconcile.pool_keeping import PoolKeeper
+from clary.control.reconcile.pool_keeping import GIVES_WAY, PoolKeeper
 from clary.control.scheduling.placement import HostMapping, Place
 from clary.control.settings import Settings
 
 MOST_AT_ONCE = 50  # waiting jobs that are looked at in one pass; the next pass looks at the next ones
+GIVE_WAY_INTERVAL_S = 5.0  # between pools that give way: the engine uses what it has got first
 MARGIN_S = 600  # of an allocation beyond a job's own limits: boots, environments, channels
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class Granter:
         launcher: Launcher,
         tasks: JobTasks,
         settings: Settings,
+        clock: Clock,
     ) -> None:
         self._hub = hub
         self._queue = queue
@@ -73,10 +76,32 @@ class Granter:
         self._launcher = launcher
         self._tasks = tasks
         self._settings = settings
+        self._clock = clock
         self._looked_at: set[str] = set()
+        self._gave_way_s = float("-inf")  # when it was last asked who else waits
 
     async def start_waiting_jobs(self) -> None:
-        """Look at waiting jobs once, the longest wait first."""
+        """Look at waiting jobs once, the longest wait first; then have kept hosts give way to jobs that want them."""
+        await self._look_at_all()
+        await self._give_way()
+
+    async def _give_way(self) -> None:
+        """Give one unused pool up that somebody waits for: a job here, or anybody in the engine's queue."""
+        idle = self._pools.idle()
+        now_s = self._clock.monotonic()
+        if not idle or now_s - self._gave_way_s < GIVE_WAY_INTERVAL_S:
+            return
+        self._gave_way_s = now_s
+        try:
+            wanted = await self._queue.wanted([job.pool for job in idle])
+        except EngineError as error:
+            log.info("whether kept hosts are wanted is not known: %s", error.message)
+            return
+        for job in idle:
+            if why := wanted.get(job.pool):
+                await self._pools.give_up(job, f"{GIVES_WAY} ({why})")
+
+    async def _look_at_all(self) -> None:
         waiting = list(self._hub.waiting_jobs().values())
         left = [job for job in waiting if job.name not in self._looked_at] or waiting
         self._looked_at = set() if left is waiting else self._looked_at

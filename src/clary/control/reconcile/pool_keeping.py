@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -14,7 +15,7 @@ from clary.base.clock import Clock
 from clary.base.plain import from_plain, to_plain
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.statuses import SecondaryStatus
-from clary.control.engines.interface import Engine
+from clary.control.engines.interface import Engine, HostState
 from clary.control.jobs import events, health, warm_pools
 from clary.control.jobs.training_job import AttemptEnd, TrainingJob
 from clary.control.jobs.warm_pools import PoolDecision
@@ -97,8 +98,8 @@ class PoolKeeper:
                 return PoolDecision(stays=False, reason="the job pauses before it is tried again")
             if sick := health.why_replaced(job):
                 return PoolDecision(stays=False, reason=sick)
-            cut_off = await self._engine.cut_off(from_plain(LaunchPlan, job.plan))
-            reason = "; ".join(host.why for host in cut_off.values()) or "the job is tried again"
+            cut_off = _cut_off(await self._engine.hosts(from_plain(LaunchPlan, job.plan)))
+            reason = cut_off or "the job is tried again"
             return PoolDecision(stays=not cut_off, reason=reason)
         if not warm_pools.is_available(job):
             return PoolDecision(stays=False, reason="no other job may have its hosts")
@@ -125,7 +126,7 @@ class PoolKeeper:
 
     async def end(self, pool: str) -> None:
         """Take a pool's hosts back; raises EngineError."""
-        await self._engine.release_pool(pool)
+        await self._engine.end(pool)
         self._gateway.forget(pool)
 
     def _parked(self) -> list[TrainingJob]:
@@ -134,14 +135,19 @@ class PoolKeeper:
 
     async def _why_broken(self, job: TrainingJob) -> str:
         plan = from_plain(LaunchPlan, job.plan)
-        alive = await self._engine.agents_alive(plan)
-        dead = [host for host, lives in alive.items() if not lives]
+        hosts = await self._engine.hosts(plan)
+        dead = [name for name, host in hosts.items() if not host.is_alive]
         if dead:
             return f"the agent of {', '.join(dead)} has ended"
         silent = [host for host in job.hosts if self._gateway.silent_s(job.pool, host) > SILENT_S]
         if silent:
             return f"the agent of {', '.join(silent)} has not asked for work for {SILENT_S:g} s"
-        return "; ".join(host.why for host in (await self._engine.cut_off(plan)).values())
+        return _cut_off(hosts)
+
+
+def _cut_off(hosts: Mapping[str, HostState]) -> str:
+    """Say why hosts are cut off; empty while all are connected."""
+    return "; ".join(host.cut_off.why for host in hosts.values() if host.cut_off is not None)
 
 
 def _new_pool() -> str:

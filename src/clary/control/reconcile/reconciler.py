@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from clary.base.plain import from_plain
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.launch_plan import LaunchPlan
 from clary.control.engines.cluster.queue import Queue
-from clary.control.engines.interface import Engine
+from clary.control.engines.interface import Engine, HostState
 from clary.control.jobs import deadlines, events, notices, retries, warm_pools
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile import host_losses
@@ -103,6 +104,7 @@ class Reconciler:
                 launcher=self.launcher,
                 tasks=self._tasks,
                 settings=site.settings,
+                clock=clock,
             )
         self._waiting_checked_at_s: float | None = None
         self.is_draining = False  # set when the service leaves: nothing new starts
@@ -186,8 +188,9 @@ class Reconciler:
             await self.releaser.release_when_left(job)
             return
         plan = from_plain(LaunchPlan, job.plan)
-        alive = await self._engine.agents_alive(plan)
-        cut_off = await self._engine.cut_off(plan)
+        hosts = await self._engine.hosts(plan)
+        alive = {name: host.is_alive for name, host in hosts.items()}
+        cut_off = {name: host.cut_off for name, host in hosts.items() if host.cut_off is not None}
         if not self.launcher.has_launched(job) and host_losses.may_lack_agents(job):
             # Asked for by a service that ended before it could start the agents.
             if job.end_cause is None and job.ending is None:
@@ -204,11 +207,11 @@ class Reconciler:
         job = latest
         signs = host_losses.last_signs(job, self._gateway.last_signs(job))
         before = self._clock.now() - timedelta(seconds=deadlines.evidence_wait_s(job, self._limits))
-        reclaimed = await self._reclaimed_by_engine(job, plan)
+        reclaimed = self._reclaimed_by_engine(job, hosts)
         if reclaimed is not None:
             log.info("job %s: %s", job.name, reclaimed.reason)
             job = await self._hub.apply(job.name, reclaimed)
-        words = {} if all(alive.values()) else await self._engine.why_dead(plan)
+        words = {name: host.why_dead for name, host in hosts.items() if host.why_dead}
         dead = host_losses.dead_agents(job, alive, signs=signs, words=words)
         for event in (*dead, *host_losses.cut_off_hosts(job, cut_off, before=before)):
             log.warning("job %s: %s", job.name, event.why)
@@ -224,13 +227,15 @@ class Reconciler:
             if record.facts.phase is HostPhase.LOST and alive.get(host, False):
                 self.releaser.fence(job, plan, host)
 
-    async def _reclaimed_by_engine(self, job: TrainingJob, plan: LaunchPlan) -> events.Reclaimed | None:
+    def _reclaimed_by_engine(self, job: TrainingJob, hosts: Mapping[str, HostState]) -> events.Reclaimed | None:
         """Return the end of an attempt whose capacity the engine takes back, before any agent has said so."""
         if job.end_cause is not None or job.ending is not None:
             return None
-        for host, notice in (await self._engine.notices(plan)).items():
+        for name, host in hosts.items():
+            if (notice := host.capacity_ends) is None:
+                continue
             left_s = None
             if notice.ends_at is not None:
                 left_s = max(0.0, (notice.ends_at - self._clock.now()).total_seconds())
-            return notices.reclaimed(host, notice.why, grace_left_s=left_s, stop_grace_s=self._limits.stop_grace_s)
+            return notices.reclaimed(name, notice.why, grace_left_s=left_s, stop_grace_s=self._limits.stop_grace_s)
         return None

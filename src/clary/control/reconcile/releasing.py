@@ -84,7 +84,7 @@ class Releaser:
 
         async def end_host() -> None:
             try:
-                await self._engine.fence(plan, host)
+                await self._engine.end_host(plan, host)
             except ClaryError as error:
                 log.warning("job %s: %s could not be ended: %s", job.name, host, error.message)
             finally:
@@ -99,11 +99,11 @@ class Releaser:
             return
         release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
         if now_s < release_at_s and job.plan is not None:
-            alive = await self._engine.agents_alive(from_plain(LaunchPlan, job.plan))
+            hosts = await self._engine.hosts(from_plain(LaunchPlan, job.plan))
             # A lost host's agent obeys nobody; what still runs there must not outlive the job by this wait.
             waits_for = [host for host, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST]
             # Agents that stay with their pool say that they are done; one that has ended says nothing any more.
-            if any(alive[host] and not self._pools.has_come_back(job, host) for host in waits_for):
+            if any(hosts[host].is_alive and not self._pools.has_come_back(job, host) for host in waits_for):
                 return
         self._tasks.begin(job, self.release)
 
@@ -117,7 +117,7 @@ class Releaser:
             await self._seal_logs(job)
             if job.pool and not decision.stays:  # else it was given back while the job waited
                 await self._pools.end(job.pool)
-            await self._engine.release(job.name, job.attempt)
+            await self._engine.end_attempt(job.name, job.attempt)
         except ClaryError as error:
             log.warning("job %s: release failed, trying again: %s", job.name, error.message)
             self._retry_at_s[job.name] = self._clock.monotonic() + RETRY_RELEASE_S
@@ -146,7 +146,7 @@ class Releaser:
         plan = from_plain(LaunchPlan, job.plan)
         for host, record in job.hosts.items():
             if record.facts.phase is HostPhase.LOST or not self._pools.has_come_back(job, host):
-                await self._engine.fence(plan, host)
+                await self._engine.end_host(plan, host)
 
     async def _seal_logs(self, job: TrainingJob) -> None:
         """Make the job's lines durable; hosts are taken back even where that fails, or they would never be."""

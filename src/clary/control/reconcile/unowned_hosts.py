@@ -32,10 +32,10 @@ class Hosts(Protocol):
     async def unreleased(self) -> list[HeldAttempt]:
         """Return the attempts and pools that nobody has released."""
 
-    async def release(self, job_name: str, attempt: int) -> Released:
+    async def end_attempt(self, job_name: str, attempt: int) -> Released:
         """Take an attempt's hosts back."""
 
-    async def release_pool(self, pool: str) -> Released:
+    async def end(self, pool: str) -> Released:
         """Take a pool's hosts back."""
 
     async def set_aside(self, job_name: str) -> str:
@@ -60,7 +60,13 @@ class UnownedHosts:
 
     async def take_back(self) -> None:
         """Release hosts that no job owns; after START_WAIT_S the rest is released in the background."""
-        found = [held for held in await self._engine.unreleased() if not self._is_owned(held)]
+        try:
+            found = [held for held in await self._engine.unreleased() if not self._is_owned(held)]
+        except ClaryError as error:
+            if not error.retryable:
+                raise
+            log.warning("hosts that nobody owns are looked for later: %s", error.message)  # by `reap`
+            return
         if not found:
             return
         found.sort(key=lambda held: not _POOL.fullmatch(held.name))  # agents go before what they write to
@@ -99,11 +105,11 @@ class UnownedHosts:
     async def _is_released(self, held: HeldAttempt) -> bool:
         try:
             if _POOL.fullmatch(held.name):
-                released = await self._engine.release_pool(held.name)
+                released = await self._engine.end(held.name)
                 why = "no job holds it"
             else:
                 why = await self._why_unowned(held.name)
-                released = await self._engine.release(held.name, held.attempt)
+                released = await self._engine.end_attempt(held.name, held.attempt)
                 if why == _UNKNOWN:
                     why = f"{why}; its folder is now {await self._engine.set_aside(held.name)}"
         except ClaryError as error:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 
-from clary.base.errors import ContractError, WireError
+from clary.base.errors import ContractError, EngineError, WireError
 from clary.base.plain import from_plain, to_plain
 from clary.contract.enrolment import Admission, Enrolment
 from clary.control.engines.cluster.cluster_engine import ClusterEngine
+from clary.control.engines.cluster.late_start import LateStart
 from clary.control.server.edge.internal_http import json_answer
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -29,7 +30,7 @@ async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: Htt
         tag: of the path.
         index: of the path.
         request: its body is an Enrolment.
-    Raises: WireError 410 for a boot that nobody wants, 400 for a body that is no enrolment.
+    Raises: WireError 410 for a boot that nobody wants, 400 for a body that is no enrolment, 503 while nobody can tell.
     """
     if engine is None:
         raise WireError("AllocationOver", _NONE, http_status=410)
@@ -39,7 +40,12 @@ async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: Htt
         asked = from_plain(Enrolment, json.loads(request.body))
     except (ValueError, RecursionError, ContractError) as error:
         raise WireError("ValidationException", f"the body is no enrolment: {error}"[:300]) from error
-    answer = await engine.enrolments.enrol(tag, int(index), asked)
+    try:
+        answer = await engine.enrolments.enrol(tag, int(index), asked)
+    except EngineError as error:
+        if not error.retryable:
+            raise
+        raise WireError("ServiceUnavailable", error.message, http_status=503) from error  # it asks again
     status = 200 if isinstance(answer, Admission) else 202
     return json_answer(to_plain(answer), status=status)
 
@@ -49,3 +55,8 @@ def bundle(engine: ClusterEngine | None, digest: str) -> HttpResponse:
     if engine is None or digest != engine.bundle.digest:
         raise WireError("NotFound", _NONE if engine is None else "this release has another bundle", http_status=404)
     return HttpResponse(status=200, headers=[("Content-Type", "application/zip")], body=engine.bundle.data)
+
+
+def why_late(engine: ClusterEngine | None) -> str:
+    """Return why the scheduler of other machines has not begun; empty if it has."""
+    return engine.scheduler.why_late if engine is not None and isinstance(engine.scheduler, LateStart) else ""

@@ -79,7 +79,7 @@ class Core:
         self.faults = LocalFaults(local, settings.home_folder) if source is None else ClusterFaults(source.engine)
         self.admission: Admission
         if source is None:
-            machine, why_no_disks = local.machine(), self.faults.why_no_disks
+            machine, why_no_disks = local.capacity().machine, self.faults.why_no_disks
             self.admission = Admission(settings, machine, hub, resolve_image, self.market, clock, why_no_disks)
         else:
             engine = source.engine

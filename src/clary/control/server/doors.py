@@ -163,7 +163,7 @@ def _machine_page(base: Foundations, core: Core) -> MachinePage | None:
     """Return the page of this machine; None where hosts are other machines, of which it says nothing."""
     if core.cluster is not None:
         return None
-    return MachinePage(core.engine.machine(), core.admission, core.hub, base.folder.root)
+    return MachinePage(core.engine.capacity().machine, core.admission, core.hub, base.folder.root)
 
 
 def _own_names(settings: Settings) -> list[str]:

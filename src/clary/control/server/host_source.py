@@ -15,6 +15,7 @@ from clary.control.engines.boxes.desk import BoxDesk
 from clary.control.engines.boxes.scheduler import BoxesScheduler
 from clary.control.engines.cluster.bundle import boot_script, make_bundle
 from clary.control.engines.cluster.cluster_engine import ClusterEngine
+from clary.control.engines.cluster.late_start import LateStart
 from clary.control.engines.cluster.scheduler import Boot, ClusterScheduler
 from clary.control.engines.slurm.scheduler import SlurmScheduler
 from clary.control.server.edge.tls import ensure_certificates
@@ -23,6 +24,7 @@ from clary.control.server.ports import nodes_host
 from clary.control.state_folder import StateFolder
 
 MARK_DIGITS = 8
+SLURM_FOLDER = "slurm"
 MOST_NAMED = 5  # jobs in an error
 
 
@@ -75,15 +77,16 @@ def other_machines(base: Foundations) -> HostSource | None:
     desk: BoxDesk | None = None
     if settings.engine == "slurm":
         mark = hashlib.sha256(f"slurm:{base.secrets.master_key}".encode()).hexdigest()[:MARK_DIGITS]
-        scheduler = SlurmScheduler(
+        slurm = SlurmScheduler(
             settings.slurm,
             mark=mark,
-            folder=base.folder.root / "slurm",
+            folder=base.folder.root / SLURM_FOLDER,
             clock=base.clock,
             environment=os.environ,
             node_python=settings.node_python,
             node_scratch=settings.node_scratch,
         )
+        scheduler = LateStart(slurm, base.folder.root / SLURM_FOLDER / "kinds.json", base.clock)
     else:
         boxes = BoxesScheduler(base.folder.root / "boxes", base.clock)
         scheduler, desk = boxes, boxes.desk

@@ -23,7 +23,7 @@ from clary.control.server import box_routes
 from clary.control.server.actions.rerun_action import rerun
 from clary.control.server.actions.spot_actions import reclaim, set_capacity, spot_page
 from clary.control.server.agent_routes import MAX_NUMBERS, next_assignment, next_order, take_status, take_trace
-from clary.control.server.allocation_routes import bundle, enrol
+from clary.control.server.allocation_routes import bundle, enrol, why_late
 from clary.control.server.pages.capacity_page import capacity_page
 from clary.control.server.pages.compare_page import compare_page
 from clary.control.server.pages.dump_page import ask_for_dump, dump_page
@@ -199,7 +199,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", _V1 + "/spot", OWNER, lambda own, ask: set_capacity(own.market, ask.body)),
     Route(ANY, _V1 + "/spot", OWNER, lambda own, ask: spot_page(own.market)),
     Route(ANY, _V1 + "/rehearsal", OWNER, lambda own, ask: own.strikes.page()),
-    Route("GET", _V1 + "/state", OWNER, lambda own, ask: state_page(own.services, own.backups)),
+    Route("GET", _V1 + "/state", OWNER, lambda own, ask: state_page(own.services, own.backups, why_late(own.cluster))),
     Route("GET", _V1 + "/quarantine", OWNER, lambda own, ask: quarantine_page(own.services, ask.query)),
     Route("POST", _V1 + "/quarantine", OWNER, lambda own, ask: change_quarantine(own.services, ask.body)),
     Route("POST", _V1 + "/backup", OWNER, lambda own, ask: make_backup(own.backups)),

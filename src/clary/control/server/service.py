@@ -64,7 +64,7 @@ async def run_service(
         core = Core(base, egress, prices)
         await core.load(stack)
         memory_limits = core.engine.memory_limits()
-        isolation = core.engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
+        isolation = core.engine.capacity().isolation  # makes a network to find out: before anybody waits for an answer
         reconciler = core.reconciler(isolation)
         backups = BackupKeeper(base.store, base.life, base.clock, interval_s=settings.backup_interval_s)
         await open_doors(stack, base, core, backups)

@@ -64,10 +64,11 @@ def test_where_no_engine_kills_there_is_the_grace_of_a_stop_and_a_while_for_last
     assert made.leave_at_s() == 1000 + 120.0 + AFTER_STOP_S
 
 
-def test_a_grace_that_is_shorter_than_the_margin_leaves_nothing(time):
-    made = period(notice_grace_s=1.0)
+def test_of_a_short_grace_programs_get_nine_tenths_at_least(time):
+    made = period(notice_grace_s=10.0)
     made.begin("SIGTERM")
-    assert made.left_s() == 0.0
+    assert made.left_s() == pytest.approx(9.2)
+    assert made.leave_at_s() == pytest.approx(1000 + 9.2)
 
 
 @pytest.mark.parametrize(

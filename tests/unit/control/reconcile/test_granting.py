@@ -3,6 +3,7 @@
 import pytest
 
 from clary.base.errors import EngineError, WireError
+from clary.contract.agent_protocol import HostPhase
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.reconcile.granting import expect_boots
 from clary.control.reconcile.unowned_hosts import UnownedHosts
@@ -197,3 +198,45 @@ async def test_a_link_that_settings_shape_is_said_to_be_as_it_is(tmp_path, engin
         await plane.create()
         notes = (await plane.job("job")).emulation
     assert "ml.m5.large: rate_mbit_s, delay_ms and loss_percent have no effect on the links between nodes" in notes
+
+
+async def kept(plane, engine, name):
+    """Run a job to its end whose hosts are kept then; returns their pool."""
+    resources = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
+    await plane.create(name, ResourceConfig={**resources, "KeepAlivePeriodInSeconds": 600})
+    await plane.passes()
+    tag = (await plane.job(name)).pool
+    engine.granted.add(tag)
+    await plane.passes(2)
+    await plane.pool_gateway.next_assignment(tag, "algo-1", after="", wait_s=0)
+    agent = plane.agent(name)
+    for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+        await agent.report(phase)
+    for phase in (HostPhase.EXITED, HostPhase.DONE):
+        await agent.report(phase, exits=(plane.exit_of(0),), uploaded=agent.model_uris(phase))
+    assert await plane.pool_gateway.next_assignment(tag, "algo-1", after=f"{name}:1", wait_s=0) is None
+    await plane.passes(2)
+    assert (await plane.describe(name))["WarmPoolStatus"]["Status"] == "Available"
+    return tag
+
+
+async def test_hosts_that_nobody_uses_give_way_to_who_waits_for_their_nodes(plane, engine):
+    tag = await kept(plane, engine, "one")
+    assert engine.released_pools == []
+    engine.wanted_by = {tag: "Slurm job 4712 of anna waits for nodes"}
+    plane.clock.advance(6)
+    await plane.passes(3)
+    assert engine.released_pools == [tag]
+    assert (await plane.describe("one"))["WarmPoolStatus"]["Status"] == "Terminated"
+
+
+async def test_hosts_are_kept_while_the_engine_does_not_say_who_waits(plane, engine):
+    await kept(plane, engine, "one")
+
+    async def silent(tags):
+        raise EngineError("slurmctld does not answer", retryable=True)
+
+    engine.wanted = silent
+    plane.clock.advance(6)
+    await plane.passes(3)
+    assert engine.released_pools == []

@@ -229,16 +229,16 @@ async def test_a_dead_agent_costs_the_host_at_once(plane):
 
 async def test_an_agent_that_reported_while_it_was_looked_at_is_judged_by_its_last_words(plane, monkeypatch):
     (agent,) = await running(plane)
-    agents_alive = plane.engine.agents_alive
+    hosts = plane.engine.hosts
 
     async def last_words_meanwhile(plan):
-        monkeypatch.setattr(plane.engine, "agents_alive", agents_alive)
+        monkeypatch.setattr(plane.engine, "hosts", hosts)
         await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
         await agent.report(HostPhase.DONE)
         plane.engine.end_agent("job", "algo-1")
-        return await agents_alive(plan)
+        return await hosts(plan)
 
-    monkeypatch.setattr(plane.engine, "agents_alive", last_words_meanwhile)
+    monkeypatch.setattr(plane.engine, "hosts", last_words_meanwhile)
     await plane.passes()
     job = await plane.job()
     assert (job.status, job.hosts["algo-1"].facts.phase) == (TrainingJobStatus.COMPLETED, HostPhase.DONE)
@@ -324,14 +324,14 @@ async def test_a_release_that_fails_is_tried_again_after_a_pause_and_holds_capac
 async def test_one_job_that_cannot_be_looked_at_does_not_keep_others_from_their_end(plane, monkeypatch, caplog):
     await running(plane, name="broken")
     await running(plane, name="fine")
-    agents_alive = plane.engine.agents_alive
+    hosts = plane.engine.hosts
 
     async def failing(plan):
         if plan.job_name == "broken":
             raise OSError("proc is gone")
-        return await agents_alive(plan)
+        return await hosts(plan)
 
-    monkeypatch.setattr(plane.engine, "agents_alive", failing)
+    monkeypatch.setattr(plane.engine, "hosts", failing)
     plane.engine.end_agent("fine", "algo-1")
     await plane.passes()
     assert (await plane.job("fine")).status is TrainingJobStatus.FAILED
@@ -461,7 +461,7 @@ async def test_a_job_created_anew_under_a_name_is_not_released_for_its_predecess
     await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
     await agent.report(HostPhase.DONE)
     plane.engine.end_all_agents("again")
-    agents_alive = plane.engine.agents_alive
+    hosts = plane.engine.hosts
 
     async def meanwhile(plan):
         """While another job is looked at, the old job goes and the new one comes."""
@@ -469,12 +469,12 @@ async def test_a_job_created_anew_under_a_name_is_not_released_for_its_predecess
             await plane.reconciler.releaser.release(await plane.job("again"))
             await plane.delete("again")
             await plane.create("again")
-        return await agents_alive(plan)
+        return await hosts(plan)
 
-    monkeypatch.setattr(plane.engine, "agents_alive", meanwhile)
+    monkeypatch.setattr(plane.engine, "hosts", meanwhile)
     await plane.passes()
     assert plane.engine.released == ["again/1"], "once, for the old job"
-    monkeypatch.setattr(plane.engine, "agents_alive", agents_alive)
+    monkeypatch.setattr(plane.engine, "hosts", hosts)
     await plane.passes()
     assert (await plane.job("again")).status is TrainingJobStatus.IN_PROGRESS
 

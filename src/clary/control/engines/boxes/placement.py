@@ -9,7 +9,7 @@ that came later; they may have all others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clary.base.string_enum import StrEnum
 from clary.control.engines.boxes.records import GIB, RequestRecord
@@ -95,6 +95,28 @@ def fits(host: HostWish, box: BoxView) -> bool:
     return (
         box.num_gpus >= host.num_gpus and box.num_cpus >= host.num_cpus and box.memory_bytes >= (host.memory_bytes or 0)
     )
+
+
+def gives_way(
+    requests: Iterable[RequestRecord], boxes: Sequence[BoxView], kept: Mapping[str, Sequence[str]]
+) -> tuple[str, int] | None:
+    """Return the tag whose boxes would help a request that waits, and the number of that request; else None.
+
+    Args:
+        requests: that wait.
+        boxes: all.
+        kept: tag -> its boxes, which no job uses; those that are unused longest come first.
+    """
+    tag_of = {box: tag for tag, names in kept.items() for box in names}
+    freed = [
+        replace(box, state=BoxState.READY) if box.state is BoxState.BUSY and box.name in tag_of else box
+        for box in boxes
+    ]
+    for number, chosen in sorted(place(requests, freed).placed.items()):
+        needed = {tag_of[box] for box in chosen.values() if box in tag_of}
+        if needed:
+            return next(tag for tag in kept if tag in needed), number
+    return None
 
 
 def why_waiting(hosts: Sequence[HostWish], boxes: Sequence[BoxView], free: Mapping[str, BoxView]) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import hmac
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from clary.contract.box_protocol import LeasePhase
 from clary.control.engines.boxes.desk import BoxDesk
 from clary.control.engines.boxes.lease_book import LeaseBook
 from clary.control.engines.boxes.ledger import BoxLedger
-from clary.control.engines.boxes.placement import BoxState
+from clary.control.engines.boxes.placement import BoxState, gives_way
 from clary.control.engines.boxes.presence import SILENCE_S, Presence
 from clary.control.engines.boxes.records import AllocationRecord, LeaseRecord
 from clary.control.engines.cluster.scheduler import (
@@ -158,6 +158,20 @@ class BoxesScheduler:
         if self._presence.is_silent(lease.box):
             return f"{lease.box} has not been heard of for {max(SILENCE_S, self._presence.silent_s(lease.box)):.0f} s"
         return ""
+
+    async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
+        """Return tag -> the job that its boxes would help, for the first tag of these."""
+        kept = {tag: self._boxes_of(tag) for tag in tags}
+        found = gives_way(self._book.waiting(), self._book.views(), kept)
+        if found is None:
+            return {}
+        tag, number = found
+        numbers = {one.number: record for record in self._ledger.allocations.values() for one in record.requests}
+        return {tag: f"job {numbers[number].job_name} waits for a box"}
+
+    def _boxes_of(self, tag: str) -> list[str]:
+        record = self._ledger.allocations.get(tag)
+        return [lease.box for lease in record.living if not lease.is_ending] if record is not None else []
 
     async def end_host(self, tag: str, index: int) -> Ended:
         """End one host; wait a moment for the word that no process of it is left."""

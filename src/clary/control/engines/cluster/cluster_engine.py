@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from clary.control.engines.cluster.scheduler import (
     Member,
     NodeKind,
 )
-from clary.control.engines.interface import CapacityEnds, CutOff, HeldAttempt, Released
+from clary.control.engines.interface import Capacity, CapacityEnds, HeldAttempt, HostState, Released
 from clary.control.scheduling.machine import Machine
 
 ALLOCATIONS_FOLDER = "allocations"
@@ -109,17 +109,14 @@ class ClusterEngine:
         except EngineError as error:
             _log.warning("%s does not tell its nodes: %s", self.scheduler.name, error.message)
 
-    def machine(self) -> Machine:
-        """Return all nodes as one machine, for pages that show a sum."""
-        return Machine(
+    def capacity(self) -> Capacity:
+        """Return all nodes as one machine, and the best isolation; each node tells its own when it enrols."""
+        machine = Machine(
             num_cpus=sum(kind.num_cpus * kind.num_nodes for kind in self.kinds),
             memory_bytes=sum(kind.memory_bytes * kind.num_nodes for kind in self.kinds),
             num_gpus=sum(kind.num_gpus * kind.num_nodes for kind in self.kinds),
         )
-
-    def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
-        """Return the best isolation that hosts have; each node tells its own when it enrols."""
-        return Isolation.NAMESPACES, SHARED
+        return Capacity(machine=machine, isolation=Isolation.NAMESPACES, gaps=SHARED)
 
     def memory_limits(self, *, looks_only: bool = False) -> str:
         """Return the keeper of hosts' memory limits, in words.
@@ -189,6 +186,10 @@ class ClusterEngine:
             return Grant(is_granted=True, words=f"{hosts} granted: {nodes}", notice_grace_s=known.notice_grace_s)
         return Grant(is_granted=False, words=known.reason or f"{self.scheduler.name} has not granted all hosts yet.")
 
+    async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
+        """Return tag -> the job that waits for its nodes, for the first pool of these that should give way."""
+        return await self.scheduler.wanted(tags)
+
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Wait until every host of the pool has enrolled; return the plan with the facts of their nodes.
 
@@ -230,40 +231,16 @@ class ClusterEngine:
             },
         )
 
-    async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
-        """Return host name -> whether its boot or agent may run; nobody is lost while the scheduler does not answer."""
+    async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
+        """Return host name -> state in the scheduler's words; nobody is lost while the scheduler does not answer."""
         members = await self._members(plan.pool)
         if members is None:
-            return {host.name: True for host in plan.hosts}
-        return {host.name: host.index in members and members[host.index].is_alive for host in plan.hosts}
-
-    async def why_dead(self, plan: LaunchPlan) -> Mapping[str, str]:
-        """Return host name -> the scheduler's words on the end of its agent."""
-        members = await self._members(plan.pool) or {}
+            return {host.name: HostState(is_alive=True) for host in plan.hosts}
         gone = self._last.get(plan.pool)
         words = gone.reason if gone is not None and gone.state is AllocationState.GONE else ""
-        return {
-            host.name: members[host.index].why_dead or words
-            for host in plan.hosts
-            if host.index in members and not members[host.index].is_alive
-        }
+        return {host.name: _state_of(members.get(host.index), words) for host in plan.hosts}
 
-    async def notices(self, plan: LaunchPlan) -> Mapping[str, CapacityEnds]:
-        """Return host name -> end of its capacity, for hosts that the scheduler takes back."""
-        members = await self._members(plan.pool) or {}
-        found = {host.name: members[host.index].notice for host in plan.hosts if host.index in members}
-        return {
-            name: CapacityEnds(why=notice.why, ends_at=notice.ends_at)
-            for name, notice in found.items()
-            if notice is not None
-        }
-
-    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
-        """Return nothing: no anchor watches the links of nodes."""
-        del plan
-        return {}
-
-    async def fence(self, plan: LaunchPlan, host: str) -> None:
+    async def end_host(self, plan: LaunchPlan, host: str) -> None:
         """End one host; its number is free for another, and its node is served no more, ended or not."""
         index = plan.host(host).index
         await self.enrolments.release(plan.pool, index)
@@ -271,12 +248,12 @@ class ClusterEngine:
         if ended is not Ended.CERTAIN:
             _log.warning("%s, %s: processes of it may be left: its end is %s", plan.pool, host, ended.value)
 
-    async def release(self, job_name: str, attempt: int) -> Released:
+    async def end_attempt(self, job_name: str, attempt: int) -> Released:
         """Do nothing: an attempt's folders are its node's, and go with the host."""
         del job_name, attempt
         return Released()
 
-    async def release_pool(self, pool: str) -> Released:
+    async def end(self, pool: str) -> Released:
         """End an allocation and let nobody of it in; waits a moment for it to be gone. Raises: EngineError."""
         self.enrolments.forget(pool)
         self._forget_failures(pool)
@@ -347,3 +324,15 @@ def _is_covered(order: AllocationOrder, known: Allocation | None) -> bool:
     if known.state is AllocationState.PENDING:
         return True
     return known.state is AllocationState.GRANTED and all(wish.index in known.members for wish in order.hosts)
+
+
+def _state_of(member: Member | None, words: str) -> HostState:
+    """Return the state of a host; `words` are on the end of its whole allocation."""
+    if member is None:
+        return HostState(is_alive=False)
+    notice = member.notice
+    return HostState(
+        is_alive=member.is_alive,
+        why_dead="" if member.is_alive else member.why_dead or words,
+        capacity_ends=None if notice is None else CapacityEnds(why=notice.why, ends_at=notice.ends_at),
+    )

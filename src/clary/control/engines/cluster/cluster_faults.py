@@ -36,7 +36,7 @@ class ClusterFaults:
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
         """Kill everything on a host at once; raises EngineError."""
-        await self._engine.fence(plan, host)
+        await self._engine.end_host(plan, host)
 
     async def kill_rank(self, plan: LaunchPlan, rank: int) -> None:
         """Refuse; raises EngineError."""

@@ -5,6 +5,7 @@ Where: `reconcile.granting` asks it for hosts of jobs that wait; `cluster_engine
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,3 +33,10 @@ class Queue(Protocol):
 
     async def grant(self, tag: str, num_hosts: int) -> Grant:
         """Return whether the hosts of a pool were granted, or why they wait."""
+
+    async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
+        """Return tag -> the job that waits for its nodes, in words; for the first pool that should give way.
+
+        Args:
+            tags: pools whose hosts no job uses, the longest unused first.
+        """

@@ -10,7 +10,7 @@ that are alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -156,6 +156,13 @@ class ClusterScheduler(Protocol):
         """Return tag -> allocation for everything that carries this service's mark.
 
         Raises: EngineError, retryable, while the scheduler does not answer: nothing is known then, and nobody is lost.
+        """
+
+    async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
+        """Return tag -> the job that waits for its nodes, in words; for the first tag at which giving way would help.
+
+        Args:
+            tags: allocations that no job uses, the longest unused first.
         """
 
     async def end_host(self, tag: str, index: int) -> Ended:

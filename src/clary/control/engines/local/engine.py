@@ -33,7 +33,7 @@ from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.control import full_disks
 from clary.control.egress.outlets import outlets_of
 from clary.control.egress.policy import EgressPolicy
-from clary.control.engines.interface import CapacityEnds, CutOff, HeldAttempt, Released
+from clary.control.engines.interface import Capacity, CutOff, HeldAttempt, HostState, Released
 from clary.control.engines.local import (
     agent_processes,
     anchors,
@@ -52,7 +52,6 @@ from clary.control.engines.local.machine_facts import measure_machine
 from clary.control.engines.local.memory_limits import memory_limits
 from clary.control.engines.local.network import link_watch
 from clary.control.engines.local.network.network_spec import RELEASED_FILE, RelaySpec
-from clary.control.scheduling.machine import Machine
 from clary.control.settings import Settings
 
 JOBS_FOLDER = "jobs"
@@ -92,16 +91,13 @@ class LocalEngine:
         self._children: dict[int, LastingProcess] = {}
         self._records: dict[Path, AttemptRecord] = {}  # as written, of pools whose agents this service looks after
 
-    def machine(self) -> Machine:
-        """Return the part of the machine that this process may use."""
-        return measure_machine()
-
-    def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
-        """Return the isolation of hosts here, and sentences on its gaps; the first call makes a network to find out."""
+    def capacity(self) -> Capacity:
+        """Return the part of the machine that this process may use; the first call makes a network to find out."""
         if self._isolation is None:
             environment = agent_processes.process_environment(self._environ, "probe")
             self._isolation = choose_isolation(self._settings.isolation, environment)
-        return self._isolation
+        isolation, gaps = self._isolation
+        return Capacity(machine=measure_machine(), isolation=isolation, gaps=gaps)
 
     def memory_limits(self, *, looks_only: bool = False) -> str:
         """Return the keeper of hosts' memory limits, in words.
@@ -126,49 +122,17 @@ class LocalEngine:
         folder = Path(plan.pool_folder)
         await self._locked(folder, lambda: self._start_agents(plan, folder))
 
-    async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
-        """Return host name -> whether its agent runs."""
-        self._reap()
-        folder = Path(plan.pool_folder)
-        record = self._records.get(folder)
-        if record is None:
-            record = await asyncio.to_thread(_sound_record, folder)
-            if record is not None:
-                self._records[folder] = record
-        agents = record.agents if record is not None and record.boot_id == attempt_record.boot_id() else {}
-        return {host.name: host.name in agents and agents[host.name].is_alive() for host in plan.hosts}
+    async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
+        """Return host name -> whether its agent runs, and whether the link watch of the anchor found it cut off."""
+        alive, cut_off = await self._agents_alive(plan), await self._cut_off(plan)
+        return {name: HostState(is_alive=lives, cut_off=cut_off.get(name)) for name, lives in alive.items()}
 
-    async def why_dead(self, plan: LaunchPlan) -> Mapping[str, str]:
-        """Return nothing: the kernel tells no more than that an agent has ended."""
-        del plan
-        return {}
-
-    async def notices(self, plan: LaunchPlan) -> Mapping[str, CapacityEnds]:
-        """Return nothing: this machine is taken back by nobody."""
-        del plan
-        return {}
-
-    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
-        """Return the hosts that the link watch of the job's anchor found cut off."""
-        path = Path(plan.pool_folder) / link_watch.CUT_OFF_FILE
-        if not path.exists():  # as nearly always, and cheaper than a thread
-            return {}
-        why = f"its link has carried nothing from or to the job's other hosts for {link_watch.CUT_OFF_AFTER_S:g} s"
-        found = await asyncio.to_thread(link_watch.read_cut_off, str(path))
-        now, now_s = datetime.now(UTC), time.monotonic()
-        return {
-            name: CutOff(
-                why=why, last_well_at=None if at_s is None else now - timedelta(seconds=max(0.0, now_s - at_s))
-            )
-            for name, at_s in found.items()
-        }
-
-    async def fence(self, plan: LaunchPlan, host: str) -> None:
+    async def end_host(self, plan: LaunchPlan, host: str) -> None:
         """Kill a host's agent; the host's first process sees it and ends everything else there."""
         folder = Path(plan.pool_folder)
         await self._locked(folder, lambda: attempt_processes.end_agent(folder, host))
 
-    async def release(self, job_name: str, attempt: int) -> Released:
+    async def end_attempt(self, job_name: str, attempt: int) -> Released:
         """End all processes of the attempt and remove its leftovers."""
         folder = self._folder(job_name, attempt)
         if not folder.is_dir() and not await asyncio.to_thread(record_recovery.restore, folder):
@@ -181,9 +145,9 @@ class LocalEngine:
         self._locks.pop(folder, None)
         return released
 
-    async def release_pool(self, pool: str) -> Released:
+    async def end(self, pool: str) -> Released:
         """End all processes of a pool and remove its leftovers; its folder stays only where a log is not empty."""
-        released = await self.release(pool, int(POOL_ATTEMPT))
+        released = await self.end_attempt(pool, int(POOL_ATTEMPT))
         folder = self._folder(pool, int(POOL_ATTEMPT))
         if not any(path.stat().st_size for path in folder.rglob("*.log")):
             await self.forget(pool)
@@ -232,6 +196,31 @@ class LocalEngine:
     async def unclaimed_memory(self) -> list[str]:
         """Say which shared memory on the machine plain processes may have left; nothing tells whose it is."""
         return await asyncio.to_thread(attempt_leftovers.unclaimed_memory, self._settings.home_folder / JOBS_FOLDER)
+
+    async def _agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
+        self._reap()
+        folder = Path(plan.pool_folder)
+        record = self._records.get(folder)
+        if record is None:
+            record = await asyncio.to_thread(_sound_record, folder)
+            if record is not None:
+                self._records[folder] = record
+        agents = record.agents if record is not None and record.boot_id == attempt_record.boot_id() else {}
+        return {host.name: host.name in agents and agents[host.name].is_alive() for host in plan.hosts}
+
+    async def _cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
+        path = Path(plan.pool_folder) / link_watch.CUT_OFF_FILE
+        if not path.exists():  # as nearly always, and cheaper than a thread
+            return {}
+        why = f"its link has carried nothing from or to the job's other hosts for {link_watch.CUT_OFF_AFTER_S:g} s"
+        found = await asyncio.to_thread(link_watch.read_cut_off, str(path))
+        now, now_s = datetime.now(UTC), time.monotonic()
+        return {
+            name: CutOff(
+                why=why, last_well_at=None if at_s is None else now - timedelta(seconds=max(0.0, now_s - at_s))
+            )
+            for name, at_s in found.items()
+        }
 
     def _folder(self, job_name: str, attempt: int) -> Path:
         return self._settings.home_folder / JOBS_FOLDER / job_name / str(attempt)

@@ -40,7 +40,7 @@ class LocalFaults:
 
     def refusals(self) -> Mapping[str, str]:
         """Return kind of fault -> why it can not be had here; kinds that can are not in it."""
-        if self._engine.isolation()[0] is Isolation.NAMESPACES:
+        if self._engine.capacity().isolation is Isolation.NAMESPACES:
             if is_network_admin():
                 return {}
             return {"disk-full": _NO_DISK}
@@ -65,7 +65,7 @@ class LocalFaults:
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
         """Kill everything on a host at once; raises EngineError."""
-        await self._engine.fence(plan, host)
+        await self._engine.end_host(plan, host)
 
     async def kill_rank(self, plan: LaunchPlan, rank: int) -> None:
         """Kill the processes of one rank; raises EngineError if no process is found."""

@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from clary.base.clock import Clock
@@ -26,6 +26,7 @@ from clary.control.engines.slurm.cancellers import canceller
 from clary.control.engines.slurm.kinds import Options, kinds_of
 from clary.control.engines.slurm.memory import Memory
 from clary.control.engines.slurm.node_rows import read_graces
+from clary.control.engines.slurm.others_rows import WAITING_FORMAT, read_waiting, wanted_by
 from clary.control.engines.slurm.programs import Outcome, SlurmPrograms
 from clary.control.engines.slurm.proofs import why_not_proved
 from clary.control.engines.slurm.queue_rows import JobRow, Phase, read_time
@@ -162,6 +163,22 @@ class SlurmScheduler:
     async def allocations(self) -> Mapping[str, Allocation]:
         """Return tag -> allocation. Raises: EngineError, retryable, while Slurm does not answer."""
         return allocations_of(await self._sight(), remarks=self._remarks)
+
+    async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
+        """Return tag -> the job that waits for its nodes, for the first tag of these. Raises: EngineError."""
+        done = await self._programs.run(
+            "squeue", "--noheader", "--all", "--states=PENDING", f"--format={WAITING_FORMAT}"
+        )
+        waiting = read_waiting(done.output)
+        if not waiting:
+            return {}
+        snapshot = await self._watch.look()
+        for tag in tags:
+            nodes = [node for job in snapshot.jobs_of(tag) if job.is_living for node in job.nodes]
+            job = wanted_by(waiting, nodes, snapshot.nodes.by_name)
+            if job is not None:
+                return {tag: job.words}
+        return {}
 
     async def end_host(self, tag: str, index: int) -> Ended:
         """End one host's step, and its job where that has no other.

@@ -26,14 +26,22 @@ JOBS_SOURCE = "jobs"
 _MOST_ID = 2**62
 
 
-async def state_page(services: Services, backups: BackupKeeper) -> dict[str, list[str]]:
-    """Return problems and facts of the state folder as sentences. Raises: WireError 409."""
+async def state_page(services: Services, backups: BackupKeeper, why_late: str) -> dict[str, list[str]]:
+    """Return problems and facts of the service as sentences. Raises: WireError 409.
+
+    Args:
+        services: of the service.
+        backups: of its database.
+        why_late: why the engine of other machines has not begun; empty if it has.
+    """
     problems, facts = [], []
     with _refusals():
         num_held = await services.store.quarantine.num_held()
     if num_held:
         rows = "1 record" if num_held == 1 else f"{num_held} records"
         problems.append(f"{rows} of the database cannot be read and wait for you; see: clary quarantine")
+    if why_late:
+        problems.append(f"{why_late}; jobs wait until it does")
     if backups.failure:
         problems.append(backups.failure)
     if backups.backups is not None and (kept := backups.backups.all()):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spoken_boxes import GIB, wish
 
-from clary.control.engines.boxes.placement import BoxState, BoxView, fits, place
+from clary.control.engines.boxes.placement import BoxState, BoxView, fits, gives_way, place
 from clary.control.engines.boxes.records import RequestRecord, kind_of
 
 
@@ -140,3 +140,22 @@ def _can_be_placed(hosts, boxes):
 @pytest.mark.parametrize("state", [state for state in BoxState if state is not BoxState.READY])
 def test_a_box_that_is_not_ready_gets_nothing(state):
     assert place([request(1, wish(0))], [box("b1", state=state)]).placed == {}
+
+
+def busy(name, **facts):
+    return box(name, state=BoxState.BUSY, **facts)
+
+
+def test_kept_boxes_give_way_where_that_lets_a_request_have_all_its_boxes():
+    kept = {"old": ["b1"], "new": ["b2"]}
+    boxes = [busy("b1"), busy("b2"), box("b3")]
+    assert gives_way([request(7, wish(0), wish(1))], boxes, kept) == ("old", 7)
+    assert gives_way([request(7, wish(0), wish(1), wish(2), wish(3))], boxes, kept) is None
+    assert gives_way([], boxes, kept) is None
+
+
+def test_boxes_that_a_request_could_not_use_stay_kept():
+    boxes = [busy("gpu", num_gpus=1), busy("runs"), box("drained", state=BoxState.DRAINED)]
+    assert gives_way([request(1, wish(0, num_cpus=64))], boxes, {"old": ["gpu"]}) is None
+    assert gives_way([request(1, wish(0, num_gpus=1))], boxes, {"small": ["x"], "old": ["gpu"]}) == ("old", 1)
+    assert gives_way([request(1, wish(0))], boxes, {"old": ["drained"]}) is None

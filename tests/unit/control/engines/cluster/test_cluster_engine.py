@@ -23,7 +23,7 @@ from clary.control.engines.cluster.scheduler import (
     Notice,
     NoticeKind,
 )
-from clary.control.engines.interface import CapacityEnds
+from clary.control.engines.interface import CapacityEnds, HostState
 from clary.testing.fake_clock import FakeClock
 from clary.testing.launch_plans import make_hosts, make_plan
 
@@ -59,6 +59,9 @@ class FakeScheduler:
         if self.error is not None:
             raise self.error
         return self.found
+
+    async def wanted(self, tags):
+        return {}
 
     async def end_host(self, tag, index):
         self.ended_hosts.append((tag, index))
@@ -167,24 +170,24 @@ async def test_a_launch_ends_with_the_allocation_and_says_why(engine, scheduler,
 
 async def test_nobody_is_lost_while_the_scheduler_does_not_answer(engine, scheduler, plan):
     scheduler.error = EngineError("slurmctld does not answer", retryable=True)
-    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
-    assert await engine.notices(plan) == {}
-    assert await engine.why_dead(plan) == {}
+    assert await engine.hosts(plan) == dict.fromkeys(("algo-1", "algo-2"), HostState(is_alive=True))
 
 
 async def test_the_end_of_a_host_and_its_reason_are_told(engine, scheduler, plan):
     scheduler.found = {TAG: granted(True, False, why_dead="Slurm job 20 was cancelled by root")}
-    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": False}
-    assert await engine.why_dead(plan) == {"algo-2": "Slurm job 20 was cancelled by root"}
+    ended = HostState(is_alive=False, why_dead="Slurm job 20 was cancelled by root")
+    assert await engine.hosts(plan) == {"algo-1": HostState(is_alive=True), "algo-2": ended}
     scheduler.found = {}
-    assert await engine.agents_alive(plan) == {"algo-1": False, "algo-2": False}
+    assert await engine.hosts(plan) == dict.fromkeys(("algo-1", "algo-2"), HostState(is_alive=False))
 
 
 async def test_notices_are_told_by_host(engine, scheduler, plan):
     notice = Notice(kind=NoticeKind.RECLAIMED, why="preempted", ends_at=datetime(2026, 1, 1, tzinfo=UTC))
     member = Member(node="n1", is_alive=True, notice=notice)
     scheduler.found = {TAG: Allocation(state=AllocationState.ENDING, members={1: member})}
-    assert await engine.notices(plan) == {"algo-2": CapacityEnds(why="preempted", ends_at=notice.ends_at)}
+    told = await engine.hosts(plan)
+    assert told["algo-2"].capacity_ends == CapacityEnds(why="preempted", ends_at=notice.ends_at)
+    assert told["algo-1"].capacity_ends is None
 
 
 async def test_a_lost_host_is_asked_for_again_and_its_number_is_free(engine, scheduler, clock):
@@ -212,7 +215,7 @@ async def test_an_end_lets_nobody_in_and_ends_the_allocation(engine, scheduler, 
     await engine.ask(order())
     await enrolled(engine, 0)
     assert [held.name for held in await engine.unreleased()] == [TAG]
-    await engine.release_pool(TAG)
+    await engine.end(TAG)
     assert scheduler.ended == [TAG]
     assert await engine.unreleased() == []
 
@@ -245,7 +248,7 @@ async def test_boots_that_end_again_and_again_are_not_asked_for_for_ever(engine,
     with pytest.raises(EngineError, match=r"algo-2: its boot has ended 3 times .*its step has ended") as refused:
         await engine.ask(order())
     assert not refused.value.retryable
-    await engine.release_pool(TAG)
+    await engine.end(TAG)
     await engine.ask(order())
 
 
@@ -296,7 +299,7 @@ async def test_a_fence_whose_record_cannot_be_written_says_so(engine, scheduler,
 
     monkeypatch.setattr("clary.control.engines.cluster.enrolments.replace_durably", full)
     with pytest.raises(EngineError, match="No space left on device"):
-        await engine.fence(plan, "algo-2")
+        await engine.end_host(plan, "algo-2")
     assert set(engine.enrolments.reports(TAG)) == {0}
 
 

@@ -44,7 +44,7 @@ async def engine(tmp_path, use_agents):
     engine = make_engine(tmp_path)
     yield engine
     for folder in (tmp_path / "jobs").glob("*/*"):
-        await engine.release(folder.parent.name, int(folder.name))
+        await engine.end_attempt(folder.parent.name, int(folder.name))
     assert engine._children == {}
 
 
@@ -58,9 +58,14 @@ def plan_of(home, num_hosts=2, *, pool=POOL, **changes):
     return make_plan(hosts=hosts, isolation=Isolation.PROCESSES, pool=pool, pool_folder=folder, **changes)
 
 
+async def alive(engine, plan):
+    """Return host name -> whether its agent runs."""
+    return {name: host.is_alive for name, host in (await engine.hosts(plan)).items()}
+
+
 async def release(engine, plan):
     """Take the pool and the attempt back, as the end of a job does; return words on the killed processes."""
-    released = [await engine.release_pool(plan.pool), await engine.release(plan.job_name, plan.attempt)]
+    released = [await engine.end(plan.pool), await engine.end_attempt(plan.job_name, plan.attempt)]
     return [words for each in released for words in each.killed]
 
 
@@ -85,24 +90,24 @@ async def test_a_fenced_host_has_no_agent_any_more_and_the_others_are_left_alone
     record = attempt_record.read_record(Path(plan.pool_folder))
     os.kill(record.agents["algo-2"].pid, signal.SIGSTOP)  # frozen: it hears nothing but SIGKILL
     for _ in range(2):
-        await engine.fence(plan, "algo-2")
-    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": False}
+        await engine.end_host(plan, "algo-2")
+    assert await alive(engine, plan) == {"algo-1": True, "algo-2": False}
 
 
 async def test_a_host_that_never_had_an_agent_is_fenced_by_nothing(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path))
-    await engine.fence(plan, "algo-1")
-    assert await engine.agents_alive(plan) == {"algo-1": False, "algo-2": False}
+    await engine.end_host(plan, "algo-1")
+    assert await alive(engine, plan) == {"algo-1": False, "algo-2": False}
 
 
 async def test_each_host_gets_one_agent_however_often_it_is_asked_for(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path))
-    assert await engine.agents_alive(plan) == {"algo-1": False, "algo-2": False}
+    assert await alive(engine, plan) == {"algo-1": False, "algo-2": False}
     await engine.start_agents(plan)
     before = attempt_record.read_record(Path(plan.pool_folder)).agents
     await engine.start_agents(plan)
     assert attempt_record.read_record(Path(plan.pool_folder)).agents == before
-    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
+    assert await alive(engine, plan) == {"algo-1": True, "algo-2": True}
 
 
 async def test_release_ends_agents_and_what_they_started_and_a_second_one_finds_nothing(engine, use_agents, tmp_path):
@@ -127,18 +132,18 @@ async def test_release_ends_agents_and_what_they_started_and_a_second_one_finds_
     assert not (Path(plan.work_folder) / "algo-1" / "ml").exists()
     assert (Path(plan.work_folder) / "algo-1" / "agent.log").exists()
     assert not Path(plan.pool_folder).parent.exists(), "nothing was said in it"
-    assert await engine.agents_alive(plan) == {"algo-1": False}
+    assert await alive(engine, plan) == {"algo-1": False}
     assert await release(engine, plan) == []
     assert await engine.leftovers() == []
 
 
 async def test_released_attempt_can_not_be_launched_again(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
-    await engine.release(plan.job_name, plan.attempt)
+    await engine.end_attempt(plan.job_name, plan.attempt)
     with pytest.raises(EngineError, match="hosts of attempt 1 were taken back"):
         await engine.launch(plan)
     (Path(plan.pool_folder) / "anchor.log").write_text("so that the folder stays")
-    await engine.release_pool(plan.pool)
+    await engine.end(plan.pool)
     with pytest.raises(EngineError, match="hosts of attempt 1 were taken back"):
         await engine.start_agents(plan)
 
@@ -146,9 +151,9 @@ async def test_released_attempt_can_not_be_launched_again(engine, tmp_path):
 async def test_what_a_pool_has_said_stays_until_its_job_is_deleted(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
     (Path(plan.pool_folder) / "anchor.log").write_text("a word")
-    await engine.release(plan.job_name, plan.attempt)
+    await engine.end_attempt(plan.job_name, plan.attempt)
     await engine.forget("another")
-    await engine.release_pool(plan.pool)
+    await engine.end(plan.pool)
     assert Path(plan.pool_folder).exists()
     await engine.forget(plan.job_name)
     assert list((tmp_path / "jobs").iterdir()) == []
@@ -156,7 +161,7 @@ async def test_what_a_pool_has_said_stays_until_its_job_is_deleted(engine, tmp_p
 
 async def test_a_pool_that_goes_on_stays_when_a_job_that_it_served_is_deleted(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
-    await engine.release(plan.job_name, plan.attempt)
+    await engine.end_attempt(plan.job_name, plan.attempt)
     await engine.forget(plan.job_name)
     assert Path(plan.pool_folder).exists()
 
@@ -167,15 +172,15 @@ async def test_an_attempt_of_an_older_release_whose_folder_is_its_pools_is_found
     await engine.start_agents(plan)
     assert plan.work_folder == folder
     assert await engine.launch(plan) == plan
-    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
-    await engine.fence(plan, "algo-2")
-    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": False}
+    assert await alive(engine, plan) == {"algo-1": True, "algo-2": True}
+    await engine.end_host(plan, "algo-2")
+    assert await alive(engine, plan) == {"algo-1": True, "algo-2": False}
     assert [words.split(",")[0] for words in await release(engine, plan)] == ["agent of algo-1"]
     assert await engine.unreleased() == []
 
 
 async def test_release_of_an_attempt_that_never_was_is_nothing(engine):
-    released = await engine.release("never", 3)
+    released = await engine.end_attempt("never", 3)
     assert (released.killed, released.removed) == ((), ())
 
 
@@ -186,7 +191,7 @@ async def test_pid_that_was_handed_on_is_never_signalled(engine, tmp_path):
         record = attempt_record.read_record(folder)
         forged = ProcessId(stranger.pid, "1")
         attempt_record.write_record(folder, replace(record, agents={"algo-1": forged}))
-        assert await engine.agents_alive(plan) == {"algo-1": False}
+        assert await alive(engine, plan) == {"algo-1": False}
         assert await release(engine, plan) == []
         assert stranger.poll() is None
         stranger.kill()
@@ -199,7 +204,7 @@ async def test_records_of_an_earlier_boot_name_nobody(engine, tmp_path):
             boot_id="an earlier one", mark="0" * 32, agents={"algo-1": ProcessId.of(stranger.pid)}
         )
         attempt_record.write_record(Path(plan.pool_folder), record)
-        assert await engine.agents_alive(plan) == {"algo-1": False}
+        assert await alive(engine, plan) == {"algo-1": False}
         assert await release(engine, plan) == []
         assert stranger.poll() is None
         stranger.kill()
@@ -211,11 +216,11 @@ async def test_an_agent_that_ended_is_started_anew(engine, use_agents, tmp_path)
     with contextlib.suppress(EngineError):  # it may have ended before it was seen
         await engine.start_agents(plan)
     async with asyncio.timeout(10):
-        while (await engine.agents_alive(plan))["algo-1"]:
+        while (await alive(engine, plan))["algo-1"]:
             await asyncio.sleep(0.02)
     use_agents(IDLE)
     await engine.start_agents(plan)
-    assert await engine.agents_alive(plan) == {"algo-1": True}
+    assert await alive(engine, plan) == {"algo-1": True}
 
 
 async def test_an_agent_that_ends_before_it_is_seen_is_an_error_with_its_last_words(engine, monkeypatch, tmp_path):
@@ -295,7 +300,7 @@ async def test_agents_outlive_a_killed_service_and_the_next_one_finds_them(tmp_p
     agents = killing.with_variable(agent_processes.MARK_VARIABLE, mark)
     assert len(agents) == 2
     await engine.start_agents(plan)  # what a new service does; it must not start a second pair
-    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
+    assert await alive(engine, plan) == {"algo-1": True, "algo-2": True}
     assert len(killing.with_variable(agent_processes.MARK_VARIABLE, mark)) == 2
     assert len(await release(engine, plan)) == 2
     assert not any(agent.is_alive() for agent in agents)
@@ -353,7 +358,7 @@ async def test_release_ends_orphans_that_are_known_by_their_cgroup_alone(engine,
             cgroup = enter_host_cgroup(plan, "algo-1", orphan.pid)
             if cgroup is None:
                 pytest.skip("no cgroup can be made here")
-            released = await engine.release(plan.job_name, plan.attempt)
+            released = await engine.end_attempt(plan.job_name, plan.attempt)
             assert orphan.wait(timeout=10) == -signal.SIGKILL
             assert [words.split(" (")[0] for words in released.killed] == [f"process {orphan.pid}"]
             assert not cgroup.exists()
@@ -374,7 +379,7 @@ async def test_a_damaged_record_is_made_anew_from_what_runs(engine, tmp_path, da
 
     later = make_engine(tmp_path)  # a service that has just started knows nothing but the folder
     if damage != "folder deleted":
-        assert await later.agents_alive(plan) == {"algo-1": True, "algo-2": True}
+        assert await alive(later, plan) == {"algo-1": True, "algo-2": True}
         assert [(held.name, held.attempt) for held in await later.unreleased()] == [
             (plan.job_name, 1),
             (plan.pool, 1),

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from clary.contract.launch_plan import Isolation
+from clary.control.engines.interface import Capacity
 from clary.control.engines.local import agent_processes, rehearsal_faults
 from clary.control.engines.local.rehearsal_faults import LocalFaults
+from clary.control.scheduling.machine import Machine
 from clary.testing.launch_plans import make_hosts, make_plan
 
 
@@ -16,8 +18,8 @@ class FakeEngine:
     def __init__(self, isolation):
         self._isolation = isolation
 
-    def isolation(self):
-        return self._isolation, ()
+    def capacity(self):
+        return Capacity(machine=Machine(num_cpus=2, memory_bytes=1), isolation=self._isolation)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""Lines of squeue 22.05 on jobs that wait, recorded from a real one, and nodes that could serve them."""
+
+import pytest
+
+from clary.control.engines.slurm.node_rows import read_nodes
+from clary.control.engines.slurm.others_rows import read_waiting, wanted_by
+
+# squeue --noheader --all --states=PENDING --format=WAITING_FORMAT
+RECORDED = """\
+41|anna|train||N/A|Resources|(null)
+42|anna|train,prod|node-2|gres:gpu:1|Priority|a10&ib
+43|root|prod||N/A|Dependency|(null)
+44|ben|train||N/A|Resources|plain|fast
+45|ben|train||gres:gpu:2|Resources|[rack1|rack2]
+broken
+"""
+NODES = read_nodes(
+    """\
+node-1|allocated|8|8000|gpu:2|a10,ib|train*|infinite|none
+node-2|allocated|8|8000|gpu:2|a10,ib|prod|infinite|none
+node-3|allocated|8|8000|(null)|plain|train*|infinite|none
+"""
+).by_name
+
+
+def rows(*numbers):
+    return [row for row in read_waiting(RECORDED) if row.job_id in numbers]
+
+
+def test_jobs_that_free_nodes_would_help_are_read():
+    found = read_waiting(RECORDED)
+    assert [row.job_id for row in found] == [41, 42, 44, 45]
+    assert (found[1].partitions, found[1].named_nodes, found[1].wants_gpus) == (("train", "prod"), ("node-2",), True)
+    assert [row.features for row in found] == ["", "a10&ib", "plain|fast", "[rack1|rack2]"]
+    assert found[0].words == "Slurm job 41 of anna waits for nodes"
+
+
+@pytest.mark.parametrize(
+    ("job_id", "node", "serves"),
+    [
+        (41, "node-1", True),
+        (41, "node-2", False),  # of another partition
+        (42, "node-1", False),  # not the node that it names
+        (42, "node-2", True),
+        (44, "node-1", False),  # has neither feature
+        (44, "node-3", True),
+        (45, "node-1", True),  # words that only Slurm understands
+        (45, "node-3", False),  # has no GPU
+        (41, "node-9", False),  # is not known
+    ],
+)
+def test_a_node_is_wanted_by_whom_it_could_serve(job_id, node, serves):
+    assert (wanted_by(rows(job_id), [node], NODES) is not None) == serves
+
+
+def test_the_first_in_the_queue_is_named():
+    assert wanted_by(read_waiting(RECORDED), ["node-3", "node-1"], NODES).job_id == 41
