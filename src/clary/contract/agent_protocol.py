@@ -43,7 +43,7 @@ FAILURE_GRACE_S = 2.0
 FAILURE_REASON = "failure"  # of the order to stop that follows on a failure of the job
 RECLAIM_REASON = "reclaimed"  # of the order to stop that follows on capacity that is taken back
 NOTICE_MARGIN_S = 2.0  # of the time that a notice leaves, kept at most for what comes after the end of the programs
-_NOTICE_MARGIN_PART = 0.08  # of that time, where this is less: programs get at least nine tenths of any grace
+_NOTICE_MARGIN_PART = 0.095  # of that time, where this is less: Slurm signals again at the end of a whole second
 
 
 class HostPhase(StrEnum):

@@ -67,8 +67,8 @@ def test_where_no_engine_kills_there_is_the_grace_of_a_stop_and_a_while_for_last
 def test_of_a_short_grace_programs_get_nine_tenths_at_least(time):
     made = period(notice_grace_s=10.0)
     made.begin("SIGTERM")
-    assert made.left_s() == pytest.approx(9.2)
-    assert made.leave_at_s() == pytest.approx(1000 + 9.2)
+    assert made.left_s() == pytest.approx(9.05)
+    assert made.leave_at_s() == pytest.approx(1000 + 9.05)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ async def test_the_answer_to_a_notice_names_the_order_to_stop_that_all_hosts_get
     receipt = await agents[1].report(HostPhase.PREPARING, notice=notice)
     job = await plane.job()
     assert receipt.order_number == before + 1
-    assert {(record.order.kind, record.order.grace_s) for record in job.hosts.values()} == {(OrderKind.STOP, 9.2)}
+    assert {(record.order.kind, record.order.grace_s) for record in job.hosts.values()} == {(OrderKind.STOP, 9.05)}
     assert (await plane.describe())["SecondaryStatus"] == "Interrupted"
 
 
