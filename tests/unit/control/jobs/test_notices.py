@@ -54,7 +54,9 @@ def test_what_an_agent_says_is_shown_in_one_short_line():
     assert len(event.reason) < 300
 
 
-@pytest.mark.parametrize(("age_s", "grace_s"), [(0.0, 18.1), (5.0, 13.575), (-100.0, 18.1), (math.nan, 18.1), (1e9, 0.0)])
+@pytest.mark.parametrize(
+    ("age_s", "grace_s"), [(0.0, 18.1), (5.0, 13.575), (-100.0, 18.1), (math.nan, 18.1), (1e9, 0.0)]
+)
 def test_the_age_of_a_notice_is_what_its_host_has_counted(age_s, grace_s):
     event = notices.of_report("algo-1", NOTICE, age_s=age_s, stop_grace_s=GRACE_S, now=at(1000))
     assert event.grace_s == pytest.approx(grace_s)
