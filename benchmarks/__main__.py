@@ -41,6 +41,7 @@ from benchmarks.training import (
     bench_sharded,
     bench_step,
 )
+from benchmarks.tuning import bench_tuning
 
 BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "allgather-host": ("all_gather among ranks of one host, the same as allreduce-host", bench_allgather_host.run),
@@ -79,6 +80,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "step": ("a training step beside the same by hand: pipeline, tensor group, shards", bench_step.run),
     "takeback": ("share of the grace that programs get, and what they find again", bench_takeback.run),
     "tensors": ("what saving all weights costs a training, every 10 steps and every 200", bench_tensors.run),
+    "tuning": ("a hundred short trials, quality of the search, against Ray Tune and Optuna", bench_tuning.run),
     "verdicts": ("stragglers of real jobs: found and named rightly, missed, false alarms", bench_verdicts.run),
     "warm": ("submit to first line and first all_reduce, cold and warm, against torchrun", bench_warm.run),
 }

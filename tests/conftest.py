@@ -17,6 +17,7 @@ pytest.register_assert_rewrite(
     "series_contract",
     "store_contract",
     "training_contract",
+    "tuning_contract",
 )
 
 # An example's time says how busy the machine is, not whether the code is right; pytest's own timeout ends a hang.

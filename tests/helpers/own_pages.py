@@ -20,6 +20,7 @@ from clary.control.server.pages.downloads_page import DownloadsPage
 from clary.control.server.pages.metrics_page import MetricsPage
 from clary.control.server.pages.rehearsals_page import RehearsalPages
 from clary.control.server.pages.stragglers_page import StragglerPages
+from clary.control.server.pages.tuning_page import TuningPages
 from clary.control.server.routing import Parts
 
 OWNER, SCRAPER = "owner-token", "metrics-token"
@@ -44,6 +45,7 @@ class FewParts:
             "services": services,
             "machine": NO_MACHINE,
             "stragglers": StragglerPages(services),
+            "tuning": TuningPages(services),
             "rehearsals": SimpleNamespace(facts=lambda job: {}),
             "engine": "local",
             "shared": lambda has_network: (),
@@ -88,6 +90,7 @@ class OwnPages:
             checkpoints=CheckpointPages(client),
             downloads=DownloadsPage(client, credentials=KEY, region="r", clock=plane.clock),
             stragglers=StragglerPages(plane.services),
+            tuning=TuningPages(plane.services),
             cluster=None,
             rehearsals=RehearsalPages(plane.services, desk, faults),
             strikes=RehearsalActions(faults),

@@ -1,4 +1,4 @@
-"""`clary completion SHELL`: print the script that completes commands, options and job names in bash, zsh or fish.
+"""`clary completion SHELL`: print the script that completes commands, options and names of jobs in bash, zsh or fish.
 
 The words are written into the script, so that a key costs no start of Python; names of jobs alone are asked for.
 """
@@ -14,8 +14,9 @@ from clary.cli.parsers import parsers_below
 
 SHELLS = ("bash", "zsh", "fish")
 NUM_JOBS = 200  # the newest, that are offered
-_TAKES_JOB = ("job", "jobs", "words")  # places in which the name of a job is meant
-_TAKES_SOURCE = "source"  # JOB:WHAT
+_TAKES_JOB = ("job", "jobs", "words", "source")  # places in which the name of a job is meant; a source is JOB:WHAT
+_TAKES_TUNING = "tuning_job"
+_JOBS, _TUNING = f"clary jobs --names -n {NUM_JOBS}", "clary tuning --names"
 # A zsh whose user has never called compinit has no completion at all, and nothing for bash's to be built on.
 _ZSH_START = """(( $+functions[compdef] )) || { autoload -U compinit && compinit -i }
 autoload -U +X bashcompinit && bashcompinit
@@ -29,7 +30,7 @@ class _Node:
     path: str
     words: tuple[str, ...]  # commands and options
     choices: tuple[tuple[str, tuple[str, ...]], ...]  # of options that take one of some words
-    takes_job: bool
+    names: str  # command that prints names which can follow as well; empty for no names
 
 
 def add_parser(commands: Any) -> None:
@@ -56,15 +57,18 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 def _node(path: str, parser: argparse.ArgumentParser) -> _Node:
     words: list[str] = []
     choices: list[tuple[str, tuple[str, ...]]] = []
-    takes_job = False
+    names = ""
     for action in parser._actions:
         listed = tuple(str(choice) for choice in action.choices or ())
         if not action.option_strings:
             words += listed
-            takes_job = takes_job or action.dest in (*_TAKES_JOB, _TAKES_SOURCE)
+            if action.dest in _TAKES_JOB:
+                names = _JOBS
+            elif action.dest == _TAKES_TUNING:
+                names = _TUNING
         words += action.option_strings
         choices += [(option, listed) for option in action.option_strings if listed]
-    return _Node(path=path, words=tuple(words), choices=tuple(choices), takes_job=takes_job)
+    return _Node(path=path, words=tuple(words), choices=tuple(choices), names=names)
 
 
 def _bash(nodes: Sequence[_Node]) -> str:
@@ -79,12 +83,12 @@ def _bash(nodes: Sequence[_Node]) -> str:
         lines = [f'    "{node.path}")']
         lines += [
             f"      if [[ $clary_before == {option} ]]; then"
-            f' clary_offered="{" ".join(listed)}"; clary_jobs=0; return; fi'
+            f' clary_offered="{" ".join(listed)}"; clary_names=""; return; fi'
             for option, listed in node.choices
         ]
         lines += [
             f'      clary_offered="{" ".join(node.words)}"',
-            f"      clary_jobs={int(node.takes_job)}",
+            f'      clary_names="{node.names}"',
             "      ;;",
         ]
         cases.append("\n".join(lines))
@@ -96,7 +100,7 @@ _clary_words() {{
 }}
 _clary() {{
   local clary_current="${{COMP_WORDS[COMP_CWORD]}}" clary_before="${{COMP_WORDS[COMP_CWORD-1]}}"
-  local clary_at="" clary_longer clary_word clary_offered="" clary_jobs=0 clary_i
+  local clary_at="" clary_longer clary_word clary_offered="" clary_names="" clary_i
   for ((clary_i = 1; clary_i < COMP_CWORD; clary_i++)); do
     clary_word="${{COMP_WORDS[clary_i]}}"
     clary_longer="${{clary_at:+$clary_at }}$clary_word"
@@ -105,8 +109,8 @@ _clary() {{
     esac
   done
   _clary_words "$clary_at"
-  if [[ $clary_jobs == 1 && $clary_current != -* ]]; then
-    clary_offered="$clary_offered $(clary jobs --names -n {NUM_JOBS} 2>/dev/null)"
+  if [[ -n $clary_names && $clary_current != -* ]]; then
+    clary_offered="$clary_offered $(eval "$clary_names" 2>/dev/null)"
   fi
   COMPREPLY=($(compgen -W "$clary_offered" -- "$clary_current"))
 }}
@@ -130,7 +134,7 @@ def _fish(nodes: Sequence[_Node], parser: argparse.ArgumentParser) -> str:
     ]
     for node in nodes:
         start = f"complete -c clary -n '__clary_at \\'{node.path}\\''"
-        if node.takes_job or not node.path:
+        if node.names or not node.path:
             lines.append(f"{start} -f")  # no files where a command or a job is meant
         for word in node.words:
             below = f"{node.path} {word}".strip()
@@ -141,6 +145,6 @@ def _fish(nodes: Sequence[_Node], parser: argparse.ArgumentParser) -> str:
                 lines.append(f"{start} -s {word[1:]}")
             else:
                 lines.append(f"{start} -a {word} -d '{helps.get(below, '')}'")
-        if node.takes_job:
-            lines.append(f"{start} -a '(clary jobs --names -n {NUM_JOBS} 2>/dev/null)'")
+        if node.names:
+            lines.append(f"{start} -a '({node.names} 2>/dev/null)'")
     return "\n".join(lines) + "\n"

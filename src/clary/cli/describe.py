@@ -159,6 +159,7 @@ LABELS = (
     ("image", "image"),
     ("runs in", "environment"),
     ("model", "model_artifacts_uri"),
+    ("trial of", "tuning_job"),
     ("arn", "arn"),
 )
 

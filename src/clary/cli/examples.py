@@ -41,6 +41,11 @@ EXAMPLES: Mapping[str, Examples] = {
         ("checkpoints my-job", "list sets of checkpoints in S3"),
         ("checkpoints verify my-job", "read every file of the newest set of each host"),
     ),
+    "tuning": (
+        ("tuning", "list tuning jobs"),
+        ("tuning my-tuning", "show its best trial, what matters, and a table of trials"),
+        ("tuning my-tuning --follow", "the same until it ends"),
+    ),
     "wait": (
         ("wait my-job", "wait for the end; exit code 0 if it has completed"),
         ("wait my-job --for Running --timeout 600", "wait until the program runs, ten minutes at most"),

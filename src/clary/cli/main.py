@@ -43,6 +43,7 @@ from clary.cli import (
     stop,
     stragglers,
     top,
+    tuning,
     up,
     wait,
 )
@@ -65,6 +66,7 @@ COMMANDS = (
     profile,
     profile_report,
     checkpoints,
+    tuning,
     wait,
     stop,
     rerun,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -68,6 +68,20 @@ def draw_over(stream: TextIO, text: str) -> None:
     """Replace the present line of a terminal by a text; an empty one takes the line away."""
     raw = stream.stream if isinstance(stream, GuardedTerminal) else stream
     raw.write(f"\r\x1b[K{safe_text(text)}")
+    raw.flush()
+
+
+def draw_lines(stream: TextIO, lines: Sequence[str], num_before: int) -> None:
+    """Replace the last lines of a terminal, the cursor being below them.
+
+    Args:
+        stream: of a terminal.
+        lines: to write, each no wider than the screen; all of them fit on it.
+        num_before: lines that are replaced.
+    """
+    raw = stream.stream if isinstance(stream, GuardedTerminal) else stream
+    up = f"\x1b[{num_before}F" if num_before else ""
+    raw.write(f"{up}\x1b[J" + "".join(f"{safe_text(line)}\n" for line in lines))
     raw.flush()
 
 

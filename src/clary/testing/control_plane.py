@@ -39,6 +39,7 @@ from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.services.call import Call, Services
 from clary.control.services.dispatch import dispatch
 from clary.control.services.query_desk import QueryDesk
+from clary.control.services.tuning.tuning_keeper import TuningKeeper
 from clary.control.settings import Settings
 from clary.control.state_folder import RootSecrets, StateFolder
 from clary.control.store.log_files.logs import LogStore
@@ -164,6 +165,8 @@ class ControlPlane:
             log_queries=QueryDesk(logs, clock),
         )
 
+        self.tuning_keeper = TuningKeeper(self.services)
+
     @classmethod
     @asynccontextmanager
     async def open(
@@ -233,6 +236,12 @@ class ControlPlane:
             await self.reconciler.make_pass()
             while tasks := [task for task in asyncio.all_tasks() if task.get_name().startswith("job:")]:
                 await asyncio.wait(tasks)
+
+    async def tuning_passes(self, count: int = 1) -> None:
+        """Let the keeper of tuning jobs look at every one that is not over."""
+        for _ in range(count):
+            self.tuning_keeper.wake_all()
+            await self.tuning_keeper.look_at_due()
 
     def agent(self, name: str = "job", host: str = "algo-1", *, attempt: int = 1) -> FakeAgent:
         """Return a new agent of a host, which knows its token.

@@ -134,3 +134,77 @@ def profile_answer(job, text):
         "errors": [],
         "summary": summary,
     }
+
+
+def tuning_answer(name, text, *, is_running=False):
+    """Return the page of a tuning job of two definitions: of 40 trials some failed, one was stopped, some run."""
+
+    def trial(number):
+        lr = 10 ** -(1 + (number * 7) % 40 / 10)
+        value = 0.9 - ((number * 7) % 40 - 15) ** 2 / 1200
+        is_known = number % 9 and not (is_running and number > 36)
+        state = "Completed" if is_known else "Failed" if number % 9 == 0 else "Running"
+        return {
+            "number": number,
+            "job": f"{name}-{number:03d}-0000abcd",
+            "definition": "small" if number % 4 else "large",
+            "status": state if state != "Running" else "InProgress",
+            "state": state,
+            "value": value if is_known else None,
+            "parameters": {"lr": repr(lr), "layers": str(1 + number % 6), "how": text if number % 3 else "plain"},
+            "created_at": f"2026-01-02T03:{number:02d}:00+00:00",
+            "started_at": f"2026-01-02T03:{number:02d}:05+00:00",
+            "ended_at": None if state == "Running" else f"2026-01-02T03:{number:02d}:45+00:00",
+            "stop_reason": f"early stopping: {text}" if number == 12 else "",
+            "failure_reason": f"AlgorithmError: {text}" if state == "Failed" else "",
+            "curve": [value / 2, value * 0.8, value] if is_known or state == "Running" else [],
+        }
+
+    trials = [trial(number) for number in range(1, 41)]
+    known = [one for one in trials if one["value"] is not None]
+    best = max(known, key=lambda one: one["value"])
+    at_ms = 1_767_323_045_000  # of the end of a trial 0
+    course, greatest = [], 0.0
+    for one in known:
+        greatest = max(greatest, one["value"])
+        course.append([one["number"], at_ms + 60_000 * one["number"], greatest])
+    ranges = [
+        {"name": "lr", "kind": "continuous", "least": 1e-5, "greatest": 0.1, "scaling": "Logarithmic"},
+        {"name": "layers", "kind": "integer", "least": 1, "greatest": 6, "scaling": "Linear"},
+        {"name": "how", "kind": "categorical", "values": ["plain", text]},
+    ]
+    return {
+        "name": name,
+        "arn": f"arn:aws:sagemaker:us-west-2:1:hyper-parameter-tuning-job/{name}",
+        "status": "InProgress" if is_running else "Completed",
+        "strategy": "Bayesian",
+        "objective": {"metric": "accuracy", "is_maximized": True},
+        "counters": {
+            "Completed": len(known),
+            "InProgress": 3 * is_running,
+            "NonRetryableError": 4,
+            "RetryableError": 0,
+            "Stopped": 0,
+        },
+        "num_trials": 40,
+        "max_trials": 60,
+        "best": {key: best[key] for key in ("number", "job", "value", "parameters")},
+        "created_at": "2026-01-02T03:00:00+00:00",
+        "ended_at": None if is_running else "2026-01-02T03:41:00+00:00",
+        "end_reason": "" if is_running else f"it ended {text}",
+        "ends": ["after 60 training jobs", f"when accuracy reaches {text}"],
+        "limits": {},
+        "stops_early": True,
+        "resources": None,
+        "seed": 7,
+        "parents": [text],
+        "converged_at": None,
+        "definitions": [
+            {"name": part, "hyperparameters": {"epochs": "3", "note": text}, "ranges": ranges}
+            for part in ("small", "large")
+        ],
+        "trials": trials,
+        "best_so_far": course,
+        "importance": {"lr": 0.7, text: 0.3},
+        "importance_why": "",
+    }

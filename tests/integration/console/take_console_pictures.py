@@ -18,6 +18,7 @@ from boto3_clients import Clients, job_request, wait  # noqa: E402
 from console_browser import BELOW_THE_HEAD, PHONE, Browser, Console, open_job  # noqa: E402 - found by the line above
 from drawing_job import DRAWS  # noqa: E402
 from playwright.sync_api import expect, sync_playwright  # noqa: E402
+from program_jobs import archive_of, put  # noqa: E402
 from running_service import start_service  # noqa: E402
 
 DESKTOP = {"width": 1120, "height": 640}
@@ -28,6 +29,16 @@ LEARNS = (
 BREAKS = "sleep 2; python3 -c 'raise FileNotFoundError(\"/opt/ml/input/data/train/vocab.json is not there\")'"
 METRICS = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}, {"Name": "accuracy", "Regex": "accuracy=([0-9.]+)"}]
 LONG_RUN = "llama-finetune"
+TUNING = "mnist-search"
+TUNED = """
+import json, math, time
+given = json.load(open("/opt/ml/input/config/hyperparameters.json"))
+lr, layers = float(given["lr"]), int(given["layers"])
+best = 0.97 - 0.06 * (math.log10(lr) + 2.5) ** 2 - 0.01 * abs(layers - 4) - 0.03 * (given["optimizer"] == "sgd")
+for epoch in range(1, 9):
+    print(f"accuracy={max(0.1, best) * (1 - math.exp(-epoch / 2)):.4f}", flush=True)
+    time.sleep(0.1)
+"""
 LOOKED_AT_S = 20  # that the long run has run by then: its curves have a shape
 
 
@@ -54,6 +65,7 @@ def _run_jobs(aws: Clients) -> None:
         aws.sagemaker.create_training_job(**request)
         return name
 
+    _tune(aws)
     for number in range(2):
         wait(aws, start(f"cifar-resnet-lr-0-{number + 1}", LEARNS % (number, 60, 60, 0.05)))
     wait(aws, start("mnist-pictures", DRAWS))
@@ -64,6 +76,42 @@ def _run_jobs(aws: Clients) -> None:
     start("llama-evaluate", "true", 8)
     wait(aws, "llama-evaluate", until=("Pending",))
     time.sleep(LOOKED_AT_S)
+
+
+def _tune(aws: Clients) -> None:
+    """Carry a tuning job of 30 trials out."""
+    job = job_request("x", "")
+    source = put(aws, "code/search/sourcedir.tar.gz", archive_of({"train.py": TUNED}))
+    specification = {key: value for key, value in job["AlgorithmSpecification"].items() if "Container" not in key}
+    aws.sagemaker.create_hyper_parameter_tuning_job(
+        HyperParameterTuningJobName=TUNING,
+        HyperParameterTuningJobConfig={
+            "Strategy": "Bayesian",
+            "RandomSeed": 1,
+            "ResourceLimits": {"MaxNumberOfTrainingJobs": 30, "MaxParallelTrainingJobs": 3},
+            "HyperParameterTuningJobObjective": {"Type": "Maximize", "MetricName": "accuracy"},
+            "ParameterRanges": {
+                "ContinuousParameterRanges": [
+                    {"Name": "lr", "MinValue": "0.00001", "MaxValue": "0.1", "ScalingType": "Logarithmic"},
+                    {"Name": "dropout", "MinValue": "0", "MaxValue": "0.5"},
+                ],
+                "IntegerParameterRanges": [{"Name": "layers", "MinValue": "1", "MaxValue": "8"}],
+                "CategoricalParameterRanges": [{"Name": "optimizer", "Values": ["sgd", "adam", "lamb"]}],
+            },
+        },
+        TrainingJobDefinition={
+            **{
+                member: job[member] for member in ("RoleArn", "OutputDataConfig", "StoppingCondition", "ResourceConfig")
+            },
+            "AlgorithmSpecification": {**specification, "MetricDefinitions": METRICS},
+            "StaticHyperParameters": {"sagemaker_program": "train.py", "sagemaker_submit_directory": source},
+        },
+    )
+    while True:
+        facts = aws.sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=TUNING)
+        if facts["HyperParameterTuningJobStatus"] not in ("InProgress", "Stopping"):
+            return
+        time.sleep(1)
 
 
 def _take(console: Console, folder: Path) -> None:
@@ -78,6 +126,12 @@ def _take(console: Console, folder: Path) -> None:
     page.goto(f"{console.url}/console/jobs")
     expect(page.get_by_role("link", name="llama-evaluate")).to_be_visible()
     keep("jobs")
+    page.set_viewport_size({"width": 1280, "height": 940})
+    page.goto(f"{console.url}/console/tuning/{TUNING}")
+    expect(page.get_by_role("meter", name="Importance of lr")).to_be_visible()
+    page.locator("svg.axes").hover(position={"x": 60, "y": 90})
+    keep("tuning")
+    page.set_viewport_size(DESKTOP)
     open_job(page, console, "tokenizer-broken")
     expect(page.get_by_role("region", name="Where in the program")).to_be_visible()
     keep("failed")

@@ -9,7 +9,7 @@ from importlib import resources
 
 import pytest
 from boto3_clients import Clients, job_request, unique, wait
-from console_answers import profile_answer, rehearsals_answer
+from console_answers import profile_answer, rehearsals_answer, tuning_answer
 from console_browser import DESKTOP, PHONE, open_job
 from drawing_job import DRAWS
 from playwright.sync_api import expect
@@ -95,6 +95,8 @@ def test_no_page_has_a_barrier(console, jobs, axe):
         "/console/jobs",
         f"/console/compare?jobs={jobs.fails},{jobs.lives}",
         "/console/jobs/nobody-1",
+        "/console/tuning",
+        "/console/tuning/nobody-1",
         "/console/elsewhere",
         f"/console/jobs/{jobs.lives}",
         f"/console/jobs/{jobs.waits}",
@@ -127,6 +129,9 @@ def test_no_page_that_shows_what_is_rare_has_a_barrier(page, console, jobs, axe)
         f"**/clary/v1/jobs/{jobs.lives}/profile**",
         lambda route: route.fulfill(json=profile_answer(jobs.lives, "all_reduce")),
     )
+    tuned = tuning_answer("tuned", "relu")
+    page.route("**/clary/v1/tuning/tuned", lambda route: route.fulfill(json=tuned))
+    page.route("**/clary/v1/tuning", lambda route: route.fulfill(json={"tuning_jobs": [tuned]}))
     found = []
 
     def look(place, *, sees):
@@ -147,6 +152,8 @@ def test_no_page_that_shows_what_is_rare_has_a_barrier(page, console, jobs, axe)
     expect(page.get_by_text("Attempt 1, 1 host")).to_be_visible()
     found += barriers(page, axe, "stacks")
     found += look(f"/console/jobs/{jobs.draws}/charts", sees=page.get_by_role("img", name="samples/ring at step 1,050"))
+    found += look("/console/tuning", sees=page.get_by_role("link", name="tuned", exact=True))
+    found += look("/console/tuning/tuned", sees=page.get_by_role("meter", name="Importance of lr"))
     assert not found, "\n".join(map(str, found))
 
 

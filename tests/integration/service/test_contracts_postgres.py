@@ -1,4 +1,4 @@
-"""Run the contracts of series, trainings, numbered documents and experiments on a real PostgreSQL server."""
+"""Run the contracts of series, trainings, documents, experiments and tuning jobs on a real PostgreSQL server."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,7 @@ from experiments_contract import ExperimentsContract
 from postgres_server import PostgresServer
 from series_contract import SeriesContract
 from training_contract import TrainingContract
+from tuning_contract import TuningContract
 
 
 @pytest.fixture(scope="module")
@@ -39,4 +40,8 @@ class TestExperimentsOnPostgres(ExperimentsContract):
 
 
 class TestNumberedDocumentsOnPostgres(DocumentsContract):
+    """The contract against a server."""
+
+
+class TestTuningRecordsOnPostgres(TuningContract):
     """The contract against a server."""

@@ -76,6 +76,8 @@ def test_bash_completes_commands_options_choices_and_jobs():
     assert completed(made, "clary", "jobs", "--status", "Co") == {"Completed"}
     assert completed(made, "clary", "describe", "my", jobs=["my-job", "other"]) == {"my-job"}
     assert completed(made, "clary", "jobs", "my", jobs=["my-job"]) == set(), "where no job is named, none is offered"
+    assert completed(made, "clary", "tuning", "tu", jobs=["tuned", "other"]) == {"tuned"}
+    assert "clary tuning --names" in made
 
 
 def test_zsh_and_fish_have_scripts_of_their_own():
@@ -84,6 +86,7 @@ def test_zsh_and_fish_have_scripts_of_their_own():
     fish = script(parser, "fish")
     assert "-a describe -d 'say all that is known of a job'" in fish
     assert "-l status -x -a 'Queued Starting" in fish
+    assert "-a '(clary tuning --names 2>/dev/null)'" in fish
 
 
 def test_completion_refuses_a_shell_that_it_does_not_know(capsys):

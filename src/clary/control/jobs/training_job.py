@@ -182,6 +182,7 @@ class TrainingJob:
     transitions: tuple[StatusTransition, ...]
     created_at: datetime
     modified_at: datetime
+    tuning_job_arn: str = ""  # of the tuning job whose trial it is
     anchor: ClockAnchor | None = None  # by which its times are counted; None for one of an older release that has ended
     training_started_at: datetime | None = None  # first host began to download
     training_ended_at: datetime | None = None

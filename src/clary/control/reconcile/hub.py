@@ -19,6 +19,8 @@ from clary.control.jobs import events, transitions
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobExists, JobNotFound
+from clary.control.store.tracking.tuning_records import TrialRefused
+from clary.control.tuning.tuning_job import Trial
 
 MAX_FINAL_METRICS = 40  # FinalMetricDataList of DescribeTrainingJob
 
@@ -31,8 +33,11 @@ log = logging.getLogger(__name__)
 class JobStore(Protocol):
     """The part of the store that the hub uses."""
 
-    async def create_job(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
-        """Add a job; raises JobExists."""
+    async def create_job(self, job: TrainingJob, tags: Mapping[str, str], *, trial: Trial | None = None) -> None:
+        """Add a job, and the trial of a tuning job that it is; raises JobExists, TrialRefused.
+
+        Args: as `Store.create_job`.
+        """
 
     async def get_job(self, name: str) -> TrainingJob | None:
         """Read a job."""
@@ -116,11 +121,15 @@ class JobHub:
         """Return a waiting or active job without reading the store."""
         return self._active.get(name) or self._waiting.get(name)
 
-    async def create(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
-        """Store a new job and let the reconciler see it."""
+    async def create(self, job: TrainingJob, tags: Mapping[str, str], *, trial: Trial | None = None) -> None:
+        """Store a new job, and the trial that it is, and let the reconciler see it.
+
+        Args: as `Store.create_job`.
+        Raises: JobExists, TrialRefused.
+        """
         job = self._anchored(job)
         with self._doubting(job.name):
-            await self._store.create_job(job, tags)
+            await self._store.create_job(job, tags, trial=trial)
         self._remember(job)
         self._changed.set()
 
@@ -233,7 +242,7 @@ class JobHub:
         """Take note of a write that failed, or was given up, in a way that leaves open whether it has happened."""
         try:
             yield
-        except (JobExists, JobNotFound, JobUnreadable):
+        except (JobExists, JobNotFound, JobUnreadable, TrialRefused):
             raise
         except BaseException:
             self._doubtful.add(name)

@@ -38,6 +38,7 @@ from clary.control.server.pages.machine_page import MachinePage
 from clary.control.server.pages.metrics_page import MetricsPage
 from clary.control.server.pages.rehearsals_page import RehearsalPages
 from clary.control.server.pages.stragglers_page import StragglerPages
+from clary.control.server.pages.tuning_page import TuningPages
 from clary.control.server.ports import nodes_host
 from clary.control.server.routing import Parts
 from clary.control.services.call import Services
@@ -137,6 +138,7 @@ def _own_pages(stack: AsyncExitStack, base: Foundations, core: Core, backups: Ba
         checkpoints=checkpoints,
         downloads=DownloadsPage(client, credentials=secrets.credentials, region=settings.region, clock=clock),
         stragglers=StragglerPages(core.services),
+        tuning=TuningPages(core.services),
         cluster=core.cluster,
         rehearsals=RehearsalPages(core.services, core.rehearsing, core.faults),
         strikes=RehearsalActions(core.faults),

@@ -53,6 +53,7 @@ _STATUS = _V1 + "/status/{job}/{attempt}/{host}"
 _ALLOCATION = _V1 + "/allocations/{pool}/{index}"
 _JOB = _V1 + "/jobs/{job}"
 _BOX = _V1 + "/boxes/{box}"
+_TUNING = _V1 + "/tuning/{name}"
 _PAGES = (
     "state, plan, request, why, logs, log-lines, series, training, tensorboard, metric-values, stragglers, "
     "health, dump, profile, profiler-report, checkpoints, downloads and rehearsals; stop, rerun, strike and "
@@ -192,9 +193,11 @@ ROUTES: tuple[Route, ...] = (
     Route("GET HEAD", _V1 + "/jobs", OWNER, lambda own, ask: jobs_page(own.services, ask.query)),
     Route("GET HEAD", _V1 + "/compare", OWNER, lambda own, ask: compare_page(own.services, ask.query)),
     Route("GET HEAD", _V1 + "/hosts", OWNER, lambda own, ask: hosts_page(own.services, own.samples, own.machine)),
+    Route("GET HEAD", _V1 + "/tuning", OWNER, lambda own, ask: own.tuning.listed(), hides_secrets=True),
+    Route("GET HEAD", _TUNING, OWNER, lambda own, ask: own.tuning.page(ask.values["name"]), hides_secrets=True),
     *(
         Route(ANY, f"{_V1}/{page}", OWNER, _wrong_method("{path} is only read"))
-        for page in ("jobs", "compare", "hosts")
+        for page in ("jobs", "compare", "hosts", "tuning", "tuning/{name}")
     ),
     Route("POST", _V1 + "/spot", OWNER, lambda own, ask: set_capacity(own.market, ask.body)),
     Route(ANY, _V1 + "/spot", OWNER, lambda own, ask: spot_page(own.market)),

@@ -32,6 +32,7 @@ from clary.control.server.pages.machine_page import MachinePage
 from clary.control.server.pages.metrics_page import MetricsPage
 from clary.control.server.pages.rehearsals_page import RehearsalPages
 from clary.control.server.pages.stragglers_page import StragglerPages
+from clary.control.server.pages.tuning_page import TuningPages
 from clary.control.services.call import Services
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.uri_templates import UriTemplate
@@ -97,6 +98,7 @@ class Parts:
     checkpoints: CheckpointPages
     downloads: DownloadsPage
     stragglers: StragglerPages
+    tuning: TuningPages
     cluster: ClusterEngine | None  # None where hosts are this machine's own
     rehearsals: RehearsalPages
     strikes: RehearsalActions

@@ -32,6 +32,7 @@ from clary.control.server.egress_site import egress_policy
 from clary.control.server.foundations import Foundations, open_foundations
 from clary.control.server.ownership import cancel
 from clary.control.server.state_files import keep_files
+from clary.control.services.tuning.tuning_keeper import TuningKeeper
 from clary.control.settings import Settings
 from clary.control.state_folder import ServiceRecord, StateFolder
 from clary.control.unused_settings import unused_settings
@@ -95,6 +96,7 @@ def _start_tasks(
         "profile-keeping": keep_profiles(core.services.profiles, hub, store.get_job, client),
         "profiler-rules": ProfilerRules(hub, store, store.series, client, clock=clock).run(),
     }
+    tasks["tuning"] = TuningKeeper(core.services).run()
     if core.cluster is not None:
         tasks["node-kinds"] = core.cluster.follow()
         tasks["reaper"] = core.unowned.reap()

@@ -56,6 +56,22 @@ class WorkFolders(Protocol):
         """Remove the work folders of a job whose hosts are released."""
 
 
+class TuningBell:
+    """Tells the loop that carries tuning jobs out which of them to look at; nobody listens in tests of handlers."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[str], None]] = []
+
+    def connect(self, listener: Callable[[str], None]) -> None:
+        """Have a listener told names from now on."""
+        self._listeners.append(listener)
+
+    def wake(self, name: str) -> None:
+        """Have a tuning job looked at now."""
+        for listener in self._listeners:
+            listener(name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Services:
     """The parts of the service that handlers may use."""
@@ -75,6 +91,7 @@ class Services:
     prices: PriceList = field(default_factory=load_prices)
     temporary_keys: TemporaryKeys = field(default_factory=TemporaryKeys.forgotten)
     rehearsals: RehearsalDesk | None = None
+    tuning: TuningBell = field(default_factory=TuningBell)
 
     async def find_job(self, name: str) -> TrainingJob | None:
         """Return the job of a name, live or stored; None for one that does not exist."""

@@ -33,6 +33,7 @@ from clary.control.services.experiments import (
     value_calls,
 )
 from clary.control.services.sagemaker import job_lists, training_jobs
+from clary.control.services.tuning import tuning_calls
 from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobNotFound
 from clary.control.wire.empty_answers import empty_listing
@@ -44,6 +45,12 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("sagemaker", "UpdateTrainingJob"): training_jobs.update_training_job,
     ("sagemaker", "DeleteTrainingJob"): training_jobs.delete_training_job,
     ("sagemaker", "ListTrainingJobs"): job_lists.list_training_jobs,
+    ("sagemaker", "CreateHyperParameterTuningJob"): tuning_calls.create_tuning_job,
+    ("sagemaker", "DescribeHyperParameterTuningJob"): tuning_calls.describe,
+    ("sagemaker", "ListHyperParameterTuningJobs"): tuning_calls.list_tuning_jobs,
+    ("sagemaker", "ListTrainingJobsForHyperParameterTuningJob"): tuning_calls.list_training_jobs_of,
+    ("sagemaker", "StopHyperParameterTuningJob"): tuning_calls.stop_tuning_job,
+    ("sagemaker", "DeleteHyperParameterTuningJob"): tuning_calls.delete_tuning_job,
     ("sagemaker", "AddTags"): tags.add_tags,
     ("sagemaker", "ListTags"): tags.list_tags,
     ("sagemaker", "DeleteTags"): tags.delete_tags,

@@ -43,6 +43,7 @@ def describe(
     description: dict[str, Any] = {
         **_request_with_defaults(job.request),
         "TrainingJobArn": job.arn,
+        "TuningJobArn": job.tuning_job_arn or None,
         "TrainingJobStatus": job.status.value,
         "SecondaryStatus": job.secondary_status.value,
         "SecondaryStatusTransitions": _transitions(job, pending_reason),

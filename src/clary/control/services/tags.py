@@ -1,4 +1,4 @@
-"""Tags of training jobs, experiments, trials, trial components and artifacts.
+"""Tags of training jobs, tuning jobs, experiments, trials, trial components and artifacts.
 
 Source: AddTags, ListTags, DeleteTags; limits of the Tag shape (50 a resource, no `aws:` prefix).
 """
@@ -65,8 +65,13 @@ async def _existing(call: Call) -> str:
         if await call.services.store.experiments.get_by_arn(arn) is None:
             raise WireError("ValidationException", f"Could not find resource {arn}.")
         return arn
+    if arn.startswith("arn:") and kind == "hyper-parameter-tuning-job" and name:
+        tuning = await call.services.store.tuning.get(name)
+        if tuning is None or tuning.arn != arn:
+            raise WireError("ValidationException", f"Could not find resource {arn}.")
+        return arn
     if not arn.startswith("arn:") or kind != "training-job" or not name:
-        raise WireError("ValidationException", f"{arn!r} is not the ARN of a training job.")
+        raise WireError("ValidationException", f"{arn!r} is not the ARN of a training job or a tuning job.")
     job = await call.services.find_job(name)
     if job is None or job.arn != arn:
         raise WireError("ValidationException", f"Could not find resource {arn}.")

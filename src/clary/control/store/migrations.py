@@ -372,6 +372,29 @@ def _add_numbered_documents(connection: Connection) -> None:
     connection.exec_driver_sql(statement.format(**words))
 
 
+def _add_tuning_jobs(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    for statement in (
+        """CREATE TABLE tuning_jobs (
+            name {text} PRIMARY KEY,
+            status {text} NOT NULL,
+            created_at BIGINT NOT NULL,
+            modified_at BIGINT NOT NULL,
+            is_terminal INTEGER NOT NULL,
+            document {text} NOT NULL
+        )""",
+        # A trial outlives its training job, which may be deleted: else its number would be given out again.
+        """CREATE TABLE tuning_trials (
+            tuning_job {text} NOT NULL REFERENCES tuning_jobs (name) ON DELETE CASCADE,
+            number BIGINT NOT NULL,
+            document {text} NOT NULL,
+            PRIMARY KEY (tuning_job, number)
+        )""",
+        "CREATE INDEX tuning_jobs_by_time ON tuning_jobs (created_at, name)",
+    ):
+        connection.exec_driver_sql(statement.format(**words))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=1, name="jobs, tags, metrics, leases", apply=_create_first_tables),
     Migration(number=2, name="warm pools of jobs", apply=_add_warm_pools),
@@ -383,4 +406,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=8, name="quarantine", apply=_add_quarantine),
     Migration(number=9, name="states of cards", apply=_add_states_of_cards),
     Migration(number=10, name="numbered documents", apply=_add_numbered_documents),
+    Migration(number=11, name="tuning jobs", apply=_add_tuning_jobs),
 )

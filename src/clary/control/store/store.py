@@ -38,7 +38,9 @@ from clary.control.store.quarantine import Quarantine, hold_all, mend_from_memor
 from clary.control.store.series_blocks import SeriesBlocks
 from clary.control.store.tables import jobs, metrics, properties, tags, to_microseconds
 from clary.control.store.tracking.experiments import ExperimentStore
+from clary.control.store.tracking.tuning_records import TuningRecords, add_trial
 from clary.control.store.training_records import TrainingRecords, values_of
+from clary.control.tuning.tuning_job import Trial
 
 T = TypeVar("T")
 
@@ -81,6 +83,7 @@ class Store:
             read=self._read, write=self._write, write_together=self._writer.run_together
         )
         self.experiments = ExperimentStore(read=self._read, write=self._write, token_key=token_key)
+        self.tuning = TuningRecords(read=self._read, write=self._write, token_key=token_key)
         self.training = TrainingRecords(read=self._read, write=self._write)  # what programs write about themselves
 
     @classmethod
@@ -137,10 +140,14 @@ class Store:
         """Return the numbered documents of a kind, one of "dumps", "profiles" and "rehearsals"."""
         return NumberedDocuments(kind, read=self._read, write=self._write)
 
-    async def create_job(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
+    async def create_job(self, job: TrainingJob, tags: Mapping[str, str], *, trial: Trial | None = None) -> None:
         """Store a new job and its tags.
 
-        Raises: JobExists with the ARN of the job that has the name; nothing is written then.
+        Args:
+            job: the record.
+            tags: of it.
+            trial: of a tuning job that it is; stored with it or not at all.
+        Raises: JobExists with the ARN of the job that has the name, TrialRefused; nothing is written then.
         """
         row = job_documents.row_of(job)
         card = job_cards.card_row(job)
@@ -153,6 +160,8 @@ class Store:
             connection.execute(job_cards.UPSERT_CARD, card)
             if tag_rows:
                 connection.execute(_SET_TAG, tag_rows)
+            if trial is not None:
+                add_trial(connection, trial)
 
         await self._writer.run(create)
 

@@ -101,6 +101,25 @@ training_pictures = Table(
 )
 
 # Requests of dumps, answers of hosts and the like; control/store/documents/numbered_documents.py.
+tuning_jobs = Table(
+    "tuning_jobs",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("status", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("modified_at", BigInteger, nullable=False),
+    Column("is_terminal", Integer, nullable=False),
+    Column("document", Text, nullable=False),  # the whole TuningJob as JSON
+)
+
+tuning_trials = Table(
+    "tuning_trials",
+    metadata,
+    Column("tuning_job", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True),
+    Column("document", Text, nullable=False),  # the whole Trial as JSON
+)
+
 numbered_documents = Table(
     "numbered_documents",
     metadata,

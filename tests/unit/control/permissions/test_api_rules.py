@@ -216,6 +216,9 @@ def test_every_operation_of_the_service_is_decided_on_purpose():
         )
     } | {("logs", "PutRetentionPolicy"), ("logs", "DeleteRetentionPolicy"), ("iam", "SimulatePrincipalPolicy")}
     owners_alone |= {("sts", "AssumeRole"), ("sts", "GetSessionToken")}
+    tuning = ("CreateHyper", "DescribeHyper", "StopHyper", "DeleteHyper", "ListTrainingJobsForHyper")
+    owners_alone |= {("sagemaker", f"{word}ParameterTuningJob") for word in tuning}
+    owners_alone |= {("sagemaker", "ListHyperParameterTuningJobs")}
     assert set(HANDLERS) - set(RULES) - OPERATIONS - {("sagemaker", "ListTags")} == owners_alone
 
 

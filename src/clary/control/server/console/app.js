@@ -11,8 +11,17 @@ import { jobPage } from "./job/job_page.js";
 import { jobsPage } from "./jobs_page.js";
 import { makeShell } from "./shell.js";
 import { signInPage, signInByLink } from "./sign_in.js";
+import { tuningJobPage } from "./tuning/tuning_job_page.js";
+import { tuningPage } from "./tuning/tuning_page.js";
 
-const PAGES = { jobs: jobsPage, job: jobPage, hosts: hostsPage, compare: comparePage };
+const PAGES = {
+  jobs: jobsPage,
+  job: jobPage,
+  hosts: hostsPage,
+  compare: comparePage,
+  tuning: tuningPage,
+  "tuning-job": tuningJobPage,
+};
 const place = document.querySelector("#shell");
 let leaving = null; // ends what the open page does
 let open = null; // {page, name, change}: moving between tabs of a job keeps its page

@@ -11,8 +11,10 @@ const THEMES = ["system", "light", "dark"];
 const DRAWINGS = { system: "system", light: "sun", dark: "moon" };
 const PAGES = [
   ["jobs", "/console/jobs", "Jobs"],
+  ["tuning", "/console/tuning", "Tuning"],
   ["hosts", "/console/hosts", "Hosts"],
 ];
+const BELOW = { job: "jobs", compare: "jobs", "tuning-job": "tuning" }; // page -> the page in the list above
 
 /** Make the frame. Returns its element, its `main`, and `mark(page)`, which says where one is. */
 export function makeShell(session, signedOut) {
@@ -47,8 +49,7 @@ export function makeShell(session, signedOut) {
   );
   const mark = (page) => {
     for (const [name, made] of links) {
-      if (name === page || (name === "jobs" && (page === "job" || page === "compare")))
-        made.setAttribute("aria-current", "page");
+      if (name === (BELOW[page] ?? page)) made.setAttribute("aria-current", "page");
       else made.removeAttribute("aria-current");
     }
   };

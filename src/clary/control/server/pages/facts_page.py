@@ -27,6 +27,7 @@ from clary.control.jobs.training_status import progress_facts
 from clary.control.server.pages.checkpoints_page import checkpoint_facts
 from clary.control.server.pages.rehearsals_page import RehearsalPages
 from clary.control.server.pages.stragglers_page import StragglerPages
+from clary.control.server.pages.tuning_page import tuning_name
 from clary.control.services.call import Services
 from clary.control.services.job_descriptions import readable, unreadable_members
 from clary.control.services.training_progress import job_progress
@@ -74,6 +75,7 @@ def _facts(services: Services, job: TrainingJob, shared: Shared) -> dict[str, An
     return {
         **job_state_row(job),
         "arn": job.arn,
+        "tuning_job": tuning_name(job),
         "times": to_plain(job_times(job, now=job.now(services.clock))),
         "queue": to_plain(services.queue.place(job)),
         "created_at": to_plain(job.created_at),

@@ -1,4 +1,4 @@
-"""Search over training jobs, experiments, trials and trial components.
+"""Search over training jobs, tuning jobs, experiments, trials and trial components.
 
 Where: records are described as their Describe operations do, with tags and parents, and filtered one by one
 (`search_filters`). Where the expression names a job, component, trial or experiment outright, only those are read.
@@ -22,9 +22,12 @@ from clary.control.services.experiments import (
     trial_calls,
 )
 from clary.control.services.job_descriptions import describe, for_search
+from clary.control.services.tuning_descriptions import describe_tuning
 from clary.control.store.tracking.experiment_rows import Kind, Tracked
 from clary.control.store.tracking.experiments import TrackedQuery
+from clary.control.wire.fitting import fit
 
+TUNING_SHAPE = "HyperParameterTuningJobSearchEntity"
 DEFAULT_SORT = "LastModifiedTime"
 AT_ONCE = 200  # records read and looked at before others have their turn
 MAX_MEMBERS = 10  # components that a trial lists
@@ -232,6 +235,20 @@ async def _components(call: Call, expression: Mapping[str, Any] | None) -> list[
     return found
 
 
+async def _tuning_jobs(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
+    """Return the tuning jobs, or the one that the expression names."""
+    records = call.services.store.tuning
+    name = named(expression, "HyperParameterTuningJobName")
+    jobs = await records.all() if name is None else [job for job in [await records.get(name)] if job is not None]
+    tags = await call.services.store.experiments.tags_of([job.arn for job in jobs])
+    found = []
+    for job in jobs:
+        record = await describe_tuning(call.services, job)
+        fitted = fit(TUNING_SHAPE, {**record, "Tags": _tags(tags, job.arn)}).document
+        found.append(_Found(job.name, fitted))
+    return found
+
+
 async def _source_detail(call: Call, thing: Tracked) -> dict[str, Any]:
     job = await job_components.job_of(call, thing)
     if job is None:
@@ -256,6 +273,7 @@ def _tags(tags: Mapping[str, Mapping[str, str]], arn: str) -> list[dict[str, str
 _Finder = Callable[[Call, Mapping[str, Any] | None], Awaitable[list[_Found]]]
 _FINDERS: Mapping[str, tuple[str, _Finder]] = {
     "TrainingJob": ("TrainingJob", _training_jobs),
+    "HyperParameterTuningJob": ("HyperParameterTuningJob", _tuning_jobs),
     "Experiment": ("Experiment", _experiments),
     "ExperimentTrial": ("Trial", _trials),
     "ExperimentTrialComponent": ("TrialComponent", _components),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from clary.control.services.tags import check_tags
 from clary.control.services.training_progress import job_progress
 from clary.control.settings import Settings
 from clary.control.store.errors import JobExists
+from clary.control.tuning.tuning_job import Trial
 
 # Members of the stored request that UpdateTrainingJob changes; of a structure, only what it names.
 UPDATABLE_MEMBERS = ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
@@ -44,6 +45,32 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
     """Check a request as a whole and store the job; nothing has started when it returns.
 
     Raises: WireError(ResourceInUse).
+    """
+    return await store_training_job(call)
+
+
+async def check_training_job(call: Call) -> None:
+    """Refuse a request that `create_training_job` would refuse; store nothing. Raises: WireError."""
+    request: Mapping[str, Any] = {name: value for name, value in call.params.items() if name != "Tags"}
+    validation.check(request, _site(call.services.settings))
+    check_profiler(request)
+    await check_metrics(JobRequest(request))
+    _admit(call, request)
+    await _check_inputs_exist(call, request)
+    await require_output_buckets(call, JobRequest(request))
+
+
+async def store_training_job(
+    call: Call, *, trial: Trial | None = None, tuning_job_arn: str = "", notes: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Do the work of `create_training_job`, also for a trial of a tuning job.
+
+    Args:
+        call: whose parameters are those of CreateTrainingJob.
+        trial: that is stored with the job; None for a job of its own.
+        tuning_job_arn: that the job names.
+        notes: further warnings.
+    Raises: WireError; TrialRefused.
     """
     request: Mapping[str, Any] = {name: value for name, value in call.params.items() if name != "Tags"}
     tags = check_tags(call.params.get("Tags") or ())
@@ -68,7 +95,9 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
         transitions=(StatusTransition(status=SecondaryStatus.STARTING, started_at=now, message=message),),
         created_at=now,
         modified_at=now,
+        tuning_job_arn=tuning_job_arn,
         warnings=(
+            *notes,
             *_unknown(call),
             *validation.warnings(request, site),
             *profiler_warnings(request, is_measured=bool(call.services.settings.metrics_interval_s)),
@@ -79,7 +108,7 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
         restart_rule=_restart_rule(JobRequest(request), call.services.settings),
     )
     try:
-        await call.services.hub.create(job, tags)
+        await call.services.hub.create(job, tags, trial=trial)
     except JobExists as error:
         raise WireError(
             "ResourceInUse",

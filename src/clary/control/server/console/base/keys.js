@@ -12,6 +12,7 @@ const EVERYWHERE = [
   ["f  w", "Follow the log, wrap its lines"],
   ["Esc", "Back; closes what is open"],
   ["g j", "All jobs"],
+  ["g t", "Tuning jobs"],
   ["g h", "Hosts and warm pools"],
   ["?", "These keys"],
 ];
@@ -68,7 +69,7 @@ function pressed(event) {
     pendingSince = performance.now();
     return;
   }
-  const paths = { j: "/console/jobs", h: "/console/hosts" };
+  const paths = { j: "/console/jobs", t: "/console/tuning", h: "/console/hosts" };
   if (wasPending && paths[event.key]) {
     window.dispatchEvent(new CustomEvent("clary-go", { detail: paths[event.key] }));
   } else if (event.key === "?") {

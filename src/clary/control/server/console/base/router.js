@@ -10,6 +10,8 @@ const ROUTES = [
     (found) => ({ page: "job", name: decoded(found[1]), tab: found[2] ?? "overview" }),
   ],
   [/^\/console\/hosts\/?$/, () => ({ page: "hosts" })],
+  [/^\/console\/tuning\/?$/, () => ({ page: "tuning" })],
+  [/^\/console\/tuning\/([^/]+)\/?$/, (found) => ({ page: "tuning-job", name: decoded(found[1]) })],
   [/^\/console\/compare\/?$/, () => ({ page: "compare" })],
 ];
 
@@ -66,6 +68,11 @@ export function link(path, attributes, ...children) {
 /** Return the address of a job's tab. */
 export function jobPath(name, tab = "overview") {
   return `/console/jobs/${encodeURIComponent(name)}${tab === "overview" ? "" : `/${tab}`}`;
+}
+
+/** Return the address of a tuning job. */
+export function tuningPath(name) {
+  return `/console/tuning/${encodeURIComponent(name)}`;
 }
 
 function placeOf({ pathname }) {

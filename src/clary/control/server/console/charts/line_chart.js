@@ -20,6 +20,7 @@ let numCharts = 0;
  * Args: title; unit; shared: a `SharedTime`, so that charts of one page zoom and point together.
  * Lines are {key, label, colour, isWide, points: [[at, value], ...], raw} in order of time; `at` in milliseconds, or
  * steps; a wide one is seen below one that covers it; `raw` are points drawn faintly behind those that were smoothed.
+ * `isDots` draws the points alone, `isWhole` a line that no pause between points cuts.
  */
 export class LineChart {
   #lines = [];
@@ -111,9 +112,13 @@ export class LineChart {
         svg("rect", { x: LEFT, y: 0, width: width - LEFT - RIGHT, height: HEIGHT - BOTTOM + 2 }),
       ),
       inside.map((line) => line.raw.length > 0 && this.#line(line.raw, `line-${line.colour} line-raw`)),
-      inside.map((line) => this.#line(line.points, `line-${line.colour}${line.isWide ? " line-wide" : ""}`)),
+      inside.map((line) =>
+        line.isDots
+          ? this.#dots(line)
+          : this.#line(line.points, `line-${line.colour}${line.isWide ? " line-wide" : ""}`, line.isWhole),
+      ),
       inside
-        .filter((line) => line.points.length === 1)
+        .filter((line) => line.points.length === 1 && !line.isDots)
         .map((line) =>
           svg("circle", {
             class: `dot line-${line.colour}`,
@@ -128,9 +133,18 @@ export class LineChart {
     this.#point(this.shared.at);
   }
 
-  #line(points, kind) {
-    const drawn = path(points, this.#x, this.y, this.#isLog);
+  #line(points, kind, isWhole = false) {
+    const drawn = path(points, this.#x, this.y, { isLog: this.#isLog, isWhole });
     return svg("path", { "clip-path": `url(#${this.clip})`, class: `line ${kind}`, d: drawn });
+  }
+
+  #dots(line) {
+    const shown = line.points.filter(([, value]) => Number.isFinite(value) && !(this.#isLog && value <= 0));
+    return svg(
+      "g",
+      { "clip-path": `url(#${this.clip})`, class: `dots line-${line.colour}` },
+      shown.map(([at, value]) => svg("circle", { class: "dot", r: 3, cx: this.#x.place(at), cy: this.y.place(value) })),
+    );
   }
 
   #room() {
@@ -189,8 +203,9 @@ export class LineChart {
     }
     if (!step || !line) return;
     event.preventDefault();
-    const index = this.shared.at === null ? line.points.length : nearest(line.points, this.shared.at) + step;
-    this.shared.point(line.points[Math.max(0, Math.min(line.points.length - 1, index))][0]);
+    const places = [...new Set(line.points.map(([at]) => at))].map((at) => [at]); // a stair has two points at one place
+    const index = this.shared.at === null ? places.length : nearest(places, this.shared.at) + step;
+    this.shared.point(places[Math.max(0, Math.min(places.length - 1, index))][0]);
   }
 
   #point(at, dragged = null) {
@@ -262,12 +277,12 @@ function within(points, [since, until]) {
   return points.slice(Math.max(0, first - 1), last + 1);
 }
 
-function path(points, x, y, isLog) {
+function path(points, x, y, { isLog, isWhole }) {
   const gaps = points
     .slice(1)
     .map((point, index) => point[0] - points[index][0])
     .sort((one, other) => one - other);
-  const longest = gaps.length > 4 ? Math.max(5000, gaps[gaps.length >> 1] * MOST_GAP) : Infinity;
+  const longest = gaps.length > 4 && !isWhole ? Math.max(5000, gaps[gaps.length >> 1] * MOST_GAP) : Infinity;
   let text = "";
   let before = null;
   for (const [at, value] of points) {

@@ -6,7 +6,7 @@ import { icon } from "../base/icons.js";
 import { useKeys } from "../base/keys.js";
 import { empty, failure, skeleton } from "../base/places.js";
 import { repeat } from "../base/repeating.js";
-import { go, jobPath, link, listPath } from "../base/router.js";
+import { go, jobPath, link, listPath, tuningPath } from "../base/router.js";
 import { badge, isOver } from "../base/statuses.js";
 import { duration, moment } from "../base/words.js";
 import { chartsTab } from "./job_charts.js";
@@ -164,6 +164,7 @@ function headFacts(facts) {
     facts.ended_at,
     facts.rehearsals,
     facts.rehearsal_of,
+    facts.tuning_job,
     facts.is_over || Math.floor(Date.now() / EVERY_MS),
   ];
 }
@@ -178,6 +179,7 @@ function makeHead(facts, again) {
     ["Hosts", `${num_hosts}${facts.hosts[0] ? ` × ${facts.hosts[0].instance_type}` : ""}`],
     facts.attempt > 1 && ["Attempt", `${facts.attempt}`],
     facts.rehearsals?.length > 0 && ["Rehearsed", rehearsed(facts.name, facts.rehearsals[0])],
+    facts.tuning_job && ["Trial of", link(tuningPath(facts.tuning_job), {}, facts.tuning_job)],
     facts.rehearsal_of && [facts.rehearsal_of.role === "twin" ? "Twin of" : "Rehearsal of", origin(facts.rehearsal_of)],
     facts.progress?.percent !== undefined &&
       facts.progress?.percent !== null &&

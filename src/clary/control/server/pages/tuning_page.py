@@ -1,0 +1,144 @@
+"""Pages of tuning jobs: the list, and one with its trials.
+
+Where: the answers to /clary/v1/tuning and /clary/v1/tuning/NAME; the console and `clary tuning` show them.
+
+    {"tuning_jobs": [{"name", "status", "strategy", "objective": {"metric", "is_maximized"}, "counters", "num_trials",
+      "max_trials", "best": {"number", "job", "value", "parameters"}, "created_at", "ended_at", "end_reason"}]}
+
+The page of one has the members of its row, what `tuning_facts.facts_of` adds, and
+
+    {"trials": [{"number", "job", "definition", "status", "state", "value", "parameters", "created_at", "started_at",
+      "ended_at", "stop_reason", "failure_reason", "curve"}],      curve: values of the objective, 200 at most
+     "best_so_far": [[number of the trial, ended at, best value]],         in the order of ends, in milliseconds
+     "importance": {hyperparameter: share}, or null and "importance_why"}
+
+A console asks every few seconds, so facts that can not change are kept: rows of tuning jobs that have ended, and shares
+until another trial ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from clary.base.errors import WireError
+from clary.base.plain import to_plain
+from clary.control.jobs.job_state import job_state
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.services.call import Services
+from clary.control.services.tuning_answers import trial_status
+from clary.control.services.tuning_descriptions import live_jobs
+from clary.control.store.tracking.tuning_records import TuningQuery
+from clary.control.tuning.importance import Importance, importance_of
+from clary.control.tuning.tuning_facts import facts_of, few, row_of
+from clary.control.tuning.tuning_job import Trial, TuningJob
+from clary.control.tuning.tuning_request import TuningRequest
+
+MAX_LISTED = 100
+MAX_VALUES = 200  # of a trial's curve
+MAX_KEPT = 200  # of each kind of facts
+_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+
+class TuningPages:
+    """Answers for all tuning jobs.
+
+    Args:
+        services: store and live jobs.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # of those that have ended
+        self._importance: dict[tuple[str, str], tuple[int, Importance]] = {}  # with how many trials it was told of
+
+    async def listed(self) -> dict[str, Any]:
+        """Return the newest tuning jobs, the newest first."""
+        records = self._services.store.tuning
+        jobs, _ = await records.page(TuningQuery(), max_results=MAX_LISTED, next_token=None)
+        return {"tuning_jobs": [await self._row(job) for job in jobs]}
+
+    async def page(self, name: str) -> dict[str, Any]:
+        """Return the page of a tuning job. Raises: WireError 404."""
+        records = self._services.store.tuning
+        job = await records.get(name) if _NAME.fullmatch(name) else None
+        if job is None:
+            raise WireError("NotFound", f"there is no tuning job {name[:100]!r}", http_status=404)
+        trials = await records.trials(job.name)
+        live = live_jobs(self._services, trials)
+        importance = await self._importance_of(job, trials)
+        return {
+            **facts_of(job, trials),
+            "trials": [await self._trial(job, trial, live.get(trial.job_name)) for trial in trials],
+            "importance": None if importance.shares is None else dict(importance.shares),
+            "importance_why": importance.why,
+        }
+
+    async def _row(self, job: TuningJob) -> dict[str, Any]:
+        key = _key(job)
+        if key in self._rows:
+            return self._rows[key]
+        row = row_of(job, await self._services.store.tuning.trials(job.name))
+        if job.is_terminal:
+            _keep(self._rows, key, row)
+        return row
+
+    async def _importance_of(self, job: TuningJob, trials: Sequence[Trial]) -> Importance:
+        key, num_known = _key(job), sum(trial.value is not None for trial in trials)
+        kept = self._importance.get(key)
+        if kept is not None and kept[0] == num_known:
+            return kept[1]
+        found = await asyncio.to_thread(importance_of, TuningRequest(job.request).definitions, trials)
+        _keep(self._importance, key, (num_known, found))
+        return found
+
+    async def _trial(self, job: TuningJob, trial: Trial, live: TrainingJob | None) -> dict[str, Any]:
+        status = trial_status(trial, live)
+        outcome = trial.outcome
+        started_at = None if live is None else live.training_started_at
+        return {
+            "number": trial.number,
+            "job": trial.job_name,
+            "definition": trial.definition,
+            "status": status.value,
+            "state": status.value if live is None else job_state(live).value,
+            "value": trial.value,
+            "parameters": dict(trial.parameters),
+            "created_at": to_plain(trial.created_at),
+            "started_at": to_plain(started_at if outcome is None else outcome.training_started_at),
+            "ended_at": to_plain(None if outcome is None else outcome.training_ended_at),
+            "stop_reason": trial.stop_reason,
+            "failure_reason": "" if outcome is None else outcome.failure_reason,
+            "curve": few(outcome.curve, MAX_VALUES)
+            if outcome is not None
+            else await self._live_curve(job, trial, live),
+        }
+
+    async def _live_curve(self, job: TuningJob, trial: Trial, live: TrainingJob | None) -> list[float]:
+        """Return the values that a trial has told so far."""
+        metric = TuningRequest(job.request).definition(trial.definition).objective.metric
+        if live is None or not any(one.name == metric for one in live.final_metrics):
+            return []
+        curves = await self._services.store.curves.curves(live.name, names=[metric], num_points=MAX_VALUES)
+        values = [point.value for point in curves.get(metric, ())]
+        return few([value for value in values if value is not None and math.isfinite(value)], MAX_VALUES)
+
+
+def tuning_name(job: TrainingJob) -> str:
+    """Return the name of the tuning job whose trial a job is, or an empty text for any other job."""
+    return job.tuning_job_arn.rpartition("/")[2]
+
+
+def _key(job: TuningJob) -> tuple[str, str]:
+    """Return the identity of a tuning job among others that have had its name."""
+    return job.arn, job.created_at.isoformat()
+
+
+def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    kept.pop(key, None)
+    while len(kept) >= MAX_KEPT:
+        del kept[next(iter(kept))]
+    kept[key] = value

@@ -1,0 +1,389 @@
+"""The loop that carries out tuning jobs: starts their training jobs, ends some early, notes how each ended.
+
+Where: one task of the service. Training jobs go through the same door as those of clients. Nothing is kept here that
+the store does not have: a trial is stored with its training job, so that a service that is killed at any moment goes
+on with the next number. Decisions are `control.tuning`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from clary.base.errors import WireError
+from clary.contract.statuses import TrainingJobStatus
+from clary.control.jobs import warm_pools
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.services.call import Call, Services
+from clary.control.services.job_acts import stop_job
+from clary.control.services.sagemaker.training_jobs import store_training_job
+from clary.control.store.damage import JobUnreadable
+from clary.control.store.tracking.tuning_records import TrialRefused
+from clary.control.tuning import early_stopping
+from clary.control.tuning.completion import Decision, decide, next_definition
+from clary.control.tuning.search import Observation, Question, is_pruned, propose
+from clary.control.tuning.trial_requests import keep_alive_of, trial_name, trial_request
+from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob, TuningStatus
+from clary.control.tuning.tuning_request import Definition, TuningRequest
+from clary.control.tuning.warm_start import observations_of
+
+TICK_S = 1.0  # between looks at tuning jobs in progress when nothing changes
+MOST_VALUES = 1000  # of a trial's curve
+
+log = logging.getLogger(__name__)
+
+
+class TuningKeeper:
+    """Carries out tuning jobs.
+
+    Args:
+        services: of the service.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._has_begun = False  # whether the tuning jobs of an earlier service are known
+        self._active: set[str] = set()  # names of tuning jobs in progress
+        self._due: set[str] = set()  # of those that something has changed for
+        self._judged: set[str] = set()  # of those that may end a trial by the values it tells
+        self._changed = asyncio.Event()
+        self._parents: dict[str, tuple[Observation, ...]] = {}  # name -> trials that it begins with
+        self._curves: dict[str, tuple[int, tuple[float, ...]]] = {}  # training job -> how many values it has had
+        services.hub.listen(self._note)
+        services.tuning.connect(self.wake)
+
+    def wake(self, name: str) -> None:
+        """Have a tuning job looked at now: it was created, or is to stop."""
+        self._active.add(name)
+        self._due.add(name)
+        self._changed.set()
+
+    def wake_all(self) -> None:
+        """Have every tuning job in progress looked at: time has passed."""
+        self._due |= self._active
+
+    async def run(self) -> None:
+        """Carry tuning jobs out until cancelled."""
+        while True:
+            await self.look_at_due()
+            try:
+                async with asyncio.timeout(TICK_S if self._active or not self._has_begun else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                self.wake_all()
+
+    async def look_at_due(self) -> None:
+        """Look at the tuning jobs for which something has changed; the first time at all that are not over."""
+        try:
+            if not self._has_begun:
+                for job in await self._services.store.tuning.unfinished():
+                    self.wake(job.name)
+                self._has_begun = True
+        except Exception:  # boundary: a database that is away comes back
+            log.exception("tuning jobs could not be read; the next look tries again")
+        self._changed.clear()
+        due, self._due = sorted(self._due & self._active), set()
+        for name in due:
+            try:
+                await self._look_at(name)
+            except Exception:  # boundary: one tuning job must not keep the others from theirs
+                log.exception("tuning job %s: this look failed; the next one tries again", name)
+
+    def _note(self, before: TrainingJob | None, job: TrainingJob) -> None:
+        """Have a tuning job looked at of which a training job has ended, or has told a value that it is judged by."""
+        if not job.tuning_job_arn:
+            return
+        name = job.tuning_job_arn.rpartition("/")[2]
+        has_ended = job.is_terminal and (before is None or not before.is_terminal)
+        has_told = name in self._judged and (before is None or before.final_metrics != job.final_metrics)
+        if name in self._active and (has_ended or has_told):
+            self._due.add(name)
+            self._changed.set()
+
+    async def _look_at(self, name: str) -> None:
+        store = self._services.store.tuning
+        job = await store.get(name)
+        if job is None or job.is_terminal:
+            self._forget(name)
+            return
+        trials = [await self._with_outcome(job, trial) for trial in await store.trials(name)]
+        if job.ends_as is None:
+            decision = decide(job, trials, now=self._services.clock.now())
+            if decision.ends_as is not None:
+                job = await self._begin_end(job, decision)
+            else:
+                await self._stop_hopeless(job, trials)
+                for _ in range(decision.num_starts):
+                    trial = await self._start_trial(job, trials)
+                    if trial is None:
+                        break
+                    trials.append(trial)
+        if job.ends_as is not None:
+            await self._end(job, trials)
+
+    async def _with_outcome(self, job: TuningJob, trial: Trial) -> Trial:
+        """Return a trial with its outcome, which is stored first, if its training job has ended."""
+        if trial.is_over:
+            return trial
+        services = self._services
+        reason = "its training job was deleted"
+        try:
+            training = await services.find_job(trial.job_name)
+        except JobUnreadable as error:
+            training, reason = None, f"the record of its training job is lost: {error.message}"
+        if training is not None and not training.is_terminal:
+            return trial
+        if training is None:
+            outcome = TrialOutcome(status=TrainingJobStatus.STOPPED, value=None, failure_reason=reason)
+        else:
+            outcome = await self._outcome_of(job, trial, training)
+        self._curves.pop(trial.job_name, None)
+        ended = replace(trial, outcome=outcome)
+        await services.store.tuning.put_trial(ended)
+        return ended
+
+    async def _outcome_of(self, job: TuningJob, trial: Trial, training: TrainingJob) -> TrialOutcome:
+        metric = TuningRequest(job.request).definition(trial.definition).objective.metric
+        value = next((one.value for one in training.final_metrics if one.name == metric), None)
+        started_at, ended_at = training.training_started_at, training.training_ended_at
+        runtime_s = (
+            0 if started_at is None or ended_at is None else max(1, round((ended_at - started_at).total_seconds()))
+        )
+        has_failed = training.status is TrainingJobStatus.FAILED
+        failure = training.failure if has_failed else None
+        # What a program told before it failed is nobody's best: there is no model behind it.
+        is_known = value is not None and math.isfinite(value) and not has_failed
+        return TrialOutcome(
+            status=training.status,
+            value=value if is_known else None,
+            curve=await self._curve(training, metric),
+            training_started_at=started_at,
+            training_ended_at=ended_at or training.modified_at,
+            failure_reason="" if failure is None else failure.reason,
+            is_retryable=failure is not None and failure.is_retryable,
+            runtime_s=runtime_s,
+        )
+
+    async def _begin_end(self, job: TuningJob, decision: Decision) -> TuningJob:
+        now = self._services.clock.now()
+        log.info("tuning job %s ends: %s", job.name, decision.reason)
+
+        def change(current: TuningJob) -> TuningJob:
+            if current.ends_as is not None:
+                return current
+            return replace(
+                current,
+                ends_as=decision.ends_as,
+                stops_running=decision.stops_running,
+                end_reason=decision.reason,
+                converged_at=now if decision.has_converged else None,
+                modified_at=now,
+            )
+
+        return await self._services.store.tuning.change(job.name, change)
+
+    async def _end(self, job: TuningJob, trials: Sequence[Trial]) -> None:
+        """Stop running trials, if the end asks for it; once all have ended give their hosts back and set the status."""
+        running = [trial for trial in trials if not trial.is_over]
+        if job.stops_running:
+            for trial in running:
+                await self._stop(trial, job.end_reason)
+        if running:
+            return
+        await self._give_hosts_back(job, trials)
+        now = self._services.clock.now()
+
+        def change(current: TuningJob) -> TuningJob:
+            if current.is_terminal or current.ends_as is None:
+                return current
+            return replace(current, status=current.ends_as, ended_at=now, modified_at=now)
+
+        ended = await self._services.store.tuning.change(job.name, change)
+        log.info("tuning job %s is %s: %s", job.name, ended.status.value, ended.end_reason)
+        self._forget(job.name)
+
+    def _forget(self, name: str) -> None:
+        self._active.discard(name)
+        self._judged.discard(name)
+        self._parents.pop(name, None)
+
+    async def _give_hosts_back(self, job: TuningJob, trials: Sequence[Trial]) -> None:
+        """Let the hosts that wait for a next trial go, unless the request itself has them wait.
+
+        Their keep-alive period ends, so that the reconciler takes them back, which knows whether another job has just
+        taken them over.
+        """
+        request = TuningRequest(job.request)
+        waiting = {one.name for one in request.definitions if keep_alive_of(one) is not None}
+        for trial in trials:
+            training = self._services.hub.live_job(trial.job_name)
+            if training is None or trial.definition in waiting or training.tuning_job_arn != job.arn:
+                continue
+            if warm_pools.is_available(training):
+                await self._services.hub.update(training.name, _without_keep_alive)
+
+    async def _stop_hopeless(self, job: TuningJob, trials: Sequence[Trial]) -> None:
+        """Stop the trials that early stopping or Hyperband gives up."""
+        request = TuningRequest(job.request)
+        is_hyperband = request.strategy == "Hyperband"
+        if not is_hyperband and not request.stops_early:
+            return
+        self._judged.add(job.name)
+        for trial in trials:
+            if trial.is_over:
+                continue
+            if trial.stop_reason:  # by a service that may have been killed before it stopped the training job
+                await self._stop(trial, trial.stop_reason)
+                continue
+            training = self._services.hub.live_job(trial.job_name)
+            if training is None:
+                continue
+            definition = request.definition(trial.definition)
+            curve = await self._curve(training, definition.objective.metric, is_live=True)
+            if len(curve) <= self._curves.get(trial.job_name, (0, ()))[0]:
+                continue  # nothing new since it was judged last
+            if why := await self._why_hopeless(job, definition, trial, trials, curve):
+                await self._stop(trial, why)
+            self._curves[trial.job_name] = (len(curve), curve)
+
+    async def _why_hopeless(
+        self, job: TuningJob, definition: Definition, trial: Trial, trials: Sequence[Trial], curve: tuple[float, ...]
+    ) -> str:
+        same = [one for one in trials if one.definition == trial.definition]
+        request = TuningRequest(job.request)
+        if request.strategy != "Hyperband":
+            ended = [one.outcome.curve for one in same if one.outcome is not None and one.outcome.value is not None]
+            return early_stopping.why_stop(curve, ended, definition.objective)
+        observations = [self._observed(one, curve if one is trial else None) for one in same]
+        question = self._question(job, definition, observations, number=trial.number)
+        is_hopeless = await asyncio.to_thread(is_pruned, question, same.index(trial), request.hyperband_resources)
+        if not is_hopeless:
+            return ""
+        return f"Hyperband: after {len(curve)} values of {definition.objective.metric} others of its rung are better"
+
+    async def _stop(self, trial: Trial, why: str) -> None:
+        training = self._services.hub.live_job(trial.job_name)
+        if training is None or training.is_terminal or training.end_cause is not None:
+            return
+        if not trial.stop_reason:  # first: a service that is killed in between still says why it was stopped
+            await self._services.store.tuning.put_trial(replace(trial, stop_reason=why))
+        log.info("training job %s: %s", trial.job_name, why)
+        await stop_job(self._services, training)
+
+    async def _start_trial(self, job: TuningJob, trials: Sequence[Trial]) -> Trial | None:
+        """Propose and store the next trial with its training job; None if it could not be started now."""
+        request = TuningRequest(job.request)
+        definition = next_definition(request, trials)
+        number = await self._next_number(job, trials)
+        observations = list(await self._parent_observations(job, definition))
+        observations += [self._observed(one) for one in trials if one.definition == definition.name]
+        question = self._question(job, definition, observations, number=number)
+        parameters = await asyncio.to_thread(propose, question)
+        name = trial_name(job, number)
+        tags = await self._services.store.get_tags(job.arn)  # those that were added since too
+        region = job.arn.split(":")[3]
+        call = Call(
+            services=self._services,
+            params={
+                **trial_request(definition, parameters, name),
+                "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+            },
+            region=region,
+            access_key_id="",
+            request_id=name,
+            unknown_members=job.unknown_members,
+        )
+        trial = Trial(
+            tuning_job=job.name,
+            number=number,
+            job_name=name,
+            job_arn=call.arn(f"training-job/{name}"),
+            definition=definition.name,
+            parameters=parameters,
+            created_at=self._services.clock.now(),
+        )
+        notes = (f"It is trial {number} of tuning job {job.name}.",)
+        try:
+            await store_training_job(call, trial=trial, tuning_job_arn=job.arn, notes=notes)
+        except TrialRefused:
+            self.wake(job.name)  # the store knows more than this look: the next one reads it anew
+            return None
+        except WireError as error:
+            reason = f"training job {name} can not be created: {error.message}"[:1024]
+            await self._begin_end(job, Decision(ends_as=TuningStatus.FAILED, reason=reason))
+            self.wake(job.name)
+            return None
+        return trial
+
+    async def _next_number(self, job: TuningJob, trials: Sequence[Trial]) -> int:
+        """Return the number of the next trial; one whose record was set aside has left its training job behind."""
+        number = 1 + max((trial.number for trial in trials), default=0)
+        try:
+            while await self._services.find_job(trial_name(job, number)) is not None:
+                number += 1
+        except JobUnreadable:
+            number += 1
+        return number
+
+    def _observed(self, trial: Trial, curve: tuple[float, ...] | None = None) -> Observation:
+        if trial.outcome is not None:
+            return Observation(
+                parameters=trial.parameters, value=trial.outcome.value, is_over=True, curve=trial.outcome.curve
+            )
+        known = self._curves.get(trial.job_name, (0, ()))[1]
+        return Observation(
+            parameters=trial.parameters, value=None, is_over=False, curve=known if curve is None else curve
+        )
+
+    @staticmethod
+    def _question(
+        job: TuningJob, definition: Definition, observations: Sequence[Observation], *, number: int
+    ) -> Question:
+        return Question(
+            strategy=TuningRequest(job.request).strategy,
+            space=definition.space,
+            is_maximized=definition.objective.is_maximized,
+            observations=tuple(observations),
+            seed=job.seed,
+            number=number,
+        )
+
+    async def _parent_observations(self, job: TuningJob, definition: Definition) -> tuple[Observation, ...]:
+        """Return the trials of the parents of a warm start; a parent that was deleted since counts as empty.
+
+        A grid has none either: each of its points has its own trial.
+        """
+        if TuningRequest(job.request).strategy == "Grid":
+            return ()
+        if job.name not in self._parents:
+            found: list[Observation] = []
+            for parent in TuningRequest(job.request).parents:
+                found += observations_of(await self._services.store.tuning.trials(parent), definition)
+            self._parents[job.name] = tuple(found)
+        return self._parents[job.name]
+
+    async def _curve(self, training: TrainingJob, metric: str, *, is_live: bool = False) -> tuple[float, ...]:
+        """Return the finite values of the objective that a training job has told, in order.
+
+        Args:
+            training: the record.
+            metric: name of the objective.
+            is_live: whether it may tell more.
+        """
+        if is_live and not any(one.name == metric for one in training.final_metrics):
+            return ()
+        start, end = training.created_at - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)
+        values = await self._services.store.query_metrics(training.name, metric, start, end)
+        return tuple(one.value for one in values if one.value is not None and math.isfinite(one.value))[:MOST_VALUES]
+
+
+def _without_keep_alive(training: TrainingJob) -> TrainingJob:
+    """Return an ended training job whose hosts wait no longer for another one."""
+    if not warm_pools.is_available(training):
+        return training
+    resources = {**training.request["ResourceConfig"], "KeepAlivePeriodInSeconds": 0}
+    return replace(training, request={**training.request, "ResourceConfig": resources})

@@ -1,0 +1,1 @@
+"""Hyperparameter tuning: trials so far, the next proposal, and the end. Pure."""

@@ -1,0 +1,41 @@
+"""Whether a trial that runs is worth going on: the median rule of early stopping. Pure.
+
+Where: the keeper asks each time a running trial tells another value of its objective.
+Source: "Stop Training Jobs Early" (developer guide): after each epoch the value is compared with the median of the
+running averages of the objective of earlier training jobs up to the same epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum
+from statistics import median
+
+from clary.control.tuning.tuning_request import Objective
+
+LEAST_TRIALS = 3  # with a curve of the same length: a median of fewer says nothing
+LEAST_VALUES = 2  # of the trial itself: first values are those of an untrained model
+
+
+def why_stop(curve: Sequence[float], others: Sequence[Sequence[float]], objective: Objective) -> str:
+    """Say why a trial should stop; empty if it should go on.
+
+    Args:
+        curve: values of the objective that the trial has told, in order.
+        others: curves of the trials that have ended.
+        objective: says which values are better.
+    """
+    number = len(curve)
+    if number < LEAST_VALUES:
+        return ""
+    averages = [fsum(value / number for value in other[:number]) for other in others if len(other) >= number]
+    if len(averages) < LEAST_TRIALS:
+        return ""
+    middle = median(averages)
+    best = max(curve) if objective.is_maximized else min(curve)
+    if not objective.is_better(middle, best):
+        return ""
+    return (
+        f"early stopping: the best of its first {number} values of {objective.metric} is {best:g}, worse than "
+        f"{middle:g}, the median of {len(averages)} earlier training jobs up to there"
+    )

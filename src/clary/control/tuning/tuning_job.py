@@ -1,0 +1,109 @@
+"""The records of a tuning job and of its trials.
+
+Where: services create them from a parsed request, the store keeps each as one JSON document. A trial is stored in the
+transaction that stores its training job, so that neither is without the other.
+Source: DescribeHyperParameterTuningJob, HyperParameterTrainingJobSummary (AWS API reference).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from clary.contract.statuses import TrainingJobStatus
+
+
+class TuningStatus(StrEnum):
+    """HyperParameterTuningJobStatus."""
+
+    IN_PROGRESS = "InProgress"
+    STOPPING = "Stopping"
+    COMPLETED = "Completed"
+    STOPPED = "Stopped"
+    FAILED = "Failed"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the status can not change any more."""
+        return self not in (TuningStatus.IN_PROGRESS, TuningStatus.STOPPING)
+
+
+class ObjectiveStatus(StrEnum):
+    """ObjectiveStatus of a trial."""
+
+    SUCCEEDED = "Succeeded"
+    PENDING = "Pending"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialOutcome:
+    """The end of a trial."""
+
+    status: TrainingJobStatus  # of its training job
+    value: float | None  # of the objective; None if the job told none
+    curve: tuple[float, ...] = ()  # values of the objective in the order in which they came, the first ones
+    training_started_at: datetime | None = None
+    training_ended_at: datetime | None = None
+    failure_reason: str = ""
+    is_retryable: bool = False  # whether a failure is not the program's own
+    runtime_s: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One training job of a tuning job."""
+
+    tuning_job: str  # name
+    number: int  # from 1, in the order of proposals
+    job_name: str
+    job_arn: str
+    definition: str  # name of the training job definition; empty for the only one
+    parameters: Mapping[str, str]  # tuned hyperparameters, as the training job gets them
+    created_at: datetime
+    stop_reason: str = ""  # why the tuning job ended it early, in words
+    outcome: TrialOutcome | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its training job has ended."""
+        return self.outcome is not None
+
+    @property
+    def value(self) -> float | None:
+        """The objective; None while it is not known, or where no value was told."""
+        return None if self.outcome is None else self.outcome.value
+
+    @property
+    def objective_status(self) -> ObjectiveStatus:
+        """ObjectiveStatus."""
+        if self.outcome is None:
+            return ObjectiveStatus.PENDING
+        return ObjectiveStatus.FAILED if self.outcome.value is None else ObjectiveStatus.SUCCEEDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningJob:
+    """One tuning job from its creation to its end; replaced, never changed."""
+
+    name: str
+    arn: str
+    request: Mapping[str, Any]  # CreateHyperParameterTuningJob as parsed, without Tags
+    status: TuningStatus
+    created_at: datetime
+    modified_at: datetime
+    seed: int  # of all proposals: RandomSeed, or drawn
+    ended_at: datetime | None = None
+    ends_as: TuningStatus | None = None  # status that follows once all training jobs have ended
+    stops_running: bool = False  # whether training jobs that run are stopped meanwhile
+    end_reason: str = ""  # why it ends, in words; FailureReason of one that failed
+    converged_at: datetime | None = None
+    unknown_members: tuple[str, ...] = ()  # paths of the request that this release does not know
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the status can not change any more."""
+        return self.status.is_terminal

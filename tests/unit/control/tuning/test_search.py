@@ -1,0 +1,261 @@
+"""Proposals: in their ranges, the same for the same question, each point of a finite space once; Hyperband's ends."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tuning_spaces import STRATEGIES, proposals, question, small_spaces, spaces
+
+from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Scaling, num_values
+from clary.control.tuning.search import Observation, is_pruned, propose
+
+LR = Continuous(name="lr", least=1e-5, greatest=1.0, scaling=Scaling.LOGARITHMIC)
+LAYERS = Integer(name="layers", least=1, greatest=8, scaling=Scaling.LINEAR)
+OPTIMIZER = Categorical(name="opt", values=("sgd", "adam"))
+FINITE = (LAYERS, OPTIMIZER)
+BEYOND_LISTS = (Integer(name="i", least=1, greatest=2**53, scaling=Scaling.LINEAR), OPTIMIZER)
+
+
+def seen(parameters, value=0.0, *, is_over=True, curve=()):
+    return Observation(parameters=parameters, value=value, is_over=is_over, curve=tuple(curve))
+
+
+def check_point(space, parameters):
+    assert list(parameters) == [one.name for one in space]
+    for one in space:
+        text = parameters[one.name]
+        value = one.value(text)
+        assert value is not None, (one, text)
+        assert one.text(value) == text
+
+
+def loss(parameters):
+    return abs(math.log10(float(parameters["lr"])) + 2)
+
+
+@settings(max_examples=150)
+@given(space=spaces(), strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 2**31))
+def test_each_proposal_lies_in_its_ranges_and_reads_back_the_same(space, strategy, seed):
+    for parameters in proposals(space, 3, strategy=strategy, seed=seed):
+        check_point(space, parameters)
+
+
+@settings(max_examples=15)
+@given(space=spaces(), seed=st.integers(0, 2**31), values=st.lists(st.none() | st.floats(), min_size=14, max_size=14))
+def test_proposals_of_the_model_lie_in_their_ranges_too(space, seed, values):
+    observations = []
+    for value in values:
+        parameters = propose(question(space, observations=observations, seed=seed))
+        check_point(space, parameters)
+        is_known = value is not None and math.isfinite(value)
+        observations.append(seen(parameters, value if is_known else None, is_over=len(observations) % 4 != 3))
+
+
+@settings(max_examples=30)
+@given(space=spaces(), strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 2**31), data=st.data())
+def test_the_same_question_gives_the_same_answer_whatever_was_asked_before(space, strategy, seed, data):
+    asked = proposals(space, 13, strategy=strategy, seed=seed)
+    killed_after = data.draw(st.integers(0, 12))
+    stored = [seen(parameters) for parameters in asked[:killed_after]]
+    assert propose(question(space, strategy=strategy, observations=stored, seed=seed)) == asked[killed_after]
+
+
+def test_another_seed_or_number_gives_another_answer():
+    space = (LR,)
+    found = [propose(question(space, seed=seed, number=number)) for seed in (1, 2) for number in (1, 2)]
+    assert len({one["lr"] for one in found}) == 4
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_scalings_spread_values_over_their_orders_of_magnitude(strategy):
+    space = (
+        LR,
+        Continuous(name="linear", least=1e-5, greatest=1.0, scaling=Scaling.LINEAR),
+        Continuous(name="reverse", least=0.0, greatest=0.99999, scaling=Scaling.REVERSE_LOGARITHMIC),
+        Integer(name="log", least=1, greatest=100_000, scaling=Scaling.LOGARITHMIC),
+    )
+    found = [propose(question(space, strategy=strategy, number=number)) for number in range(200)]
+
+    def share(name, threshold):
+        return sum(float(one[name]) < threshold for one in found) / len(found)
+
+    assert 0.4 < share("lr", 1e-5**0.5) < 0.6
+    assert 0.4 < share("linear", 0.5) < 0.6
+    assert 0.4 < share("reverse", 1 - 1e-5**0.5) < 0.6
+    assert 0.4 < share("log", 100_000**0.5) < 0.6
+
+
+@pytest.mark.parametrize("is_maximized", [True, False])
+def test_the_model_of_good_points_finds_better_ones_than_chance(is_maximized):
+    sign = -1 if is_maximized else 1
+    space = (LR, LAYERS, OPTIMIZER)
+    by_model, by_chance = ([], [])
+    for found, strategy in ((by_model, "Bayesian"), (by_chance, "Random")):
+        for seed in range(3):
+            observations = []
+            for _ in range(40):
+                asked = question(
+                    space, strategy=strategy, observations=observations, seed=seed, is_maximized=is_maximized
+                )
+                parameters = propose(asked)
+                observations.append(seen(parameters, sign * loss(parameters)))
+            found += [sign * one.value for one in observations[20:]]
+    assert sum(by_model) / len(by_model) < 0.6 * sum(by_chance) / len(by_chance)
+
+
+@settings(max_examples=25)
+@given(space=small_spaces(), strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 2**31))
+def test_a_finite_space_is_gone_through_before_any_point_comes_again(space, strategy, seed):
+    total = num_values(space)
+    found = [tuple(one.items()) for one in proposals(space, total, strategy=strategy, seed=seed)]
+    assert len(set(found)) == total
+    stored = [seen(dict(one)) for one in found]
+    check_point(space, propose(question(space, strategy=strategy, observations=stored, seed=seed)))
+
+
+def test_trials_that_run_or_failed_have_taken_their_points_too():
+    taken = proposals(FINITE, 15)
+    observations = [seen(one, None, is_over=number % 2 == 0) for number, one in enumerate(taken)]
+    assert propose(question(FINITE, observations=observations)) not in taken
+
+
+def test_a_point_that_a_parent_wrote_in_another_way_is_taken():
+    space = (Integer(name="i", least=1, greatest=2, scaling=Scaling.LINEAR),)
+    for number in range(20):
+        assert propose(question(space, observations=[seen({"i": "1.0"})], number=number)) == {"i": "2"}
+
+
+def test_a_point_is_left_in_a_space_too_large_to_list(monkeypatch):
+    taken = [{"i": str(number), "opt": opt} for number in (1, 2, 3) for opt in ("sgd", "adam")]
+    monkeypatch.setattr("clary.control.tuning.search._sampled", lambda asked, attempt: taken[attempt % 6])
+    assert propose(question(BEYOND_LISTS, observations=[seen(one) for one in taken])) == {"i": "4", "opt": "sgd"}
+
+
+def test_observations_outside_of_the_ranges_are_no_part_of_the_model():
+    observations = [seen({"lr": "5.0"}, 0.0), seen({"lr": "0.01"}, None, is_over=False), seen({}, 1.0)] * 8
+    check_point((LR,), propose(question((LR,), observations=observations)))
+
+
+# Grids
+
+
+@settings(max_examples=25)
+@given(space=small_spaces())
+def test_a_grid_has_each_point_once(space):
+    total = num_values(space)
+    found = proposals(space, total, strategy="Grid")
+    assert len({tuple(one.items()) for one in found}) == total
+    for one in found:
+        check_point(space, one)
+    with pytest.raises(ValueError, match="every point"):
+        propose(question(space, strategy="Grid", observations=[seen(one) for one in found]))
+
+
+def test_a_grid_is_gone_through_with_its_last_range_first():
+    space = (OPTIMIZER, Categorical(name="act", values=("relu", "gelu")))
+    assert [tuple(one.values()) for one in proposals(space, 4, strategy="Grid")] == [
+        ("sgd", "relu"),
+        ("sgd", "gelu"),
+        ("adam", "relu"),
+        ("adam", "gelu"),
+    ]
+
+
+def test_a_trial_that_runs_or_failed_has_its_point_of_a_grid():
+    observations = [seen({"opt": "sgd"}, None, is_over=False)]
+    assert propose(question((OPTIMIZER,), strategy="Grid", observations=observations)) == {"opt": "adam"}
+
+
+# Hyperband. Rungs lie at 1, 3 and 9 values where the longest trial has 27; trials are divided among brackets that begin
+# at the first, second, ... of them.
+
+PARAMETERS = {"lr": "0.1"}
+
+
+def pruned_of(curves, resources, *, is_maximized=False, is_over=True):
+    """Return for each trial whether it would end if it ran, all others having told the same as now."""
+    found = []
+    for index in range(len(curves)):
+        observations = [
+            seen(
+                PARAMETERS,
+                curve[-1] if is_over and place != index else None,
+                is_over=is_over and place != index,
+                curve=curve,
+            )
+            for place, curve in enumerate(curves)
+        ]
+        asked = question((LR,), strategy="Hyperband", observations=observations, is_maximized=is_maximized)
+        found.append(is_pruned(asked, index, resources))
+    return found
+
+
+@pytest.mark.parametrize("is_maximized", [True, False])
+def test_hyperband_ends_the_worse_trials_of_a_rung_and_never_the_best(is_maximized):
+    curves = [[float(number)] for number in range(30)]
+    found = pruned_of(curves, (1, 27), is_maximized=is_maximized)
+    ended = [number for number, is_ended in enumerate(found) if is_ended]
+    best = 29 if is_maximized else 0
+    assert 8 <= len(ended) <= 22  # two thirds of those whose bracket begins at the first rung
+    assert best not in ended
+    better, worse = (range(20, 30), range(10)) if is_maximized else (range(10), range(20, 30))
+    assert len(set(ended) & set(better)) < len(set(ended) & set(worse))
+
+
+def test_more_trials_of_longer_life_are_in_brackets_that_begin_later():
+    at_first = sum(pruned_of([[float(number)] for number in range(30)], (1, 27)))
+    at_third = sum(pruned_of([[float(number)] * 9 for number in range(30)], (1, 27)))
+    assert 0 < at_first < at_third < 30
+
+
+def test_a_trial_alone_goes_on():
+    assert pruned_of([[5.0]], (1, 27)) == [False]
+
+
+def test_equals_go_on_together():
+    assert pruned_of([[1.0]] * 20, (1, 27)) == [False] * 20
+
+
+def test_only_the_last_rung_counts_that_a_trial_has_come_to():
+    bad_begin = [9.0, 9.0, 0.0]
+    for place in range(12):
+        curves = [[1.0, 1.0, 1.0]] * 11
+        curves.insert(place, bad_begin)
+        assert not pruned_of(curves, (1, 27))[place]
+
+
+def test_values_between_rungs_count_for_nobody():
+    curves = [[1.0, float(number)] for number in range(20)]
+    assert pruned_of(curves, (1, 27)) == [False] * 20
+
+
+def test_nothing_ends_below_the_least_resource():
+    curves = [[float(number)] * 2 for number in range(20)]
+    assert pruned_of(curves, (3, 27)) == [False] * 20
+    assert any(pruned_of([[float(number)] * 3 for number in range(20)], (3, 27)))
+
+
+def test_a_trial_that_has_told_as_much_as_any_may_is_left_to_end_by_itself():
+    curves = [[1.0] * 8 + [float(number)] for number in range(20)]
+    assert pruned_of(curves, (1, 9)) == [False] * 20
+    assert pruned_of([[float(number)] for number in range(20)], (1, 1)) == [False] * 20
+
+
+def test_the_greatest_resource_is_that_of_the_longest_trial_where_none_is_given():
+    curves = [[float(number)] for number in range(20)]
+    assert pruned_of(curves, (1, None), is_over=False) == [False] * 20  # none has ended: nobody knows how long they are
+    assert pruned_of(curves, (1, None)) == [False] * 20
+    longest = [[0.0] * 27]
+    assert pruned_of([*longest, *curves], (1, None)) == pruned_of([*longest, *curves], (1, 27))
+    assert any(pruned_of([*longest, *curves], (1, None)))
+
+
+@settings(max_examples=25)
+@given(
+    curves=st.lists(st.lists(st.floats(-1e300, 1e300), max_size=12), min_size=1, max_size=12),
+    least=st.integers(1, 4),
+    most=st.none() | st.integers(1, 40),
+)
+def test_every_course_of_trials_has_an_answer_and_the_same_one(curves, least, most):
+    assert pruned_of(curves, (least, most), is_over=False) == pruned_of(curves, (least, most), is_over=False)

@@ -1,0 +1,79 @@
+"""Which tuning jobs may be parents, and which of their trials a child begins with."""
+
+import pytest
+from tuning_trials import METRIC, RANGES, trial, tuning_job, tuning_request
+
+from clary.control.tuning.search import Observation
+from clary.control.tuning.tuning_job import TuningStatus
+from clary.control.tuning.tuning_request import TuningRequest
+from clary.control.tuning.warm_start import MAX_PARENT_TRIALS, observations_of, why_not_parent
+
+IDENTICAL = "IdenticalDataAndAlgorithm"
+
+
+def child(kind="TransferLearning", **options):
+    start = {"ParentHyperParameterTuningJobs": [{"HyperParameterTuningJobName": "tuned"}], "WarmStartType": kind}
+    return TuningRequest({**tuning_request("child", **options), "WarmStartConfig": start})
+
+
+def with_definitions(*names):
+    raw = tuning_request()
+    one = raw.pop("TrainingJobDefinition")
+    objective = {"Type": "Maximize", "MetricName": METRIC}
+    raw["TrainingJobDefinitions"] = [
+        {**one, "DefinitionName": name, "TuningObjective": objective, "HyperParameterRanges": RANGES} for name in names
+    ]
+    return raw
+
+
+@pytest.mark.parametrize("kind", ["TransferLearning", IDENTICAL])
+@pytest.mark.parametrize("status", [TuningStatus.COMPLETED, TuningStatus.STOPPED, TuningStatus.FAILED])
+def test_a_tuning_job_that_has_ended_can_be_a_parent(kind, status):
+    assert why_not_parent(child(kind), tuning_job(status=status)) == ""
+
+
+@pytest.mark.parametrize("status", [TuningStatus.IN_PROGRESS, TuningStatus.STOPPING])
+def test_one_that_goes_on_can_not(status):
+    assert status.value in why_not_parent(child(), tuning_job(status=status))
+
+
+def test_parents_have_one_definition_and_children_too():
+    several = with_definitions("a", "b")
+    assert "one TrainingJobDefinition" in why_not_parent(child(), tuning_job(request=several))
+    assert "one TrainingJobDefinition" in why_not_parent(TuningRequest(several), tuning_job())
+
+
+@pytest.mark.parametrize(
+    "other", [{"Type": "Minimize", "MetricName": METRIC}, {"Type": "Maximize", "MetricName": "f1"}]
+)
+def test_the_objective_is_the_same_and_in_the_same_direction(other):
+    raw = tuning_request(config={"HyperParameterTuningJobObjective": other})
+    assert "another objective" in why_not_parent(child(), tuning_job(request=raw))
+
+
+def test_identical_means_the_same_hyperparameters_and_the_same_image():
+    narrower = {"IntegerParameterRanges": RANGES["IntegerParameterRanges"]}
+    assert "tuned hyperparameters" in why_not_parent(child(IDENTICAL, ranges=narrower), tuning_job())
+    assert why_not_parent(child(ranges=narrower), tuning_job()) == ""
+    image = {"TrainingImage": "pytorch:1.13", "TrainingInputMode": "File"}
+    older = tuning_job(request=tuning_request(AlgorithmSpecification=image))
+    assert "pytorch:1.13" in why_not_parent(child(IDENTICAL), older)
+    assert why_not_parent(child(), older) == ""
+
+
+def test_a_child_begins_with_the_trials_that_have_an_objective_and_lie_in_its_ranges():
+    ranges = {"IntegerParameterRanges": [{"Name": "layers", "MinValue": "2", "MaxValue": "3"}]}
+    (definition,) = child(ranges=ranges).definitions
+    trials = [trial(number, number / 10) for number in range(1, 9)]  # of 2, 3, ... 8, 1 layers
+    trials += [trial(9, None), trial(17, 0.9, parameters={"lr": "0.1"})]
+    assert observations_of(reversed(trials), definition) == (
+        Observation(parameters={"layers": "2"}, value=0.1, is_over=True),
+        Observation(parameters={"layers": "3"}, value=0.2, is_over=True),
+    )
+
+
+def test_the_newest_trials_of_a_parent_are_enough():
+    trials = [trial(number) for number in range(1, MAX_PARENT_TRIALS + 51)]
+    found = observations_of(trials, child().definitions[0])
+    assert len(found) == MAX_PARENT_TRIALS
+    assert observations_of([], child().definitions[0]) == ()
