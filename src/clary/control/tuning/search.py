@@ -95,15 +95,20 @@ def _sampled(question: Question, attempt: int) -> dict[str, str]:
     optuna = optuna_module()
     digest = hashlib.sha256(f"{question.seed} {question.number} {attempt}".encode()).digest()
     seed = int.from_bytes(digest[:4], "big")
+    by_chance = optuna.samplers.RandomSampler(seed=seed)
     if question.strategy == "Random":
-        sampler = optuna.samplers.RandomSampler(seed=seed)
+        asked = study_of(question, sampler=by_chance).ask(_distributions(question.space))
     else:
         # Here, not once at the import: whoever sets filters anew would have each proposal warned about.
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"optuna\.")  # the logarithm of no chance
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(
+        model = optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
         )
-    asked = study_of(question, sampler=sampler).ask(_distributions(question.space))
+        try:
+            asked = study_of(question, sampler=model).ask(_distributions(question.space))
+        except ValueError:  # numbers at the ends of floats defeat the model, and the tuning job would stand still
+            asked = study_of(question, sampler=by_chance).ask(_distributions(question.space))
     return {one.name: one.text(_outer(one, asked.params[one.name])) for one in question.space}
 
 

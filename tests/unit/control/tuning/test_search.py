@@ -61,6 +61,17 @@ def test_the_same_question_gives_the_same_answer_whatever_was_asked_before(space
     assert propose(question(space, strategy=strategy, observations=stored, seed=seed)) == asked[killed_after]
 
 
+def test_ranges_at_the_ends_of_floats_do_not_stop_the_search():
+    space = (
+        Continuous(name="tiny", least=0.0, greatest=5e-324, scaling=Scaling.LINEAR),
+        Continuous(name="huge", least=0.0, greatest=1.7e308, scaling=Scaling.LINEAR),
+        Continuous(name="wide", least=1e-300, greatest=1e300, scaling=Scaling.LOGARITHMIC),
+        Integer(name="far", least=1, greatest=304_250_263_526_602, scaling=Scaling.LOGARITHMIC),
+    )
+    for parameters in proposals(space, 25):
+        check_point(space, parameters)
+
+
 def test_another_seed_or_number_gives_another_answer():
     space = (LR,)
     found = [propose(question(space, seed=seed, number=number)) for seed in (1, 2) for number in (1, 2)]
@@ -222,6 +233,13 @@ def test_only_the_last_rung_counts_that_a_trial_has_come_to():
     for place in range(12):
         curves = [[1.0, 1.0, 1.0]] * 11
         curves.insert(place, bad_begin)
+        assert not pruned_of(curves, (1, 27))[place]
+
+
+def test_a_trial_that_has_come_further_is_not_compared_with_those_that_have_not():
+    for place in range(12):
+        curves = [[1.0]] * 11
+        curves.insert(place, [5.0, 5.0, 5.0])
         assert not pruned_of(curves, (1, 27))[place]
 
 

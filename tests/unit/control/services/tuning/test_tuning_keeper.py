@@ -566,6 +566,21 @@ async def test_a_stop_between_a_proposal_and_its_training_job_starts_nothing(pla
     assert await runs.status() == "Stopped"
 
 
+async def test_a_stop_that_comes_just_before_another_end_is_written_is_the_end(plane, runs, monkeypatch):
+    await runs.create(most=9, parallel=1, criteria={"TargetObjectiveMetricValue": 0.5})
+    change = plane.store.tuning.change
+
+    async def stopped_before(name, wanted):
+        monkeypatch.undo()
+        await runs.call("StopHyperParameterTuningJob", HyperParameterTuningJobName=name)
+        return await change(name, wanted)
+
+    monkeypatch.setattr(plane.store.tuning, "change", stopped_before)
+    await runs.finish((await runs.open_names())[0], 0.4)
+    await plane.tuning_passes()
+    assert await runs.status() == "Stopped"
+
+
 async def test_a_training_job_that_has_the_name_of_the_next_trial_costs_a_number(plane, runs):
     await runs.call("CreateHyperParameterTuningJob", **request_of())
     await plane.create(trial_name(await job_of(plane), 1))
