@@ -1,5 +1,7 @@
 """Plugins and settings of all tests."""
 
+import os
+
 import pytest
 from hypothesis import settings
 
@@ -23,3 +25,7 @@ pytest.register_assert_rewrite(
 # An example's time says how busy the machine is, not whether the code is right; pytest's own timeout ends a hang.
 settings.register_profile("clary", deadline=None)
 settings.load_profile("clary")
+
+# Tests that make repositories of their own must not write into the one that a caller's variables name.
+for name in [name for name in os.environ if name.startswith("GIT_")]:
+    del os.environ[name]
