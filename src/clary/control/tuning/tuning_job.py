@@ -13,6 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from clary.base.clock import Clock, ClockAnchor
 from clary.contract.statuses import TrainingJobStatus
 
 
@@ -95,6 +96,7 @@ class TuningJob:
     status: TuningStatus
     created_at: datetime
     modified_at: datetime
+    anchor: ClockAnchor | None = None  # by which its times are counted
     seed: int  # of all proposals: RandomSeed, or drawn
     ended_at: datetime | None = None
     ends_as: TuningStatus | None = None  # status that follows once all training jobs have ended
@@ -102,6 +104,10 @@ class TuningJob:
     end_reason: str = ""  # why it ends, in words; FailureReason of one that failed
     converged_at: datetime | None = None
     unknown_members: tuple[str, ...] = ()  # paths of the request that this release does not know
+
+    def now(self, clock: Clock) -> datetime:
+        """Return the present as the tuning job counts its times: no step of the wall clock shortens its run time."""
+        return clock.now() if self.anchor is None else self.anchor.now(clock)
 
     @property
     def is_terminal(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from clary.base.clock import ClockAnchor
 from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.sagemaker.training_jobs import check_training_job
@@ -55,6 +56,7 @@ async def create_tuning_job(call: Call) -> Mapping[str, Any]:
         status=TuningStatus.IN_PROGRESS,
         created_at=now,
         modified_at=now,
+        anchor=ClockAnchor.lay(services.clock, not_before=now),
         seed=secrets.randbits(SEED_BITS) if request.random_seed is None else request.random_seed,
         unknown_members=call.unknown_members,
     )
@@ -136,7 +138,7 @@ async def stop_tuning_job(call: Call) -> Mapping[str, Any]:
     """
     job = await _find(call)
     services = call.services
-    now = services.clock.now()
+    now = job.now(services.clock)
 
     def change(current: TuningJob) -> TuningJob:
         if current.is_terminal:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from clary.base.clock import ClockAnchor
 from clary.base.errors import WireError
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.jobs import warm_pools
@@ -81,6 +82,8 @@ class TuningKeeper:
         try:
             if not self._has_begun:
                 for job in await self._services.store.tuning.unfinished():
+                    if job.anchor is None or not job.anchor.holds:  # the machine was started again
+                        await self._services.store.tuning.change(job.name, self._anchored)
                     self.wake(job.name)
                 self._has_begun = True
         except Exception:  # boundary: a database that is away comes back
@@ -92,6 +95,9 @@ class TuningKeeper:
                 await self._look_at(name)
             except Exception:  # boundary: one tuning job must not keep the others from theirs
                 log.exception("tuning job %s: this look failed; the next one tries again", name)
+
+    def _anchored(self, job: TuningJob) -> TuningJob:
+        return replace(job, anchor=ClockAnchor.lay(self._services.clock, not_before=job.modified_at))
 
     def _note(self, before: TrainingJob | None, job: TrainingJob) -> None:
         """Have a tuning job looked at of which a training job has ended, or has told a value that it is judged by."""
@@ -112,7 +118,7 @@ class TuningKeeper:
             return
         trials = [await self._with_outcome(job, trial) for trial in await store.trials(name)]
         if job.ends_as is None:
-            decision = decide(job, trials, now=self._services.clock.now())
+            decision = decide(job, trials, now=job.now(self._services.clock))
             if decision.ends_as is not None:
                 job = await self._begin_end(job, decision)
             else:
@@ -169,7 +175,7 @@ class TuningKeeper:
         )
 
     async def _begin_end(self, job: TuningJob, decision: Decision) -> TuningJob:
-        now = self._services.clock.now()
+        now = job.now(self._services.clock)
         log.info("tuning job %s ends: %s", job.name, decision.reason)
 
         def change(current: TuningJob) -> TuningJob:
@@ -195,7 +201,7 @@ class TuningKeeper:
         if running:
             return
         await self._give_hosts_back(job, trials)
-        now = self._services.clock.now()
+        now = job.now(self._services.clock)
 
         def change(current: TuningJob) -> TuningJob:
             if current.is_terminal or current.ends_as is None:
@@ -304,7 +310,7 @@ class TuningKeeper:
             job_arn=call.arn(f"training-job/{name}"),
             definition=definition.name,
             parameters=parameters,
-            created_at=self._services.clock.now(),
+            created_at=job.now(self._services.clock),
         )
         notes = (f"It is trial {number} of tuning job {job.name}.",)
         try:

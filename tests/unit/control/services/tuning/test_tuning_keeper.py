@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
@@ -202,6 +203,18 @@ async def test_the_run_time_ends_it_and_stops_what_runs(plane, runs):
     assert (job.end_reason, job.status) == ("MaxRuntimeInSeconds 120 is over", TuningStatus.COMPLETED)
     (trial,) = await runs.trials()
     assert trial.outcome.status.value == "Stopped"
+
+
+async def test_a_clock_that_is_set_neither_ends_it_nor_lets_it_run_longer(plane, runs):
+    await runs.call("CreateHyperParameterTuningJob", **request_of(most=9, parallel=1, runtime_s=120))
+    await plane.tuning_passes()
+    plane.clock.set_time_of_day(plane.clock.now() + timedelta(days=1))
+    await plane.tuning_passes()
+    assert (await job_of(plane)).ends_as is None
+    plane.clock.set_time_of_day(plane.clock.now() - timedelta(days=2))
+    plane.clock.advance(120)
+    await runs.look()
+    assert (await job_of(plane)).status is TuningStatus.COMPLETED
 
 
 async def test_trials_that_are_no_better_end_it(runs):
