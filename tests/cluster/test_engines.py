@@ -307,9 +307,9 @@ def test_r23_a_job_that_waits_says_for_what(engine, aws):
     first = start(aws, job_request(unique("holds"), "sleep 300", ResourceConfig=hosts(engine.num_hosts)))
     wait(aws, first, until=("Training",))
     second = start(aws, job_request(unique("waits"), "true", ResourceConfig=hosts(1)))
-    words = {"local": "hosts", "slurm": "waits: ", "boxes": "waits for 1 box"}[engine.name]
+    words = {"local": "1 host", "slurm": "waits: ", "boxes": "waits for 1 box"}[engine.name]
+    wait(aws, second, until=("Pending",))
     soon(lambda: words in messages(aws.sagemaker.describe_training_job(TrainingJobName=second)))
-    assert aws.sagemaker.describe_training_job(TrainingJobName=second)["SecondaryStatus"] == "Pending"
     aws.sagemaker.stop_training_job(TrainingJobName=first)
     assert wait(aws, first)["TrainingJobStatus"] == "Stopped"
     require_completed(wait(aws, second))

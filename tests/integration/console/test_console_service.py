@@ -208,7 +208,7 @@ def test_browsers_get_the_console_and_clients_of_aws_what_they_came_for(browser,
 )
 def test_no_path_leads_out_of_the_consoles_folder(browser, path):
     status, page, headers = browser.send("GET", path)
-    assert "import" not in page.partition("<body")[0]
+    assert "from __future__" not in page  # with which every module of the service begins
     assert "def " not in page
     assert status in (200, 404)
     assert headers["X-Content-Type-Options"] == "nosniff"
