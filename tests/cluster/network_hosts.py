@@ -30,9 +30,9 @@ class LocalHosts(LocalEngine):
         folder = self._folder(f"pool_{plan.job_name}", 1)
         return await super().launch(replace(plan, pool=folder.parent.name, pool_folder=str(folder)))
 
-    async def release(self, job_name, attempt):
+    async def end_attempt(self, job_name, attempt):
         names = [job_name] if job_name.startswith("pool_") else [f"pool_{job_name}", job_name]
-        released = [await super(LocalHosts, self).release(name, attempt) for name in names]
+        released = [await super(LocalHosts, self).end_attempt(name, attempt) for name in names]
         return Released(
             killed=tuple(words for each in released for words in each.killed),
             removed=tuple(words for each in released for words in each.removed),
