@@ -147,7 +147,11 @@ def test_a_zombie_stores_nothing_and_leaves(cluster):
         bed.wake(node, slurm=True)
     aws.sagemaker.stop_training_job(TrainingJobName=name)
     assert wait(aws, name)["TrainingJobStatus"] == "Stopped"
-    soon(lambda: not cluster.queue() and not cluster.processes(), what="a clean cluster")
+    soon(
+        lambda: not cluster.queue() and not cluster.processes(),
+        within_s=120.0,  # Slurm asks the node that was away in its own time
+        what=lambda: f"a clean cluster: {cluster.queue()} {cluster.processes()} {bed.states()}",
+    )
     bed.wait_for_states(dict.fromkeys(bed.nodes, "idle"))
     assert step_stored_of(aws, prefix, zombie) == stored
 
