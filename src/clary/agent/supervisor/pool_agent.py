@@ -7,8 +7,9 @@ attempt has a supervisor of its own; nothing of one reaches the next.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import threading
+import queue
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -81,12 +82,14 @@ class PoolAgent:
         self._between = between
         self._orphan_s = orphan_s
         self._attempt: Attempt | None = None
-        self._terminated = threading.Event()
+        self._is_terminated = False
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung by the end; its lock is no handler's trap
         self._has_prepared = False
 
     def terminate(self, why: str = "SIGTERM") -> None:
         """Leave; an attempt that runs ends first, with the grace that is left. Safe in a signal handler."""
-        self._terminated.set()
+        self._is_terminated = True
+        self._bell.put(None)  # not an Event: a signal that interrupts its lock would wait for itself
         if (attempt := self._attempt) is not None:
             attempt.terminate(why)
         else:
@@ -104,11 +107,11 @@ class PoolAgent:
         assignment: PoolAssignment | None = self._first
         while assignment is not None:
             attempt = self._attempt = self._make_attempt(assignment)
-            if self._terminated.is_set():  # it came while the attempt was being made, and found nothing to tell
+            if self._is_terminated:  # it came while the attempt was being made, and found nothing to tell
                 return EXIT_TERMINATED
             code = attempt.run()
             self._attempt = None
-            if code != EXIT_RELEASED or self._terminated.is_set():
+            if code != EXIT_RELEASED or self._is_terminated:
                 logger.error("attempt %s ended with code %d: this host serves no other", assignment.name, code)
                 return code if code != EXIT_RELEASED else EXIT_TERMINATED
             if attempt.is_last:
@@ -116,13 +119,13 @@ class PoolAgent:
             self._has_prepared = True
             self._between().prepare()
             assignment = self._next(assignment.name)
-        return EXIT_TERMINATED if self._terminated.is_set() else EXIT_RELEASED
+        return EXIT_TERMINATED if self._is_terminated else EXIT_RELEASED
 
     def _next(self, served: str) -> PoolAssignment | None:
         """Ask until there is an attempt to serve; None when there will be no more."""
         heard_at_s = time.monotonic()
         back_off = BackOff()
-        while not self._terminated.is_set():
+        while not self._is_terminated:
             try:
                 found = self._assignments.next_assignment(served, wait_s=WAIT_S)
             except AttemptOver as error:
@@ -132,7 +135,8 @@ class PoolAgent:
                 if time.monotonic() - heard_at_s > self._orphan_s:
                     logger.error("leaving: no service for %g s: %s", self._orphan_s, error)
                     return None
-                self._terminated.wait(back_off.next_s())
+                with contextlib.suppress(queue.Empty):
+                    self._bell.get(timeout=back_off.next_s())
                 continue
             heard_at_s = time.monotonic()
             back_off.reset()

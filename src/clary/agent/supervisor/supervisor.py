@@ -42,6 +42,7 @@ SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also when the service said that the attempt is over
 EXIT_FAILED = 1  # no assignment, or a defect of the agent
 EXIT_TERMINATED = 143  # SIGTERM, as a shell would say
+SIGNAL_LOOK_S = 0.5  # by which a notice may be heard late
 ANSWER_HEARTBEATS = 2  # from a notice, for the service's order to stop
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,9 @@ class Supervisor:
             due_at_s = min(filter(None, (life.due_at_s(), self._due_at_s(life))), default=None)
             act: Callable[[], None]
             try:
-                act = self._mailbox.get(timeout=None if due_at_s is None else max(0.0, due_at_s - time.monotonic()))
+                left_s = SIGNAL_LOOK_S if due_at_s is None else due_at_s - time.monotonic()
+                # A signal that comes between Python's last look and the wait ends no wait: it is heard after this one.
+                act = self._mailbox.get(timeout=min(SIGNAL_LOOK_S, max(0.0, left_s)))
             except queue.Empty:
                 act = self._act_if_due
             try:
