@@ -256,7 +256,8 @@ class _Connection:
         self._address = address
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._http: http.client.HTTPConnection | None = None
-        self._lock = threading.Lock()  # guards `_http` and `_is_closed` against abort and close from other threads
+        # Guards `_http` against abort and close from other threads, and from a signal handler inside of its holder.
+        self._lock = threading.RLock()
         self._is_closed = False
 
     def call(

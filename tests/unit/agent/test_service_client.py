@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 import time
@@ -121,6 +122,24 @@ def test_another_thread_can_end_the_wait_for_an_order(service: FakeService, clie
     with pytest.raises(ServiceUnreachable):
         client.next_order(0, wait_s=20.0)
     assert time.monotonic() - started_s < 10.0
+
+
+def test_a_signal_handler_breaks_off_calls_inside_of_the_holder_of_their_lock(service: FakeService, client_of) -> None:
+    client = client_of(service)
+    connection = client._connections[0]
+
+    def handler(*_):
+        client.break_off()
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with connection._lock:  # as a call holds it for a moment
+            signal.raise_signal(signal.SIGUSR2)
+            signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    with pytest.raises(ServiceUnreachable):
+        client.fetch_assignment()
 
 
 def test_answers_that_are_not_ours_are_an_absent_service(client_of) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import signal
+import sys
 import time
 from dataclasses import replace
 
@@ -10,7 +12,7 @@ import pytest
 from fake_steps import FakeSteps
 
 from clary.agent.supervisor.notice_period import GANG_ECHO_S
-from clary.agent.supervisor.supervisor import EXIT_TERMINATED
+from clary.agent.supervisor.supervisor import EXIT_TERMINATED, SIGNAL_LOOK_S
 from clary.contract.agent_protocol import RECLAIM_REASON, HostPhase, OrderKind
 from clary.testing.fake_service import FakeService
 
@@ -74,6 +76,26 @@ def test_only_the_first_signal_counts(service: FakeService, run) -> None:
     assert host.join() == EXIT_TERMINATED
     assert host.program.signals == [TERM]
     assert len({report.facts.notice for report in service.reports if report.facts.notice}) == 1
+
+
+def test_every_wait_ends_soon_enough_to_hear_a_signal_that_came_just_before_it(
+    service: FakeService, run, monkeypatch
+) -> None:
+    waits = []
+
+    class Recorded(queue.SimpleQueue):
+        def get(self, block=True, timeout=None):
+            if sys._getframe(1).f_code.co_filename.endswith("/supervisor.py"):  # others wait in threads of their own
+                waits.append(timeout)
+            return super().get(block, timeout)
+
+    monkeypatch.setattr(queue, "SimpleQueue", Recorded)
+    host = run()
+    service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
+    host.supervisor.terminate()
+    assert host.join() == EXIT_TERMINATED
+    assert waits
+    assert all(wait is not None and wait <= SIGNAL_LOOK_S for wait in waits)
 
 
 def test_a_host_that_hears_no_order_stops_by_itself_and_leaves_when_its_time_is_over(service: FakeService, run) -> None:
