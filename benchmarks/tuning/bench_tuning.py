@@ -4,8 +4,8 @@
 keeps) and beside Optuna that starts a process a trial. Ours runs every trial as a training job of the service, with
 logs, metrics and a model in the object store, which the peers do not keep.
 
-`quality`: Branin, Hartmann and Ackley functions and mixes with categorical values; the median over seeds of the best
-value found, as the share of what random search leaves. Beside Optuna alone with its default sampler.
+`quality`: Branin, Hartmann and Ackley functions and mixes with categorical values; the median over seeds of the
+distance from the least value. Beside Optuna alone with its default sampler, and random search.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _trials(num_trials: int) -> Iterator[Line]:
         goal="<= 0.3 s",
         met=statistics.median(ours.first_lines) <= 0.3,
         samples=len(ours.first_lines),
-        verified=True,
+        verified=len(ours.first_lines) == num_trials and min(ours.first_lines) > 0,
         details={"process_to_result_of_optuna_s": round(statistics.median(optuna_lines), 3)},
     )
 

@@ -138,14 +138,18 @@ def test_boto3_is_told_everything_and_trials_are_training_jobs(aws):
 def test_the_aws_command_line_stops_a_tuning_job(service, aws):
     require("awscli1")
     name = unique("cli")
-    aws.sagemaker.create_hyper_parameter_tuning_job(**tuning_request(aws, name))
+    limits = {"MaxNumberOfTrainingJobs": 500, "MaxParallelTrainingJobs": 1}
+    aws.sagemaker.create_hyper_parameter_tuning_job(**tuning_request(aws, name, ResourceLimits=limits))
     environment = {**service.environment, "AWS_PAGER": ""}
 
-    def call(*arguments):
-        command = [NEEDS["awscli1"].path, "sagemaker", *arguments, "--hyper-parameter-tuning-job-name", name]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    def call(operation):
+        command = [NEEDS["awscli1"].path, "sagemaker", operation, "--hyper-parameter-tuning-job-name", name]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    assert call("stop-hyper-parameter-tuning-job").returncode in (0, 254, 255)  # it may have ended
-    facts = json.loads(call("describe-hyper-parameter-tuning-job").stdout)
-    assert facts["HyperParameterTuningJobName"] == name
-    wait_for(aws, name)
+    call("stop-hyper-parameter-tuning-job")
+    assert wait_for(aws, name)["HyperParameterTuningJobStatus"] == "Stopped"
+    facts = json.loads(call("describe-hyper-parameter-tuning-job"))
+    assert (facts["HyperParameterTuningJobName"], facts["HyperParameterTuningJobStatus"]) == (name, "Stopped")
+    assert sum(facts["TrainingJobStatusCounters"].values()) < 500

@@ -17,8 +17,10 @@ from clary.control.tuning.trial_requests import OBJECTIVE_KEY
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
 MAX_GRID = 100_000  # points
+_ONE_TYPE = ("InstanceType", "InstanceCount", "VolumeSizeInGB")  # excluded by InstanceConfigs
+# Member of the tuning job's configuration -> the same of a training job definition.
+_PLACES = {"HyperParameterTuningJobObjective": "TuningObjective", "ParameterRanges": "HyperParameterRanges"}
 MAX_INTEGER = 2**53  # greater ones are rounded on the way through a search
-RANGE_LISTS = ("ContinuousParameterRanges", "IntegerParameterRanges", "CategoricalParameterRanges", "AutoParameters")
 
 
 def check(raw: Mapping[str, Any]) -> None:
@@ -43,15 +45,27 @@ def check(raw: Mapping[str, Any]) -> None:
     _check_strategy(request)
 
 
+def without_effect(request: TuningRequest) -> tuple[str, ...]:
+    """Return sentences on members that change nothing with the request's strategy; its training jobs show them."""
+    found = []
+    if request.parents and request.strategy == "Grid":
+        found.append("WarmStartConfig has no effect with Strategy Grid, which takes each of its points.")
+    if request.parents and request.strategy == "Random":
+        found.append("WarmStartConfig has no effect with Strategy Random but that points of parents are not repeated.")
+    if request.random_seed is not None and request.strategy == "Grid":
+        found.append("RandomSeed has no effect with Strategy Grid, whose order is fixed.")
+    return tuple(found)
+
+
 def _check_places(request: TuningRequest) -> None:
+    only = request.request.get("TrainingJobDefinition") or {}
+    for member, inner in _PLACES.items():
+        if request.config.get(member) and only.get(inner):
+            raise _refusal(f"{member} and {inner} of TrainingJobDefinition say the same; leave one of them out.")
     if request.request.get("TrainingJobDefinitions"):
-        for member in ("HyperParameterTuningJobObjective", "ParameterRanges"):
+        for member, inner in _PLACES.items():
             if request.config.get(member):
-                inner = {
-                    "HyperParameterTuningJobObjective": "TuningObjective",
-                    "ParameterRanges": "HyperParameterRanges",
-                }
-                raise _refusal(f"With TrainingJobDefinitions each one has its {inner[member]}; leave {member} out.")
+                raise _refusal(f"With TrainingJobDefinitions each one has its {inner}; leave {member} out.")
         if any(not one.get("DefinitionName") for one in request.request["TrainingJobDefinitions"]):
             raise _refusal("Each of TrainingJobDefinitions needs a DefinitionName.")
 
@@ -69,6 +83,9 @@ def _check_definition(definition: Definition, request: TuningRequest) -> None:
         )
     if bool(given.get("ResourceConfig")) == bool(given.get("HyperParameterTuningResourceConfig")):
         raise _refusal(f"Give either ResourceConfig or HyperParameterTuningResourceConfig{where}.")
+    own = given.get("HyperParameterTuningResourceConfig") or {}
+    if own.get("InstanceConfigs") and (beside := [name for name in _ONE_TYPE if own.get(name)]):
+        raise _refusal(f"InstanceConfigs{where} say each type with its number and volume; leave {beside[0]} out.")
     if not definition.space:
         raise _refusal(f"At least one hyperparameter range is needed{where}.")
     names = Counter(one.name for one in definition.space)

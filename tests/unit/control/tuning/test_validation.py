@@ -6,7 +6,8 @@ import pytest
 from tuning_trials import METRIC, RANGES, tuning_request
 
 from clary.base.errors import WireError
-from clary.control.tuning.validation import MAX_GRID, MAX_INTEGER, check
+from clary.control.tuning.tuning_request import TuningRequest
+from clary.control.tuning.validation import MAX_GRID, MAX_INTEGER, check, without_effect
 
 RESOURCES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
 SPECIFICATION = {
@@ -261,3 +262,32 @@ def test_a_grid_is_of_categories_and_as_large_as_it_is():
 def test_a_grid_has_a_bound():
     assert f"{MAX_GRID} is the most" in refusal_of(grid(101, 100, 10))
     check(grid(100, 100, 10))
+
+
+# Nothing without a word
+
+
+@pytest.mark.parametrize(("inner", "value"), [("TuningObjective", OBJECTIVE), ("HyperParameterRanges", RANGES)])
+def test_what_is_said_in_two_places_is_refused(inner, value):
+    words = refusal_of(request_of(**{inner: value}))
+    assert f"{inner} of TrainingJobDefinition say the same" in words
+
+
+@pytest.mark.parametrize("member", sorted(RESOURCES))
+def test_configurations_of_several_types_exclude_the_members_of_one(member):
+    several = {"InstanceConfigs": [RESOURCES], member: RESOURCES[member]}
+    words = refusal_of(request_of(ResourceConfig=None, HyperParameterTuningResourceConfig=several))
+    assert f"leave {member} out" in words
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [("Grid", ["WarmStartConfig", "RandomSeed"]), ("Random", ["WarmStartConfig"]), ("Bayesian", []), ("Hyperband", [])],
+)
+def test_members_that_a_strategy_does_not_use_are_named(strategy, said):
+    raw = request_of({"Strategy": strategy, "RandomSeed": 3})
+    raw["WarmStartConfig"] = {
+        "ParentHyperParameterTuningJobs": [{"HyperParameterTuningJobName": "parent"}],
+        "WarmStartType": "TransferLearning",
+    }
+    assert [sentence.split()[0] for sentence in without_effect(TuningRequest(raw))] == said

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from clary.base.clock import ClockAnchor
 from clary.base.errors import WireError
@@ -30,10 +30,12 @@ from clary.control.tuning.search import Observation, Question, is_pruned, propos
 from clary.control.tuning.trial_requests import keep_alive_of, trial_name, trial_request
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob, TuningStatus
 from clary.control.tuning.tuning_request import Definition, TuningRequest
+from clary.control.tuning.validation import without_effect
 from clary.control.tuning.warm_start import observations_of
 
 TICK_S = 1.0  # between looks at tuning jobs in progress when nothing changes
 MOST_VALUES = 1000  # of a trial's curve
+EVER_FROM, EVER_TO = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)  # clocks of hosts may be off
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class TuningKeeper:
         self._judged: set[str] = set()  # of those that may end a trial by the values it tells
         self._changed = asyncio.Event()
         self._parents: dict[str, tuple[Observation, ...]] = {}  # name -> trials that it begins with
-        self._curves: dict[str, tuple[int, tuple[float, ...]]] = {}  # training job -> how many values it has had
+        self._curves: dict[str, tuple[float, ...]] = {}  # training job that runs -> values that it was judged by
         services.hub.listen(self._note)
         services.tuning.connect(self.wake)
 
@@ -250,11 +252,11 @@ class TuningKeeper:
                 continue
             definition = request.definition(trial.definition)
             curve = await self._curve(training, definition.objective.metric, is_live=True)
-            if len(curve) <= self._curves.get(trial.job_name, (0, ()))[0]:
+            if len(curve) <= len(self._curves.get(trial.job_name, ())):
                 continue  # nothing new since it was judged last
             if why := await self._why_hopeless(job, definition, trial, trials, curve):
                 await self._stop(trial, why)
-            self._curves[trial.job_name] = (len(curve), curve)
+            self._curves[trial.job_name] = curve
 
     async def _why_hopeless(
         self, job: TuningJob, definition: Definition, trial: Trial, trials: Sequence[Trial], curve: tuple[float, ...]
@@ -312,7 +314,7 @@ class TuningKeeper:
             parameters=parameters,
             created_at=job.now(self._services.clock),
         )
-        notes = (f"It is trial {number} of tuning job {job.name}.",)
+        notes = (f"It is trial {number} of tuning job {job.name}.", *without_effect(request))
         try:
             await store_training_job(call, trial=trial, tuning_job_arn=job.arn, notes=notes)
         except TrialRefused:
@@ -340,7 +342,7 @@ class TuningKeeper:
             return Observation(
                 parameters=trial.parameters, value=trial.outcome.value, is_over=True, curve=trial.outcome.curve
             )
-        known = self._curves.get(trial.job_name, (0, ()))[1]
+        known = self._curves.get(trial.job_name, ())
         return Observation(
             parameters=trial.parameters, value=None, is_over=False, curve=known if curve is None else curve
         )
@@ -382,8 +384,7 @@ class TuningKeeper:
         """
         if is_live and not any(one.name == metric for one in training.final_metrics):
             return ()
-        start, end = training.created_at - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)
-        values = await self._services.store.query_metrics(training.name, metric, start, end)
+        values = await self._services.store.query_metrics(training.name, metric, EVER_FROM, EVER_TO)
         return tuple(one.value for one in values if one.value is not None and math.isfinite(one.value))[:MOST_VALUES]
 
 

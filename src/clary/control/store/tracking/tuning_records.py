@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, text, true, update
 
 from clary.base.errors import Fault, StoreError
 from clary.base.plain import from_plain, to_plain
@@ -121,7 +121,7 @@ class TuningRecords:
 
     async def all(self) -> list[TuningJob]:
         """Return all tuning jobs, the oldest first."""
-        return await self._jobs(tuning_jobs.c.name == tuning_jobs.c.name)
+        return await self._jobs(true())
 
     async def unfinished(self) -> list[TuningJob]:
         """Return the tuning jobs that are not over, the oldest first."""
