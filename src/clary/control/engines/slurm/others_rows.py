@@ -17,7 +17,7 @@ WAITING_FORMAT = "%A|%u|%P|%n|%b|%r|%f"
 _NUM_FIRST = 6  # fields before the features, which may hold a bar
 _FOR_NODES = ("Resources", "Priority")  # reasons that free nodes would end
 _NOTHING = ("", "(null)", "N/A")
-_GPU = re.compile(r"(?:gres[:/])?gpu\b")
+_GPU = re.compile(r"(?:^|[,:/])gpu\b")
 _PLAIN = re.compile(r"[A-Za-z0-9_.=@/+-]+(?:([&|])[A-Za-z0-9_.=@/+-]+(?:\1[A-Za-z0-9_.=@/+-]+)*)?")
 
 
@@ -54,7 +54,7 @@ def read_waiting(text: str) -> tuple[WaitingRow, ...]:
             user=fields[1],
             partitions=tuple(fields[2].split(",")),
             named_nodes=() if fields[3] in _NOTHING else expand(fields[3]),
-            wants_gpus=_GPU.match(fields[4]) is not None,
+            wants_gpus=_GPU.search(fields[4]) is not None,
             features="" if fields[6].strip() in _NOTHING else fields[6].strip(),
         )
         found.append(row)

@@ -169,6 +169,8 @@ class SlurmScheduler:
         done = await self._programs.run(
             "squeue", "--noheader", "--all", "--states=PENDING", f"--format={WAITING_FORMAT}"
         )
+        if done.code != 0:
+            raise EngineError(f"Slurm does not answer: squeue: {done.words}", retryable=True)
         waiting = read_waiting(done.output)
         if not waiting:
             return {}

@@ -53,5 +53,20 @@ def test_a_node_is_wanted_by_whom_it_could_serve(job_id, node, serves):
     assert (wanted_by(rows(job_id), [node], NODES) is not None) == serves
 
 
+@pytest.mark.parametrize(
+    ("resources", "wants_gpus"),
+    [
+        ("N/A", False),
+        ("gpu:1", True),
+        ("gres:gpu:a100:2", True),
+        ("gres/nic:1,gres/gpu:2", True),
+        ("gres:gpupool:1", False),
+    ],
+)
+def test_gpus_are_found_among_other_resources(resources, wants_gpus):
+    (row,) = read_waiting(f"41|anna|train||{resources}|Resources|(null)")
+    assert row.wants_gpus == wants_gpus
+
+
 def test_the_first_in_the_queue_is_named():
     assert wanted_by(read_waiting(RECORDED), ["node-3", "node-1"], NODES).job_id == 41
