@@ -1,4 +1,4 @@
-"""What a search leaves of functions with known minima after some points, beside Optuna alone and random search.
+"""Distance of a search from known minima of functions after some points, beside Optuna alone and random search.
 
 Where: `bench_tuning` prints the lines.
 """

@@ -2,40 +2,35 @@
 
 Where: one task of the service. Training jobs go through the same door as those of clients. Nothing is kept here that
 the store does not have: a trial is stored with its training job, so that a service that is killed at any moment goes
-on with the next number. Decisions are `control.tuning`'s.
+on with the next number. Decisions are `control.tuning`'s; `trial_starts` starts trials, `trial_outcomes` reads ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from clary.base.clock import ClockAnchor
 from clary.base.errors import WireError
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.jobs import warm_pools
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.services.call import Call, Services
+from clary.control.services.call import Services
 from clary.control.services.job_acts import stop_job
-from clary.control.services.sagemaker.training_jobs import store_training_job
+from clary.control.services.tuning.trial_outcomes import curve_of, outcome_of
+from clary.control.services.tuning.trial_starts import TrialStarter, observed, question_of
 from clary.control.store.damage import JobUnreadable
 from clary.control.store.tracking.tuning_records import TrialRefused
 from clary.control.tuning import early_stopping
-from clary.control.tuning.completion import Decision, decide, next_definition
-from clary.control.tuning.search import Observation, Question, is_pruned, propose
-from clary.control.tuning.trial_requests import keep_alive_of, trial_name, trial_request
+from clary.control.tuning.completion import Decision, decide
+from clary.control.tuning.search import is_pruned
+from clary.control.tuning.trial_requests import keep_alive_of, trial_name
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob, TuningStatus
 from clary.control.tuning.tuning_request import Definition, TuningRequest
-from clary.control.tuning.validation import without_effect
-from clary.control.tuning.warm_start import observations_of
 
 TICK_S = 1.0  # between looks at tuning jobs in progress when nothing changes
-MOST_VALUES = 1000  # of a trial's curve
-EVER_FROM, EVER_TO = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)  # clocks of hosts may be off
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +49,7 @@ class TuningKeeper:
         self._due: set[str] = set()  # of those that something has changed for
         self._judged: set[str] = set()  # of those that may end a trial by the values it tells
         self._changed = asyncio.Event()
-        self._parents: dict[str, tuple[Observation, ...]] = {}  # name -> trials that it begins with
+        self._starter = TrialStarter(services)
         self._curves: dict[str, tuple[float, ...]] = {}  # training job that runs -> values that it was judged by
         services.hub.listen(self._note)
         services.tuning.connect(self.wake)
@@ -125,11 +120,7 @@ class TuningKeeper:
                 job = await self._begin_end(job, decision)
             else:
                 await self._stop_hopeless(job, trials)
-                for _ in range(decision.num_starts):
-                    trial = await self._start_trial(job, trials)
-                    if trial is None:
-                        break
-                    trials.append(trial)
+                await self._start_trials(job, trials, decision.num_starts)
         if job.ends_as is not None:
             await self._end(job, trials)
 
@@ -148,33 +139,11 @@ class TuningKeeper:
         if training is None:
             outcome = TrialOutcome(status=TrainingJobStatus.STOPPED, value=None, failure_reason=reason)
         else:
-            outcome = await self._outcome_of(job, trial, training)
+            outcome = await outcome_of(services, job, trial, training)
         self._curves.pop(trial.job_name, None)
         ended = replace(trial, outcome=outcome)
         await services.store.tuning.put_trial(ended)
         return ended
-
-    async def _outcome_of(self, job: TuningJob, trial: Trial, training: TrainingJob) -> TrialOutcome:
-        metric = TuningRequest(job.request).definition(trial.definition).objective.metric
-        value = next((one.value for one in training.final_metrics if one.name == metric), None)
-        started_at, ended_at = training.training_started_at, training.training_ended_at
-        runtime_s = (
-            0 if started_at is None or ended_at is None else max(1, round((ended_at - started_at).total_seconds()))
-        )
-        has_failed = training.status is TrainingJobStatus.FAILED
-        failure = training.failure if has_failed else None
-        # What a program told before it failed is nobody's best: there is no model behind it.
-        is_known = value is not None and math.isfinite(value) and not has_failed
-        return TrialOutcome(
-            status=training.status,
-            value=value if is_known else None,
-            curve=await self._curve(training, metric),
-            training_started_at=started_at,
-            training_ended_at=ended_at or training.modified_at,
-            failure_reason="" if failure is None else failure.reason,
-            is_retryable=failure is not None and failure.is_retryable,
-            runtime_s=runtime_s,
-        )
 
     async def _begin_end(self, job: TuningJob, decision: Decision) -> TuningJob:
         now = job.now(self._services.clock)
@@ -217,7 +186,7 @@ class TuningKeeper:
     def _forget(self, name: str) -> None:
         self._active.discard(name)
         self._judged.discard(name)
-        self._parents.pop(name, None)
+        self._starter.forget(name)
 
     async def _give_hosts_back(self, job: TuningJob, trials: Sequence[Trial]) -> None:
         """Let the hosts that wait for a next trial go, unless the request itself has them wait.
@@ -251,7 +220,7 @@ class TuningKeeper:
             if training is None:
                 continue
             definition = request.definition(trial.definition)
-            curve = await self._curve(training, definition.objective.metric, is_live=True)
+            curve = await curve_of(self._services, training, definition.objective.metric, is_live=True)
             if len(curve) <= len(self._curves.get(trial.job_name, ())):
                 continue  # nothing new since it was judged last
             if why := await self._why_hopeless(job, definition, trial, trials, curve):
@@ -266,8 +235,8 @@ class TuningKeeper:
         if request.strategy != "Hyperband":
             ended = [one.outcome.curve for one in same if one.outcome is not None and one.outcome.value is not None]
             return early_stopping.why_stop(curve, ended, definition.objective)
-        observations = [self._observed(one, curve if one is trial else None) for one in same]
-        question = self._question(job, definition, observations, number=trial.number)
+        observations = [observed(one, {**self._curves, trial.job_name: curve}) for one in same]
+        question = question_of(job, definition, observations, number=trial.number)
         is_hopeless = await asyncio.to_thread(is_pruned, question, same.index(trial), request.hyperband_resources)
         if not is_hopeless:
             return ""
@@ -282,110 +251,21 @@ class TuningKeeper:
         log.info("training job %s: %s", trial.job_name, why)
         await stop_job(self._services, training)
 
-    async def _start_trial(self, job: TuningJob, trials: Sequence[Trial]) -> Trial | None:
-        """Propose and store the next trial with its training job; None if it could not be started now."""
-        request = TuningRequest(job.request)
-        definition = next_definition(request, trials)
-        number = await self._next_number(job, trials)
-        observations = list(await self._parent_observations(job, definition))
-        observations += [self._observed(one) for one in trials if one.definition == definition.name]
-        question = self._question(job, definition, observations, number=number)
-        parameters = await asyncio.to_thread(propose, question)
-        name = trial_name(job, number)
-        tags = await self._services.store.get_tags(job.arn)  # those that were added since too
-        region = job.arn.split(":")[3]
-        call = Call(
-            services=self._services,
-            params={
-                **trial_request(definition, parameters, name),
-                "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
-            },
-            region=region,
-            access_key_id="",
-            request_id=name,
-            unknown_members=job.unknown_members,
-        )
-        trial = Trial(
-            tuning_job=job.name,
-            number=number,
-            job_name=name,
-            job_arn=call.arn(f"training-job/{name}"),
-            definition=definition.name,
-            parameters=parameters,
-            created_at=job.now(self._services.clock),
-        )
-        notes = (f"It is trial {number} of tuning job {job.name}.", *without_effect(request))
-        try:
-            await store_training_job(call, trial=trial, tuning_job_arn=job.arn, notes=notes)
-        except TrialRefused:
-            self.wake(job.name)  # the store knows more than this look: the next one reads it anew
-            return None
-        except WireError as error:
-            reason = f"training job {name} can not be created: {error.message}"[:1024]
-            await self._begin_end(job, Decision(ends_as=TuningStatus.FAILED, reason=reason))
-            self.wake(job.name)
-            return None
-        return trial
-
-    async def _next_number(self, job: TuningJob, trials: Sequence[Trial]) -> int:
-        """Return the number of the next trial; one whose record was set aside has left its training job behind."""
-        number = 1 + max((trial.number for trial in trials), default=0)
-        try:
-            while await self._services.find_job(trial_name(job, number)) is not None:
-                number += 1
-        except JobUnreadable:
-            number += 1
-        return number
-
-    def _observed(self, trial: Trial, curve: tuple[float, ...] | None = None) -> Observation:
-        if trial.outcome is not None:
-            return Observation(
-                parameters=trial.parameters, value=trial.outcome.value, is_over=True, curve=trial.outcome.curve
-            )
-        known = self._curves.get(trial.job_name, ())
-        return Observation(
-            parameters=trial.parameters, value=None, is_over=False, curve=known if curve is None else curve
-        )
-
-    @staticmethod
-    def _question(
-        job: TuningJob, definition: Definition, observations: Sequence[Observation], *, number: int
-    ) -> Question:
-        return Question(
-            strategy=TuningRequest(job.request).strategy,
-            space=definition.space,
-            is_maximized=definition.objective.is_maximized,
-            observations=tuple(observations),
-            seed=job.seed,
-            number=number,
-        )
-
-    async def _parent_observations(self, job: TuningJob, definition: Definition) -> tuple[Observation, ...]:
-        """Return the trials of the parents of a warm start; a parent that was deleted since counts as empty.
-
-        A grid has none either: each of its points has its own trial.
-        """
-        if TuningRequest(job.request).strategy == "Grid":
-            return ()
-        if job.name not in self._parents:
-            found: list[Observation] = []
-            for parent in TuningRequest(job.request).parents:
-                found += observations_of(await self._services.store.tuning.trials(parent), definition)
-            self._parents[job.name] = tuple(found)
-        return self._parents[job.name]
-
-    async def _curve(self, training: TrainingJob, metric: str, *, is_live: bool = False) -> tuple[float, ...]:
-        """Return the finite values of the objective that a training job has told, in order.
-
-        Args:
-            training: the record.
-            metric: name of the objective.
-            is_live: whether it may tell more.
-        """
-        if is_live and not any(one.name == metric for one in training.final_metrics):
-            return ()
-        values = await self._services.store.query_metrics(training.name, metric, EVER_FROM, EVER_TO)
-        return tuple(one.value for one in values if one.value is not None and math.isfinite(one.value))[:MOST_VALUES]
+    async def _start_trials(self, job: TuningJob, trials: Sequence[Trial], number: int) -> None:
+        """Start so many trials, or end the tuning job if one can not be created."""
+        known = list(trials)
+        for _ in range(number):
+            try:
+                known.append(await self._starter.start(job, known, self._curves))
+            except TrialRefused:
+                self.wake(job.name)  # the store knows more than this look: the next one reads it anew
+                return
+            except WireError as error:
+                name = trial_name(job, 1 + max((trial.number for trial in known), default=0))
+                reason = f"training job {name} can not be created: {error.message}"[:1024]
+                await self._begin_end(job, Decision(ends_as=TuningStatus.FAILED, reason=reason))
+                self.wake(job.name)
+                return
 
 
 def _without_keep_alive(training: TrainingJob) -> TrainingJob:

@@ -12,7 +12,7 @@ from tuning_runs import FEW, METRIC, RANGES, RESOURCES, TuningRuns, definition_o
 from clary.base.errors import StoreError
 from clary.contract.agent_protocol import HostPhase
 from clary.control.jobs.job_request import JobRequest
-from clary.control.services.tuning import tuning_keeper
+from clary.control.services.tuning import trial_starts, tuning_keeper
 from clary.control.services.tuning.tuning_keeper import TuningKeeper
 from clary.control.tuning.trial_requests import trial_name
 from clary.control.tuning.tuning_job import TuningStatus
@@ -564,7 +564,7 @@ async def test_an_end_whose_commit_was_not_confirmed_is_the_end(plane, runs, mon
 
 async def test_a_stop_between_a_proposal_and_its_training_job_starts_nothing(plane, runs, monkeypatch):
     await runs.call("CreateHyperParameterTuningJob", **request_of())
-    propose = tuning_keeper.propose
+    propose = trial_starts.propose
     loop = asyncio.get_running_loop()
 
     def stopped_meanwhile(question):
@@ -572,7 +572,7 @@ async def test_a_stop_between_a_proposal_and_its_training_job_starts_nothing(pla
         asyncio.run_coroutine_threadsafe(stop, loop).result(30)
         return propose(question)
 
-    monkeypatch.setattr(tuning_keeper, "propose", stopped_meanwhile)
+    monkeypatch.setattr(trial_starts, "propose", stopped_meanwhile)
     await plane.tuning_passes(2)
     assert await runs.trials() == []
     assert plane.hub.waiting_jobs() == {}

@@ -1,0 +1,140 @@
+"""Starts the trials of a tuning job: asks the search, and stores each with its training job.
+
+Where: `tuning_keeper` says when. Training jobs go through the same door as those of clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from clary.control.services.call import Call, Services
+from clary.control.services.sagemaker.training_jobs import store_training_job
+from clary.control.store.damage import JobUnreadable
+from clary.control.tuning.completion import next_definition
+from clary.control.tuning.search import Observation, Question, propose
+from clary.control.tuning.trial_requests import trial_name, trial_request
+from clary.control.tuning.tuning_job import Trial, TuningJob
+from clary.control.tuning.tuning_request import Definition, TuningRequest
+from clary.control.tuning.validation import without_effect
+from clary.control.tuning.warm_start import observations_of
+
+Curves = Mapping[str, tuple[float, ...]]  # training job that runs -> values of the objective that it has told
+
+
+class TrialStarter:
+    """Starts trials; remembers the trials of parents of a warm start.
+
+    Args:
+        services: of the service.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._parents: dict[str, tuple[Observation, ...]] = {}  # tuning job -> trials that it begins with
+
+    def forget(self, name: str) -> None:
+        """Forget a tuning job that is over."""
+        self._parents.pop(name, None)
+
+    async def start(self, job: TuningJob, trials: Sequence[Trial], curves: Curves) -> Trial:
+        """Propose and store the next trial with its training job; return it.
+
+        Args:
+            job: in progress.
+            trials: all of it.
+            curves: values that its running training jobs have told.
+        Raises: TrialRefused if the store knows more than the caller; WireError if the training job can not be created.
+        """
+        request = TuningRequest(job.request)
+        definition = next_definition(request, trials)
+        number = await self._next_number(job, trials)
+        observations = list(await self._parent_observations(job, definition))
+        observations += [observed(one, curves) for one in trials if one.definition == definition.name]
+        question = question_of(job, definition, observations, number=number)
+        parameters = await asyncio.to_thread(propose, question)
+        name = trial_name(job, number)
+        tags = await self._services.store.get_tags(job.arn)  # those that were added since too
+        region = job.arn.split(":")[3]
+        call = Call(
+            services=self._services,
+            params={
+                **trial_request(definition, parameters, name),
+                "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+            },
+            region=region,
+            access_key_id="",
+            request_id=name,
+            unknown_members=job.unknown_members,
+        )
+        trial = Trial(
+            tuning_job=job.name,
+            number=number,
+            job_name=name,
+            job_arn=call.arn(f"training-job/{name}"),
+            definition=definition.name,
+            parameters=parameters,
+            created_at=job.now(self._services.clock),
+        )
+        notes = (f"It is trial {number} of tuning job {job.name}.", *without_effect(request))
+        await store_training_job(call, trial=trial, tuning_job_arn=job.arn, notes=notes)
+        return trial
+
+    async def _next_number(self, job: TuningJob, trials: Sequence[Trial]) -> int:
+        """Return the number of the next trial; one whose record was set aside has left its training job behind."""
+        number = 1 + max((trial.number for trial in trials), default=0)
+        try:
+            while await self._services.find_job(trial_name(job, number)) is not None:
+                number += 1
+        except JobUnreadable:
+            number += 1
+        return number
+
+    async def _parent_observations(self, job: TuningJob, definition: Definition) -> tuple[Observation, ...]:
+        """Return the trials of the parents of a warm start; a parent that was deleted since counts as empty.
+
+        A grid has none either: each of its points has its own trial.
+        """
+        if TuningRequest(job.request).strategy == "Grid":
+            return ()
+        if job.name not in self._parents:
+            found: list[Observation] = []
+            for parent in TuningRequest(job.request).parents:
+                found += observations_of(await self._services.store.tuning.trials(parent), definition)
+            self._parents[job.name] = tuple(found)
+        return self._parents[job.name]
+
+
+def observed(trial: Trial, curves: Curves) -> Observation:
+    """Return a trial as the search sees it.
+
+    Args:
+        trial: the record.
+        curves: training job that runs -> values that it has told.
+    """
+    if trial.outcome is not None:
+        return Observation(
+            parameters=trial.parameters, value=trial.outcome.value, is_over=True, curve=trial.outcome.curve
+        )
+    return Observation(parameters=trial.parameters, value=None, is_over=False, curve=curves.get(trial.job_name, ()))
+
+
+def question_of(
+    job: TuningJob, definition: Definition, observations: Sequence[Observation], *, number: int
+) -> Question:
+    """Return the question that the search is asked.
+
+    Args:
+        job: the record.
+        definition: of the training job.
+        observations: trials of it, those of parents first.
+        number: of the trial that is asked about.
+    """
+    return Question(
+        strategy=TuningRequest(job.request).strategy,
+        space=definition.space,
+        is_maximized=definition.objective.is_maximized,
+        observations=tuple(observations),
+        seed=job.seed,
+        number=number,
+    )
