@@ -4,7 +4,7 @@ Where: the supervisor builds it with `/opt/ml`; launchers put it last on PYTHONP
 
     /opt/ml/.clary/python/
         clary/train, clary/contract, clary/base  links to this installation; a namespace package, see below
-        smdistributed, smdebug          links to `clary.compat`
+        smdistributed, smdebug, horovod  links to `clary.compat`
         clary_autoload.py               link; what torch calls when it is imported
         clary_cuda_on_cpu               link; torch calls it too, and it does something only if it is asked to
         clary_rehearsal.py              the same
@@ -14,7 +14,7 @@ Where: the supervisor builds it with `/opt/ml`; launchers put it last on PYTHONP
 PYTHONPATH stands before site-packages, so coming last on it is not enough. `clary` and `smdistributed` are therefore
 namespace packages here: Python takes a regular package of that name wherever on the path it finds one. Where AWS's
 `smdistributed` is a namespace too, our `smdistributed.dataparallel` gives way by itself (see there), and so does our
-`smdebug`, which has names of its own and can be no namespace.
+`smdebug` and our `horovod`, which have names of their own and can be no namespaces.
 Source: PEP 420; torch 2.5 "Autoloading Out-of-Tree Extension".
 """
 
@@ -30,7 +30,7 @@ from clary.contract.ml_tree import MlTree
 
 PACKAGE_FOLDER = Path(clary.__file__).parent  # of this installation; hosts see it at the same path
 _WINGS = ("train", "contract", "base")  # what programs may import
-_COMPAT = ("smdistributed", "smdebug", "clary_autoload.py", "clary_cuda_on_cpu", "clary_rehearsal.py")
+_COMPAT = ("smdistributed", "smdebug", "horovod", "clary_autoload.py", "clary_cuda_on_cpu", "clary_rehearsal.py")
 _METADATA = f"""\
 Metadata-Version: 2.1
 Name: clary

@@ -1,0 +1,1 @@
+"""Frameworks and libraries that programs bring, beside the originals."""

@@ -1,0 +1,1 @@
+"""Modules that all faces of Horovod share."""

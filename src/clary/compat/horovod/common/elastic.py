@@ -1,0 +1,168 @@
+"""Elastic training: state that is committed, restored after a failure, and equal on all ranks.
+
+In a job a lost host ends the attempt; the next attempt goes on from the last commit (`clary.train.horovod.commits`).
+Where all processes still live, an operation that failed is repeated from the last commit in the same processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+from clary.train.horovod.commits import CommitWriter, commit_folder, read_commit
+
+
+class State:
+    """State of a training loop.
+
+    Args:
+        bcast_object: gives all ranks the object of rank 0.
+        get_rank: returns this process's rank.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._writer: CommitWriter | None = None
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Have functions called after the ranks have formed anew."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Adapt to the new ranks, and call the functions that asked for it."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: Any) -> None:
+        """Do nothing: hosts of an attempt stay the same; a new attempt has new processes."""
+
+    def commit(self) -> None:
+        """Save the state in memory and, on rank 0 of a job with checkpoints, into their folder."""
+        self.save()
+        self.check_host_updates()
+        folder = commit_folder(os.environ)
+        if folder is not None and self._rank() == 0:
+            if self._writer is None:
+                self._writer = CommitWriter(folder)
+                atexit.register(self._writer.close)
+            self._writer.write(self.packer())
+
+    def check_host_updates(self) -> None:
+        """Do nothing: hosts of an attempt stay the same."""
+
+    def packer(self) -> Callable[[], bytes]:
+        """Return a function that returns the saved state as bytes.
+
+        Changes that the program makes after this call are not in them.
+        Raises: NotImplementedError here; subclasses do it.
+        """
+        raise NotImplementedError
+
+    def unpack(self, content: bytes) -> None:
+        """Take over a state that `packer` wrote, as if it had been saved here.
+
+        Raises: NotImplementedError here; subclasses do it.
+        """
+        raise NotImplementedError
+
+    def resume(self) -> bool:
+        """Take over the last commit of an earlier attempt on rank 0; whether there was one."""
+        folder = commit_folder(os.environ)
+        content = read_commit(folder) if folder is not None and self._rank() == 0 else None
+        if content is not None:
+            self.unpack(content)
+            self.restore()
+        return content is not None
+
+    def save(self) -> None:
+        """Keep a copy of the state in memory. Raises: NotImplementedError here; subclasses do it."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to the copy. Raises: NotImplementedError here; subclasses do it."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give all ranks the state of rank 0. Raises: NotImplementedError here; subclasses do it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapt to new ranks, before `sync`."""
+
+
+class ObjectState(State):
+    """State of plain objects, each an attribute.
+
+    Args:
+        bcast_object, get_rank: as for `State`.
+        kwargs: names and first values.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(bcast_object=bcast_object, get_rank=get_rank)
+        self._saved_state = kwargs
+        self._set_attrs()
+
+    def save(self) -> None:
+        """Keep the values of all attributes."""
+        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+
+    def restore(self) -> None:
+        """Set all attributes to the kept values."""
+        self._set_attrs()
+
+    def sync(self) -> None:
+        """Give all ranks the values that rank 0 keeps."""
+        if self._saved_state:
+            self._saved_state = self._bcast_object(self._saved_state)
+            self._set_attrs()
+
+    def packer(self) -> Callable[[], bytes]:
+        """Return a function that returns the kept values as a pickle."""
+        content = pickle.dumps(self._saved_state)
+        return lambda: content
+
+    def unpack(self, content: bytes) -> None:
+        """Keep the values of a pickle that this job wrote."""
+        self._saved_state.update(pickle.loads(content))  # noqa: S301 - of this job's own folder
+
+    def _set_attrs(self) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, value)
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+    """Return `func` with its first argument, a `State`, kept equal on all ranks and restored after failures.
+
+    Args:
+        func: the training loop.
+        reset: forms the ranks anew.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        state.resume()
+        skips_sync = False
+        while True:
+            try:
+                if not skips_sync:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                state.restore()
+                skips_sync = False
+            except HostsUpdatedInterrupt as interrupt:
+                skips_sync = interrupt.skip_sync
+            reset()
+            state.on_reset()
+
+    return wrapper

@@ -1,0 +1,61 @@
+"""Starting ranks: `horovod.run`, and the command horovodrun (`launch`)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    np: int | None = None,
+    env: Mapping[str, str] | None = None,
+    executable: str | None = None,
+    hosts: str | None = None,
+    verbose: bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+) -> list[Any]:
+    """Run a function on ranks of this machine and return its results in rank order.
+
+    Args:
+        func: taken by cloudpickle where it is installed, else by name; arguments and results are pickled too.
+        args, kwargs: of the function.
+        num_proc: number of ranks.
+        np: of before 0.25; use `num_proc`.
+        env: further variables of the ranks.
+        executable: Python that runs them; None for this one.
+        hosts: localhost:SLOTS; other hosts are refused.
+        verbose, use_gloo, use_mpi: have no effect.
+
+    Raises: RuntimeError if a rank failed; ValueError for other hosts than this.
+    """
+    from horovod.runner.launch import run_command  # `python -m horovod.runner.launch` must find it not loaded yet
+
+    count = np if np is not None else num_proc
+    if hosts is not None and any(one.partition(":")[0] not in ("localhost", "127.0.0.1") for one in hosts.split(",")):
+        raise ValueError(f"hosts is {hosts!r}: horovod.run starts ranks on this machine alone; use a job for others")
+    try:
+        import cloudpickle as writer
+    except ImportError:
+        writer = pickle
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "function"), "wb") as file:
+            writer.dump((func, tuple(args), dict(kwargs or {})), file)
+        command = [executable or sys.executable, "-m", "horovod.runner.function_rank", folder]
+        code = run_command(command, count, variables=env)
+        if code:
+            raise RuntimeError(f"horovod.run: a rank ended with exit code {code}; its output stands above")
+        results = []
+        for rank in range(count):
+            with open(os.path.join(folder, f"result.{rank}"), "rb") as file:
+                results.append(pickle.load(file))  # noqa: S301 - written by a rank of this call
+    return results

@@ -1,0 +1,73 @@
+"""Samples of an epoch, shared out among the ranks; samples that were processed before a failure are left out."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from horovod.common.basics import rank, size
+
+
+class ElasticSampler(torch.utils.data.Sampler):
+    """A sampler that remembers how far an epoch has come.
+
+    Args:
+        dataset: of one length on all ranks.
+        shuffle: whether each epoch has an order of its own.
+        seed: of that order, equal on all ranks.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch; call it at the end of the one before."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Note that each rank has processed a batch.
+
+        Args:
+            batch_idx: has no effect.
+            batch_size: samples of one rank.
+        """
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how far the epoch has come."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` returned, among the present ranks."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Share out the rest of the epoch among the present ranks."""
+        self.num_replicas = size()
+        self.rank = rank()
+        order = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = math.ceil(len(self.remaining_indices) / self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        left = self.remaining_indices
+        padded = left + left[: self.total_size - len(left)]
+        return iter(padded[self.rank : self.total_size : self.num_replicas])
+
+    def __len__(self) -> int:
+        return int(self.num_samples)

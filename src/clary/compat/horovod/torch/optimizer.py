@@ -1,0 +1,355 @@
+"""DistributedOptimizer: reduces gradients over all ranks while the backward pass goes on, then steps.
+
+The object is an instance of the class of the optimizer that it was made from, with the same parameter groups and state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from horovod.common.basics import size
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.util import split_list
+from horovod.torch import asynchronous as ops
+from horovod.torch.compression import Compression, Compressor
+from horovod.torch.functions import broadcast_object
+
+_STEP_WITHOUT_SKIP = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): gradients are "
+    "reduced a second time. Call step inside of `with optimizer.skip_synchronize():`"
+)
+
+
+class _Distributed:
+    """Methods and state that an optimizer's class gets, to reduce gradients before it steps.
+
+    A hook on each parameter counts backward passes; the last one begins the reduction of its gradient, or of its group.
+    """
+
+    def _prepare(
+        self,
+        named_parameters: Iterable[Any] | None,
+        compression: type[Compressor],
+        backward_passes_per_step: int,
+        op: int,
+        predivide_factor: float,
+        groups: int | Sequence[Sequence[torch.Tensor]] | None,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self._compression = compression
+        self.backward_passes_per_step = backward_passes_per_step
+        self.op = op
+        self.gradient_predivide_factor = predivide_factor
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self._parameters = [p for group in self.param_groups for p in group["params"]]  # type: ignore[attr-defined]
+        self._parameter_names = _names_of(self._parameters, named_parameters)
+        self._passes_left = dict.fromkeys(self._parameters, backward_passes_per_step)
+        self._handles: dict[Any, Any] = {}
+        self._synchronized = False
+        self._should_synchronize = True
+        self._requires_update = [p for p in self._parameters if p.requires_grad]
+        self._group_of: dict[torch.Tensor, tuple[torch.Tensor, ...]] = {}
+        self._arrived: dict[tuple[torch.Tensor, ...], set[torch.Tensor]] = {}
+        if groups is not None:
+            self._form_groups(groups)
+        self._hooks = []
+        if process_set.included() is not False:
+            hook = self._make_hook()
+            self._hooks = [p.register_post_accumulate_grad_hook(hook) for p in self._requires_update]
+
+    def _form_groups(self, groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
+        """Put parameters into groups, equal on all ranks by the order of the first one."""
+        order = broadcast_object(
+            [self._parameter_names[p] for p in self._requires_update], process_set=self.process_set
+        )
+        by_name = {self._parameter_names[p]: p for p in self._requires_update}
+        parameters = [by_name[name] for name in order]
+        if isinstance(groups, int):
+            found = [tuple(group) for group in split_list(parameters, groups) if group] if groups > 0 else []
+        else:
+            known = set(parameters)
+            found = [tuple(p for p in group if p in known) for group in groups]
+            grouped = {p for group in found for p in group}
+            found += [(p,) for p in parameters if p not in grouped]
+        for group in found:
+            self._arrived[group] = set()
+            for p in group:
+                self._group_of[p] = group
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes one step takes."""
+        self.backward_passes_per_step = passes
+        self._passes_left = dict.fromkeys(self._parameters, passes)
+
+    def _make_hook(self) -> Callable[[torch.Tensor], None]:
+        def hook(p: torch.Tensor) -> None:
+            if self._passes_left[p] <= 0:
+                raise AssertionError(
+                    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+                    "backward_passes_per_step to accumulate gradients locally."
+                )
+            self._passes_left[p] -= 1
+            if self._passes_left[p] == 0:
+                self._arrive(p)
+
+        return hook
+
+    def _arrive(self, p: torch.Tensor) -> None:
+        group = self._group_of.get(p)
+        if group is None:
+            self._handles[p] = self._begin(p)
+            return
+        self._arrived[group].add(p)
+        if len(self._arrived[group]) == len(group):
+            self._handles[group] = self._begin_group(group)
+
+    def _begin(self, p: torch.Tensor) -> tuple[Any, Any, torch.Tensor]:
+        """Begin to reduce one gradient, or zeros if this rank has computed no gradient: another rank may have one."""
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        gradient = p.grad
+        if gradient.is_sparse:
+            if not self.sparse_as_dense:
+                return (
+                    ops.sparse_allreduce_async(gradient, self._parameter_names[p], self.op, self.process_set),
+                    None,
+                    gradient,
+                )
+            gradient = gradient.to_dense()
+        packed, kept = self._compression.compress(gradient)
+        packed = packed.contiguous()
+        before, after = self._factors()
+        handle = ops.allreduce_async_(
+            packed,
+            name=self._parameter_names[p],
+            op=self.op,
+            prescale_factor=before,
+            postscale_factor=after,
+            process_set=self.process_set,
+        )
+        return handle, kept, packed
+
+    def _begin_group(self, group: tuple[torch.Tensor, ...]) -> tuple[Any, Any, torch.Tensor]:
+        for p in group:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            elif p.grad.is_sparse:
+                p.grad = p.grad.to_dense()
+        pairs = [self._compression.compress(p.grad) for p in group if p.grad is not None]
+        before, after = self._factors()
+        handle = ops.grouped_allreduce_async_(
+            [packed.contiguous() for packed, _ in pairs],
+            name=self._parameter_names[group[0]],
+            op=self.op,
+            prescale_factor=before,
+            postscale_factor=after,
+            process_set=self.process_set,
+        )
+        return handle, [kept for _, kept in pairs], group[0]
+
+    def _factors(self) -> tuple[float, float]:
+        if self.op != ops.Average:
+            return 1.0, 1.0
+        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are reduced; begin the reductions that no backward pass has begun.
+
+        Raises: HorovodInternalError.
+        """
+        if self.process_set.included() is False:
+            self._synchronized = True
+            return
+        for p in self._requires_update:
+            group = self._group_of.get(p)
+            if group is None and p not in self._handles:
+                self._handles[p] = self._begin(p)
+            elif group is not None and group not in self._handles:
+                self._handles[group] = self._begin_group(group)
+        handles, self._handles = self._handles, {}
+        for arrived in self._arrived.values():
+            arrived.clear()
+        self._passes_left = dict.fromkeys(self._parameters, self.backward_passes_per_step)
+        for key, (handle, kept, packed) in handles.items():
+            if isinstance(key, tuple):
+                for p, output, one_kept in zip(key, ops.synchronize(handle), kept, strict=True):
+                    self._take(p, self._compression.decompress(output, one_kept))
+            elif callable(handle):
+                self._take(key, handle())
+            else:
+                ops.synchronize(handle)
+                self._take(key, self._compression.decompress(packed, kept))
+        self._synchronized = True
+
+    def _take(self, p: torch.Tensor, reduced: torch.Tensor) -> None:
+        """Make a reduced tensor the gradient of a parameter."""
+        gradient = p.grad
+        if gradient is None or reduced is gradient:
+            return
+        if gradient.is_sparse:
+            p.grad = reduced if reduced.is_sparse else reduced.to_sparse()
+        elif reduced.data_ptr() != gradient.data_ptr():
+            with torch.no_grad():
+                gradient.copy_(reduced)
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Have `step` not reduce gradients inside of a block: `synchronize` was called, and gradients changed since."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Any = None) -> Any:
+        """Wait for the gradients, then step.
+
+        Args:
+            closure: as the optimizer takes it.
+        """
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(_STEP_WITHOUT_SKIP, stacklevel=2)
+            self.synchronize()
+        self._synchronized = False
+        return super().step(closure)  # type: ignore[misc]
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Forget gradients.
+
+        Raises: AssertionError while a reduction is under way, whose result would come back.
+        """
+        if self._handles:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(): reductions are under way"
+            )
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+
+class _DistributedDelta:
+    """Methods that an optimizer's class gets for Adasum: each rank steps alone, and the changes are combined."""
+
+    def _prepare(
+        self, named_parameters: Iterable[Any] | None, compression: type[Compressor], backward_passes_per_step: int
+    ) -> None:
+        self._compression = compression
+        self.backward_passes_per_step = backward_passes_per_step
+        self._parameters = [p for group in self.param_groups for p in group["params"]]  # type: ignore[attr-defined]
+        self._parameter_names = _names_of(self._parameters, named_parameters)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes one step takes; gradients add up until `step`."""
+        self.backward_passes_per_step = passes
+
+    def synchronize(self) -> None:
+        """Do nothing: `step` combines the changes of all ranks."""
+
+    def skip_synchronize(self) -> None:
+        """Refuse. Raises: AssertionError, as there is nothing to skip."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def step(self, closure: Any = None) -> Any:
+        """Step, then replace this rank's change of each parameter by the Adasum of all ranks' changes.
+
+        Args:
+            closure: as the optimizer takes it.
+        """
+        trained = [p for p in self._parameters if p.requires_grad]
+        before = [p.detach().clone() for p in trained]
+        loss = super().step(closure)  # type: ignore[misc]
+        waiting = []
+        for p, start in zip(trained, before, strict=True):
+            packed, kept = self._compression.compress((p.detach() - start).contiguous())
+            waiting.append((ops.allreduce_async_(packed, name=self._parameter_names[p], op=ops.Adasum), packed, kept))
+        for p, start, (handle, packed, kept) in zip(trained, before, waiting, strict=True):
+            ops.synchronize(handle)
+            with torch.no_grad():
+                p.copy_(start + self._compression.decompress(packed, kept))
+        return loss
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return an optimizer of the same class whose `step` uses the gradients of all ranks.
+
+    Args:
+        optimizer: of torch; it shares parameters and state with the result, and is of no more use.
+        named_parameters: names that are equal on all ranks, of all parameters; None numbers them.
+        compression: of gradients on their way.
+        backward_passes_per_step: backward passes whose gradients add up before one reduction.
+        op: Average, Sum, or Adasum.
+        gradient_predivide_factor: divides gradients before the sum, and so much less after it; for Average.
+        num_groups: of before 0.21; use `groups`.
+        groups: number of groups, or lists of parameters, whose gradients travel together.
+        sparse_as_dense: reduce sparse gradients as dense ones.
+        process_set: ranks that take part.
+
+    Raises: ValueError for names that are missing or given twice, and for arguments that do not go together.
+    """
+    if gradient_predivide_factor != 1.0 and op != ops.Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if num_groups:
+        warnings.warn("num_groups is of before Horovod 0.21: use groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    if groups is not None and not isinstance(groups, int | list):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    if isinstance(groups, int) and groups < 0:
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    is_delta = op == ops.Adasum and size() > 1
+    if is_delta and process_set is not global_process_set:
+        raise NotImplementedError("Adasum does not support non-global process sets yet.")
+    kind = type(optimizer)
+    added = _DistributedDelta if is_delta else _Distributed
+    found: Any = object.__new__(type(kind.__name__, (added, kind), {"__module__": __name__}))
+    found.__dict__.update(optimizer.__dict__)
+    if is_delta:
+        found._prepare(named_parameters, compression, backward_passes_per_step)
+    else:
+        found._prepare(
+            named_parameters,
+            compression,
+            backward_passes_per_step,
+            op,
+            gradient_predivide_factor,
+            groups or None,
+            sparse_as_dense,
+            process_set,
+        )
+    return found
+
+
+def _names_of(parameters: Sequence[torch.Tensor], named: Iterable[Any] | None) -> dict[torch.Tensor, str]:
+    """Return the name of each parameter. Raises: ValueError for names missing or given twice."""
+    if named is None:
+        return {p: f"allreduce.noname.{index}" for index, p in enumerate(parameters)}
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError("named_parameters should be pairs (name, parameter), as of model.named_parameters()")
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"names in named_parameters must be unique; found duplicates: {', '.join(twice)}")
+    found = {p: name for name, p in pairs}
+    missing = [index for index, p in enumerate(parameters) if p not in found]
+    if missing:
+        raise ValueError(f"named_parameters was given without names for the parameters number {missing}")
+    return found

@@ -1,0 +1,53 @@
+"""Ran as one rank: loses a peer, or waits for one, as its argument says."""
+
+import os
+import signal
+import sys
+import time
+
+import horovod.torch as hvd
+import torch
+
+torch.set_num_threads(1)
+
+
+def killed():
+    """Rank 1 is killed in a loop of steps; the others must hear of it."""
+    for step in range(100_000):
+        hvd.allreduce(torch.ones(1000), name="gradient")
+        if step == 20 and hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves():
+    """Rank 1 ends in order while rank 0 goes on."""
+    hvd.allreduce(torch.ones(4), name="together")
+    if hvd.rank() == 0:
+        hvd.allreduce(torch.ones(4), name="alone")
+
+
+def stalls():
+    """Rank 1 does not submit what rank 0 waits for, but computes."""
+    if hvd.rank() == 0:
+        hvd.allreduce(torch.ones(4), name="forgotten")
+    time.sleep(60)
+
+
+def forks():
+    """A forked process of a rank ends without harm to its group."""
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+hvd.init()
+print("started", flush=True)
+try:
+    globals()[sys.argv[1]]()
+except hvd.HorovodInternalError as error:
+    print(f"HorovodInternalError {error}", flush=True)
+    os._exit(3)
+hvd.shutdown()
+print("done", flush=True)

@@ -1,0 +1,232 @@
+"""One rank's engine over a real group: rounds, names, joins, stalls, failures and ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from array import array
+
+import pytest
+
+from clary.train._native.interface import Dtype
+from clary.train.collective.buffers import buffer_of
+from clary.train.collective.communicator import open_group
+from clary.train.horovod.engine import Engine
+from clary.train.horovod.errors import HorovodInternalError
+from clary.train.horovod.requests import Description, Request, Verb
+from clary.train.horovod.settings import HorovodSettings
+from clary.train.horovod.timeline import Timeline
+
+LIMIT_S = 20.0
+GLOBAL_RANK = 5
+
+
+@pytest.fixture
+def make_engine():
+    """Make engines of one rank each, and close them in the end."""
+    made: list[Engine] = []
+
+    def make(*, starts_thread: bool = False, on_special=None, **settings) -> Engine:
+        group = open_group(None, rank=0, size=1)
+        engine = Engine(
+            group,
+            ranks=[GLOBAL_RANK],
+            settings=HorovodSettings(**settings),
+            on_special=on_special,
+            starts_thread=starts_thread,
+        )
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        engine.close("the test has ended")
+
+
+class Sum:
+    """A tensor of three floats that is reduced."""
+
+    def __init__(self, name: str, *, group_size: int = 0, **more) -> None:
+        self.target = array("f", [0, 0, 0])
+        description = Description(
+            Verb.ALLREDUCE, Dtype.FLOAT32, (3,), group="g" if group_size else "", group_size=group_size
+        )
+        source = buffer_of(array("f", [1, 2, 3]), name="source")
+        self.request = Request(name, description, source, buffer_of(self.target, name="target"), **more)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the result is there and the handle says so without an error."""
+        handle = self.request.handle
+        return handle.is_done and handle.error is None and list(self.target) == [1, 2, 3]
+
+
+def await_that(condition, words: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, words
+        time.sleep(0.005)
+
+
+def test_a_thread_that_waits_drives_the_rounds_itself(make_engine):
+    engine = make_engine()
+    for _ in range(3):  # announced first, known later
+        tensors = [Sum(name) for name in "abc"]
+        engine.submit([one.request for one in tensors])
+        assert not any(one.is_reduced for one in tensors)
+        engine.wait([one.request.handle for one in tensors])
+        assert all(one.is_reduced for one in tensors)
+
+
+def test_the_thread_of_the_engine_runs_tensors_that_nobody_waits_for(make_engine):
+    engine, tensor = make_engine(starts_thread=True), Sum("a")
+    engine.submit([tensor.request])
+    await_that(lambda: tensor.is_reduced, "nobody ran the tensor")
+
+
+def test_threads_that_wait_at_once_all_get_their_results(make_engine):
+    engine = make_engine(starts_thread=True)
+    outcomes: list[bool] = []
+
+    def work(thread: int) -> None:
+        for step in range(20):
+            tensor = Sum(f"{thread}.{step % 3}")
+            engine.submit([tensor.request], wakes_thread=False)
+            engine.wait([tensor.request.handle])
+            outcomes.append(tensor.is_reduced)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(LIMIT_S)
+    assert outcomes == [True] * 80
+
+
+def test_a_name_that_is_under_way_is_refused_with_all_of_its_call(make_engine):
+    engine, first, other = make_engine(), Sum("a"), Sum("b")
+    engine.submit([first.request])
+    with pytest.raises(ValueError, match="duplicate tensor name 'a'"):
+        engine.submit([other.request, Sum("a").request])
+    engine.wait([first.request.handle])
+    assert not other.request.handle.is_done
+    engine.submit([other.request, Sum("a").request])
+
+
+def test_nameless_operations_are_counted_by_verb(make_engine):
+    engine = make_engine()
+    names = [engine.make_name(verb) for verb in ("allreduce", "allgather", "allreduce")]
+    assert names == ["allreduce.noname.0", "allgather.noname.0", "allreduce.noname.1"]
+
+
+def test_a_group_waits_for_its_last_member(make_engine):
+    engine, first, second, other = make_engine(), Sum("g.1", group_size=2), Sum("g.2", group_size=2), Sum("a")
+    engine.submit([first.request, other.request])
+    engine.wait([other.request.handle])
+    assert not first.request.handle.is_done
+    engine.submit([second.request])
+    engine.wait([first.request.handle, second.request.handle])
+    assert (first.is_reduced, second.is_reduced) == (True, True)
+
+
+def test_join_names_the_last_rank_by_its_global_number(make_engine):
+    engine = make_engine()
+    assert engine.join() == GLOBAL_RANK
+    assert engine.join() == GLOBAL_RANK
+    tensor = Sum("a")
+    engine.submit([tensor.request])
+    engine.wait([tensor.request.handle])
+    assert tensor.is_reduced
+
+
+def test_verbs_of_process_sets_go_to_their_own_function(make_engine):
+    told: list[Description] = []
+    engine = make_engine(on_special=told.append)
+    description = Description(Verb.ADD_PROCESS_SET, details=(0, 5))
+    request = Request("set", description, is_nameless=True)
+    engine.submit([request])
+    engine.wait([request.handle])
+    assert told == [description]
+
+
+def test_a_tensor_that_waits_for_too_long_is_told(make_engine, caplog):
+    engine = make_engine(stall_warning_s=0.05, stall_limit_s=0.5)
+    engine.submit([Sum("g.1", group_size=2).request])
+    waiting = Sum("g.3", group_size=3)
+    engine.submit([waiting.request])
+    with (
+        caplog.at_level(logging.WARNING, "horovod"),
+        pytest.raises(HorovodInternalError, match=r"'g.1' has waited for .* HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+    ):
+        engine.wait([waiting.request.handle])
+    assert "tensor 'g.1' has waited for more than 0 s" in caplog.text
+    with pytest.raises(HorovodInternalError, match="has waited for"):
+        engine.submit([Sum("a").request])
+
+
+def test_an_error_of_one_tensor_reaches_everyone_who_waits_and_ends_the_engine(make_engine):
+    def fail() -> None:
+        raise OSError("the device is gone")
+
+    engine = make_engine()
+    broken, other = Sum("a", prepare=fail), Sum("g.1", group_size=2)
+    engine.submit([broken.request, other.request])
+    with pytest.raises(HorovodInternalError, match="rank 0: .*the device is gone"):
+        engine.wait([other.request.handle])
+    assert "the device is gone" in str(broken.request.handle.error)
+    with pytest.raises(HorovodInternalError, match="the device is gone"):
+        engine.join()
+
+
+def test_closing_fails_tensors_under_way_with_its_reason(make_engine):
+    engine, tensor = make_engine(starts_thread=True), Sum("g.1", group_size=2)
+    engine.submit([tensor.request])
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            engine.wait([tensor.request.handle])
+        except HorovodInternalError as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    engine.close("this rank has left")
+    waiting.join(LIMIT_S)
+    assert not waiting.is_alive()
+    assert len(errors) == 1
+    assert "this rank has left" in errors[0]
+    engine.close("a second time")
+    with pytest.raises(HorovodInternalError):
+        engine.submit([Sum("a").request])
+
+
+def test_an_engine_that_was_idle_says_so_after_its_end(make_engine):
+    engine = make_engine(starts_thread=True)
+    begun = time.monotonic()
+    engine.close("this rank has left")
+    assert time.monotonic() - begun < LIMIT_S / 2
+    with pytest.raises(HorovodInternalError, match="has been shut down: call init first"):
+        engine.submit([Sum("a").request])
+
+
+def test_a_timeline_tells_negotiations_operations_and_rounds(make_engine, tmp_path):
+    engine, path = make_engine(), tmp_path / "timeline.json"
+    engine.timeline = Timeline(str(path), marks_cycles=True)
+    tensors = [Sum("a"), Sum("b")]
+    engine.submit([one.request for one in tensors])
+    engine.wait([one.request.handle for one in tensors])
+    engine.close("the end")
+    events = json.loads(path.read_text())
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [(rows[event["tid"]], event["name"]) for event in events if event["ph"] == "X"]
+    assert sorted(spans) == [
+        ("a", "ALLREDUCE"),
+        ("a", "NEGOTIATE_ALLREDUCE"),
+        ("b", "ALLREDUCE"),
+        ("b", "NEGOTIATE_ALLREDUCE"),
+    ]
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+    assert any(event["name"] == "CYCLE_START" for event in events)

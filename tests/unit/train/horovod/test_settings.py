@@ -1,0 +1,54 @@
+"""Variables of Horovod."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from clary.train.horovod.settings import HorovodSettings, without_effect
+
+
+def test_every_variable_is_read():
+    settings = HorovodSettings.from_environment(
+        {
+            "HOROVOD_FUSION_THRESHOLD": "0",
+            "HOROVOD_CYCLE_TIME": "2.5",
+            "HOROVOD_CACHE_CAPACITY": "7",
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": "3",
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": "11",
+            "HOROVOD_TIMELINE": "/tmp/t.json",
+            "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+            "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+        }
+    )
+    assert settings == HorovodSettings(
+        fusion_bytes=0,
+        cycle_s=0.0025,
+        cache_capacity=7,
+        stall_warning_s=3,
+        stall_limit_s=9,
+        timeout_s=11,
+        timeline="/tmp/t.json",
+        marks_cycles=True,
+        has_dynamic_sets=True,
+    )
+
+
+def test_nothing_set_is_the_default_and_a_limit_of_zero_is_none():
+    assert HorovodSettings.from_environment({}) == HorovodSettings()
+    assert HorovodSettings.from_environment({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}).stall_limit_s == math.inf
+    assert HorovodSettings.from_environment({"HOROVOD_STALL_CHECK_DISABLE": "1"}).stall_warning_s == math.inf
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "inf"])
+def test_what_is_no_number_is_refused_by_name(text):
+    with pytest.raises(ValueError, match=f"HOROVOD_CYCLE_TIME is '{text}'"):
+        HorovodSettings.from_environment({"HOROVOD_CYCLE_TIME": text})
+
+
+def test_variables_without_effect_are_said():
+    assert without_effect({"HOROVOD_AUTOTUNE": "0"}) == ()
+    (sentence,) = without_effect({"HOROVOD_AUTOTUNE": "1"})
+    assert sentence.startswith("HOROVOD_AUTOTUNE has no effect: ")
