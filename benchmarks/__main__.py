@@ -17,7 +17,9 @@ from benchmarks.collectives import (
     bench_select,
     bench_shrink,
 )
+from benchmarks.compilation import bench_amp, bench_compile
 from benchmarks.control import bench_api, bench_console, bench_edge, bench_idle
+from benchmarks.frameworks import bench_horovod
 from benchmarks.job_life import (
     bench_concurrency,
     bench_failfast,
@@ -47,9 +49,11 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "allgather-host": ("all_gather among ranks of one host, the same as allreduce-host", bench_allgather_host.run),
     "allreduce-host": ("all_reduce among ranks of one host, against gloo and MPI", bench_allreduce_host.run),
     "allreduce-net": ("all_reduce between hosts: time and bytes on the links, against gloo", bench_allreduce_net.run),
+    "amp": ("sagemaker_amp beside float32 and the program's own autocast: a step, loss", bench_amp.run),
     "api": ("accepted jobs a second and latency of describe, against moto's server", bench_api.run),
     "checkpoint": ("what a save keeps training for, how fast it is written and read again", bench_checkpoint.run),
     "cluster": ("submit to first line and first all_reduce on Slurm and on boxes, against by hand", bench_cluster.run),
+    "compile": ("models compiled in jobs beside eager: a step, first step cold and warm", bench_compile.run),
     "concurrency": ("50 jobs at once by 8 clients: latencies, queueing, memory of the service", bench_concurrency.run),
     "console": ("what the console asks the service for: 10,000 jobs, a million log lines", bench_console.run),
     "ddp-real": ("real models trained over smddp and over gloo: samples a second, loss, bits", bench_ddp_real.run),
@@ -57,6 +61,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "failfast": ("first death in a gang to the end of all of it, against torchrun", bench_failfast.run),
     "faults": ("kills, pauses, cuts, full disks: what was lost, doubled or hung", bench_faults.run),
     "goodput": ("steps that count of a job whose hosts die again and again, against the ceiling", bench_goodput.run),
+    "horovod": ("horovod.torch: all_reduce by size and a training, against the real Horovod", bench_horovod.run),
     "idle": ("what a service with nothing to do takes of the machine, fresh and after jobs", bench_idle.run),
     "logs": ("a program's output into the store: rate, cost, delay, held-up writes, against syslog-ng", bench_logs.run),
     "lostnode": ("power-off of a node to the next step of its job, against torchrun", bench_lostnode.run),

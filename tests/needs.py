@@ -50,6 +50,11 @@ _ENVIRONMENTS = (
     "wandb",
     "deepspeed",
     "lightning",
+    "trainer-4.46",
+    "trainer-deepspeed",
+    "jax",
+    "mxnet",
+    "tensorflow",
 )
 
 NEEDS = {

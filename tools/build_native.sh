@@ -9,6 +9,7 @@ if ! command -v "${CXX:-c++}" >/dev/null; then
 fi
 here=$(cd "$(dirname "$0")/.." && pwd)
 PATH="$here/$bin:$PATH"
+unset MAKEFLAGS MFLAGS  # ninja would look for make's own workers there
 cmake -S "$here" -B "$here/$build" -G Ninja "-DPython_EXECUTABLE=$here/$bin/python" >/dev/null
 cmake --build "$here/$build" --target all clary_switch
 # A process that has the old library loaded keeps it; the new one takes its place in one step.

@@ -81,7 +81,7 @@ def _our_variables() -> dict[str, str]:
 
 
 def _measure(python: Path, arguments: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
-    """Run the program once under horovodrun of its environment, and read what rank 0 printed."""
+    """Run the program once under horovodrun of its environment, and read the output of rank 0."""
     command = [str(python), "-m", "horovod.runner.launch", "-np", str(_RANKS), "--gloo", "-H", f"localhost:{_RANKS}"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{python.parent}:{os.environ['PATH']}", **variables}

@@ -168,8 +168,8 @@ def _ddp(order: Order, model: nn.Module, rank: int, size: int) -> Trained:
 def _deepspeed(order: Order, model: nn.Module, rank: int, size: int) -> Trained:
     # It looks for its launcher's variables although there is a process group.
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
-    import deepspeed  # type: ignore[import-not-found]
-    from deepspeed.utils import safe_get_full_fp32_param  # type: ignore[import-not-found]
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
 
     settings = {
         "train_micro_batch_size_per_gpu": BATCH,

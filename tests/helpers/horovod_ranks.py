@@ -10,7 +10,7 @@ from clary.train.horovod.requests import Description
 
 
 class DecidingRank:
-    """One rank: what it has submitted, and what it has been told."""
+    """One rank: the tensors that it has submitted, and the verdicts that it has been told."""
 
     def __init__(self, size: int, capacity: int) -> None:
         self.readiness = Readiness(size, capacity)
@@ -21,7 +21,7 @@ class DecidingRank:
         self.ran: list[tuple[str, str]] = []
 
     def news_and_mask(self) -> tuple[News, int]:
-        """Return what this rank announces and the bits that it sets, as `engine` does."""
+        """Return this rank's news and the bits that it sets, as `engine` does."""
         mask, announced = 0, []
         for name, description in self.submitted.items():
             index = self.readiness.index_of(name, description)

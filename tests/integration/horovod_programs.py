@@ -1,4 +1,4 @@
-"""Starts the ranks of a program with the variables that a job's launcher sets, and reads what each printed."""
+"""Starts the ranks of a program with the variables that a job's launcher sets, and reads the output of each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Ranks:
                 )
 
     def output(self, rank: int) -> str:
-        """Return what a rank has printed so far."""
+        """Return a rank's output so far."""
         return self._logs[rank].read_text(errors="replace")
 
     def await_words(self, words: str, rank: int = 0, limit_s: float = 60) -> None:
@@ -74,7 +74,7 @@ class Ranks:
             time.sleep(0.02)
 
     def wait(self, limit_s: float = 120) -> list[Ended]:
-        """Wait for all ranks; those that are late are killed, which their exit code tells."""
+        """Wait for all ranks; late ones are killed, which their exit code tells."""
         deadline = time.monotonic() + limit_s
         for process in self.processes:
             try:

@@ -4,9 +4,9 @@ Copied into the environment that stands for the MXNet image, where a `.pth` file
 the types of the real one, so a job takes as long and its profiler sees the same steps.
 """
 
-import mxnet  # type: ignore[import-not-found]  # of the environment that this file is copied to
+import mxnet  # of the environment that this file is copied to
 import numpy as np
-from mxnet.gluon.data.vision import datasets  # type: ignore[import-not-found]
+from mxnet.gluon.data.vision import datasets
 
 _PICTURES = {True: 60_000, False: 10_000}
 

@@ -25,8 +25,13 @@ _PROFILING = os.path.join("train", "profiling", "recorder.py")
 _STEPS = os.path.join("train", "steps", "torch_hooks.py")
 _ADAPTER = os.path.join("train", "collective", "adapters", "torch", "registration.py")
 _DEBUGGER = os.path.join("train", "debugger", "automatic.py")
+_COMPILATION = os.path.join("train", "compilation", "outermost.py")
+_TRAINERS = os.path.join("train", "trainers", "installing.py")
+_FRAMEWORK = "SM_FRAMEWORK_PARAMS"  # of jobs; what is no rank needs trainers mended where one of these is in it
+_FOR_TRAINERS = ("sagemaker_distributed_dataparallel_enabled", "sagemaker_mpi_enabled")
 _HOOK_CONFIGURATION = "SMDEBUG_CONFIG_FILE_PATH"  # set by the agent where a job has a DebugHookConfig
 _WISHES = ("CLARY_STEPS_FOLDER", "CLARY_PROFILES_FOLDER", _HOOK_CONFIGURATION)  # set by the agent: what a job wants
+_FOR_MODELS = ("CLARY_COMPILE", "CLARY_AMP")  # set by the agent, too: what is done with the models of a program
 _TOLD = "CLARY_TOLD_TOO_OLD"
 _FIRST_VERSION = (3, 10)  # of Python, for clary.train
 _MASTER_PORT = "CLARY_RUN_MASTER_PORT"  # set by `clary run`; jobs have the variables of ranks from their launcher
@@ -67,8 +72,11 @@ def register() -> None:
     _record_steps()
     _take_profiles()
     _register_smddp()
+    _mend_trainers()
     if os.environ.get(_HOOK_CONFIGURATION):
         _install_hook()
+    if any(map(os.environ.get, _FOR_MODELS)):
+        _watch_models()
 
 
 def _take_ranks_of_mpirun() -> None:
@@ -108,6 +116,19 @@ def _install_hook() -> None:
         print(f"clary: no tensors will be saved, training goes on: {error!r}", file=sys.stderr, flush=True)
 
 
+def _watch_models() -> None:
+    """Have models compiled, or run under autocast, as the job's hyperparameters say."""
+    if not _has(_COMPILATION):
+        return
+    try:
+        # saves 20 ms of jobs without compiler_config and sagemaker_amp
+        from clary.train.compilation import outermost
+
+        outermost.install()
+    except Exception as error:  # noqa: BLE001 - boundary: a torch that has these parts otherwise
+        print(f"clary: no model is compiled or runs under autocast: {error!r}", file=sys.stderr, flush=True)
+
+
 def _register_smddp() -> None:
     if not _has_adapter() or _is_replaced():
         return
@@ -117,6 +138,21 @@ def _register_smddp() -> None:
     except ImportError:
         return  # the user's own folder `clary` has a part of ours, by name only
     registration.autoload()
+
+
+def _mend_trainers() -> None:
+    """Have trainers of other libraries mended: in ranks, and under SageMaker's distributions."""
+    told = os.environ.get(_FRAMEWORK, "")
+    is_wanted = "LOCAL_RANK" in os.environ or any(name in told for name in _FOR_TRAINERS)
+    if not is_wanted or not _has(_TRAINERS) or _is_replaced():
+        return
+    try:
+        # saves 14 ms of programs that are no ranks
+        from clary.train.trainers import install
+
+        install()
+    except Exception as error:  # noqa: BLE001 - boundary: libraries may have changed
+        print(f"clary: trainers of other libraries stay as they are: {error!r}", file=sys.stderr, flush=True)
 
 
 def _record_steps() -> None:

@@ -126,6 +126,11 @@ class NetworkPlan:
     mapped_users: MappedUsers | None = None  # of programs, where root made the network; None where they are its maker
     master_port: int = 7777  # 7777 where hosts have their own network, a free port where they share one
 
+    @property
+    def jax_port(self) -> int:
+        """The port of jax's coordinator on the first host; a program may have a store of torch's beside it."""
+        return self.master_port + 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from boto3_clients import Clients, unique
-from program_jobs import failure_of, model_of, run, script_request
+from program_jobs import model_of, run, script_request
 from running_service import CLIENTS, SETTINGS, start_service
 
 from needs import python_of
@@ -74,7 +74,9 @@ def test_trainer_uses_the_group_that_its_script_has_made(aws):
 
 
 @pytest.mark.long
-def test_trainer_under_smdistributed_gives_ddp_a_gpu_and_fails_where_there_is_none(aws):
-    """A limit of `Trainer._wrap_model`: it hands DDP a device index even if the device is no GPU."""
-    reason = failure_of(run_hf(aws, "smddp_trainer.py", SMDDP))
-    assert "ValueError: DistributedDataParallel device_ids and output_device arguments only work with" in reason
+def test_trainer_under_smdistributed_uses_the_group_that_its_script_has_made(aws):
+    for facts in facts_of(aws, run_hf(aws, "smddp_trainer.py", SMDDP)):
+        assert (facts["backend"], facts["processes"]) == ("smddp", SIZE)
+        assert facts["mode"] == "ParallelMode.SAGEMAKER_DATA_PARALLEL"
+        assert facts["wrapper"] == "DistributedDataParallel"
+        assert facts["equal"]

@@ -27,7 +27,7 @@ def leaves():
 
 
 def stalls():
-    """Rank 1 does not submit what rank 0 waits for, but computes."""
+    """Rank 1 never submits the tensor that rank 0 waits for, and computes instead."""
     if hvd.rank() == 0:
         hvd.allreduce(torch.ones(4), name="forgotten")
     time.sleep(60)

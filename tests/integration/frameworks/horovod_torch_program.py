@@ -1,4 +1,4 @@
-"""Ran as one rank: checks of `horovod.torch`, each a function `check_...`; what failed is printed as JSON.
+"""Ran as one rank: checks of `horovod.torch`, each a function `check_...`; failures are printed as JSON.
 
 Functions run in one order on all ranks. A failure of one is told, and the next goes on after all ranks have met again.
 """
@@ -402,7 +402,7 @@ def main():
             continue
         try:
             check()
-        except Exception:
+        except Exception:  # noqa: BLE001 - told, whatever it is
             failures[name] = traceback.format_exc()
             break  # ranks may stand at different places now
     print("outcome " + json.dumps(failures), flush=True)

@@ -1,14 +1,17 @@
 """Horovod in jobs: SDK v2 under `mpi`, plain ranks, horovodrun, a lost rank, and elastic training over attempts."""
 
 import json
+import os
+import signal
 import subprocess
 
 import pytest
-from boto3_clients import Clients, log_of, unique
+from attempts_of_jobs import agent_of, wait_for_line
+from boto3_clients import Clients, log_of, unique, wait
 from framework_jobs import PROGRAMS, digits_channel, digits_file
 from horovod_programs import TRAIN_PYTHON
-from program_jobs import failure_of, model_of, run, script_request
-from running_service import CLIENTS, SDK2_PYTHON, SETTINGS, start_service
+from program_jobs import failure_of, model_of, run, script_request, start
+from running_service import SDK2_PYTHON, SETTINGS, start_service
 
 pytestmark = [
     pytest.mark.clients,
@@ -59,12 +62,8 @@ def check_ranks(ranks, alone, size=SIZE):
 
 
 def test_sdk_v2_trains_with_horovod_under_mpi_as_one_process_does(service, alone):
-    command = [SDK2_PYTHON, CLIENTS / "v2_horovod.py", PROGRAMS, "horovod_digits.py", digits_file()]
-    ended = subprocess.run(
-        command, env=service.environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
-    facts = json.loads(ended.stdout.splitlines()[-1])
+    arguments = (str(PROGRAMS), "horovod_digits.py", str(digits_file()))
+    _, facts = service.run_client(SDK2_PYTHON, "v2_horovod.py", *arguments)
     check_ranks([json.loads(facts["ranks"][f"rank-{rank}.json"]) for rank in range(SIZE)], alone)
 
 
@@ -127,7 +126,7 @@ def test_horovodrun_is_on_the_path_of_jobs(aws):
 
 
 ELASTIC = """
-import os, signal
+import time
 import torch, horovod.torch as hvd
 hvd.init()
 model = torch.nn.Linear(2, 1)
@@ -140,12 +139,9 @@ def train(state):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         state.step += 1
-        print("step", state.step, "of attempt", os.environ.get("CLARY_ATTEMPT", "?"), flush=True)
+        print("step", state.step, flush=True)
         state.commit()
-        if state.step == 25 and hvd.rank() == 1 and not os.path.exists("/opt/ml/checkpoints/died"):
-            open("/opt/ml/checkpoints/died", "w").close()
-            import time; time.sleep(3)
-            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.6)
 
 state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
 train(state)
@@ -153,20 +149,17 @@ print("finished at", state.step, flush=True)
 """
 
 
-def test_an_elastic_job_goes_on_from_its_last_commit_in_the_next_attempt(aws):
-    request = horovod_request(
-        aws,
-        "hvd-elastic",
-        ELASTIC,
-        MPI,
-        instance_count=1,
-        CheckpointConfig={"S3Uri": f"s3://clary/{unique('hvd-commits')}/"},
-        RetryStrategy={"MaximumRetryAttempts": 2},
-    )
-    described = run(aws, request, timeout_s=200)
-    lines = log_of(aws, request["TrainingJobName"])
-    assert described["TrainingJobStatus"] == "Completed", lines
-    steps = [int(line.split("step ")[1].split()[0]) for line in lines if "step " in line and "of attempt" in line]
-    assert steps.count(1) == 2, "the second attempt began at the beginning"
-    assert steps.count(40) == 2
-    assert sum("finished at 40" in line for line in lines) == 2
+def test_an_elastic_job_goes_on_from_its_last_commit_when_a_host_is_lost(service, aws):
+    uri = f"s3://clary/{unique('hvd-commits')}/"
+    request = horovod_request(aws, "hvd-elastic", ELASTIC, TORCH, CheckpointConfig={"S3Uri": uri})
+    name = start(aws, request)
+    wait_for_line(service, name, "step 25")
+    os.kill(agent_of(service, name, "algo-2"), signal.SIGKILL)
+    described = wait(aws, name, timeout_s=200)
+    assert described["TrainingJobStatus"] == "Completed", described.get("FailureReason")
+    assert json.loads(service.clary("describe", name, "--json").stdout)["attempt"] == 2
+    lines = service.clary("logs", name, "--attempt", "2").stdout.splitlines()
+    steps = [int(line.rsplit("step ", 1)[1]) for line in lines if "| step " in line or "]step " in line]
+    assert steps, lines[-20:]
+    assert min(steps) > 1, "the second attempt began at the beginning"
+    assert max(steps) == 40

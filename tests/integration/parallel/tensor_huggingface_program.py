@@ -26,8 +26,17 @@ from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     GPTNeoXModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    OPTForSequenceClassification,
     RobertaConfig,
     RobertaForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
 )
 from whole_states import gather_state_dict
 
@@ -203,6 +212,8 @@ def assert_near(got, wanted, what):
     assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-5), f"{what}: off by {worst}, of {wanted.abs().max().item()}"
 
 
+UNCHANGED = (lambda state: state, lambda state: state)
+MATRICES = {("Linear", "DistributedLinear"), ("Embedding", "DistributedEmbedding")}
 GPT2_TRANSLATION = translators("gpt2")
 NEO_TRANSLATION = translators("gpt_neo")
 NEOX_TRANSLATION = translators("gpt_neox")
@@ -352,6 +363,108 @@ def test_blocks_of_a_classifier(rank, size):
         },
         make_batch=labelled,
     )
+
+
+OPT = OPTConfig(
+    vocab_size=WORDS,
+    hidden_size=32,
+    word_embed_proj_dim=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    ffn_dim=64,
+    max_position_embeddings=16,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+
+
+def test_opt(rank, size):
+    """Its layers: positions are counted by its mask, which a whole model of ours does not do."""
+    replaced = {("OPTDecoderLayer", "DistributedTransformerLayer")}
+    compare(plain_model(OPTForCausalLM, OPT), translators("opt"), replaced=replaced)
+
+
+def test_opt_with_another_head(rank, size):
+    def labelled(seed):
+        return batch(seed) | {"labels": torch.arange(N) % 2}
+
+    compare(
+        plain_model(OPTForSequenceClassification, OPT),
+        translators("opt"),
+        replaced={
+            ("OPTDecoderLayer", "DistributedTransformerLayer"),
+            ("Embedding", "DistributedEmbedding"),
+            ("Linear", "DistributedLinear"),
+        },
+        make_batch=labelled,
+    )
+
+
+def test_opt_that_normalises_behind_stays_as_it_is(rank, size):
+    config = copy.deepcopy(OPT)
+    config.do_layer_norm_before = False
+    with parallel(size):
+        _, done = distribute(plain_model(OPTForCausalLM, config))
+        reasons = {one.reason for one in done.changes if one.module_class == "OPTDecoderLayer"}
+        assert len(reasons) == 1
+        assert "do_layer_norm_before" in reasons.pop()
+
+
+def test_vit(rank, size):
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=8,
+        patch_size=4,
+        num_labels=2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+
+    def images(seed):
+        pixels = torch.randn(N, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        return {"pixel_values": pixels, "labels": torch.arange(N) % 2}
+
+    compare(
+        plain_model(ViTForImageClassification, config),
+        translators("vit"),
+        replaced={("ViTLayer", "DistributedTransformerLayer"), ("Linear", "DistributedLinear")},
+        make_batch=images,
+    )
+
+
+def test_t5(rank, size):
+    """Its matrices, one by one: our layers have neither norms without means nor biases by distance."""
+    config = T5Config(
+        vocab_size=WORDS,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        feed_forward_proj="gated-gelu",
+        use_cache=False,
+    )
+    compare(plain_model(T5ForConditionalGeneration, config), UNCHANGED, replaced=MATRICES)
+
+
+def test_llama(rank, size):
+    """Its matrices, one by one: our layers have neither norms without means nor gates."""
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        use_cache=False,
+    )
+    compare(plain_model(LlamaForCausalLM, config), UNCHANGED, replaced=MATRICES)
 
 
 def test_weights_are_carried_over_where_that_is_asked_for(rank, size):

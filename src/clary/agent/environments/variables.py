@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from clary.agent.environments.compilation import compilation_variables
 from clary.agent.environments.config_files import (
     channels_of,
     errors_folder,
@@ -162,6 +163,7 @@ def service_variables(
     if plan.checkpoint_s3_uri is not None:
         variables[step_counts.FOLDER_VARIABLE] = str(step_counts_folder(inside))
     variables |= _reporting_variables(plan, host, inside)
+    variables |= compilation_variables(plan, host, inside)
     variables |= {name: value for name, value in plan.user_environment.items() if name not in RESERVED}
     variables |= {
         "TRAINING_JOB_NAME": plan.job_name,

@@ -42,7 +42,7 @@ def network_order(plan: LaunchPlan, host: HostPlan) -> NetworkOrder:
         address=host.address,
         interface=plan.network.interface,
         peers=tuple(_peer(host, other) for other in plan.hosts if other is not host),
-        ports=(plan.network.master_port, plan.network.master_port + 1),
+        ports=(plan.network.master_port, plan.network.jax_port),
         hosts_file=str(Path(plan.work_folder) / host.name / "health-hosts"),
         network_namespace=plan.network.namespace_paths.get(host.name),
         user_namespace=plan.network.user_namespace_path,

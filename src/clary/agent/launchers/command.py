@@ -14,6 +14,7 @@ from clary.contract.ml_tree import OPT_ML
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     """Return the one process of this host."""
     variables = {name: _relocated(context, value) for name, value in context.variables.items()}
+    variables |= context.host_list()
     variables["PYTHONPATH"] = context.python_path(variables.get("PYTHONPATH", ""))
     process = ProcessSpec(
         argv=tuple(_relocated(context, word) for word in context.plan.command or ()),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.launchers.host_list import host_list_variables
 from clary.agent.launchers.open_mpi import Ask, OpenMpi, find_open_mpi
 from clary.agent.launchers.shim_files import RANK_SHIM, SHIMS_FOLDER
 from clary.base.errors import AgentError, Fault
@@ -71,6 +72,11 @@ class LaunchContext:
         """Return the name by which the program reaches `host`."""
         return host.name if self.is_isolated else host.address
 
+    def host_list(self) -> dict[str, str]:
+        """Return the variable that tells launchers inside the program of the job's hosts."""
+        hosts = [(peer.name, self.address_of(peer), peer.processes_per_host) for peer in self.peers]
+        return host_list_variables(hosts, here=self.host.name, port=self.plan.network.master_port)
+
     def program(self) -> tuple[str, ...]:
         """Return the command line of the user's program.
 
@@ -97,6 +103,7 @@ class LaunchContext:
             "PYTHONPATH": self.python_path(str(self.inside.code), self.variables.get("PYTHONPATH", "")),
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.plan.network.master_port),
+            **self.host_list(),
             **(additions or {}),
         }
 

@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 
 from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.launchers import jax_world
 from clary.agent.launchers.context import LaunchContext
 from clary.agent.launchers.open_mpi import OpenMpi
 from clary.agent.launchers.ranks import (
@@ -33,6 +34,7 @@ def build(context: LaunchContext, *, additions: Mapping[str, str] | None = None)
     shared = {**_DEFAULTS, **(additions or {}), **option_variables(context)}
     if context.open_mpi is None:
         return mpi_ranks(context, shared)
+    shared = {**jax_world.coordinator_variables(context), **shared}
     if not context.is_isolated or len(context.peers) == 1:
         return _local_mpirun(context, context.open_mpi, shared)
     return _remote_mpirun(context, context.open_mpi, shared)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.launchers import jax_world
 from clary.agent.launchers.context import LaunchContext
 
 
@@ -53,6 +54,14 @@ def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
     return variables
 
 
+def rank_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
+    """Return the variables of a rank that Clary starts itself: torchrun's, and those by which jax finds its peers."""
+    variables = jax_world.process_variables(
+        context, process_id=first_rank(context) + local_rank, num_processes=world_size(context)
+    )
+    return {**torch_variables(context, local_rank), **variables}
+
+
 def mpi_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
     """Return the variables that mpirun sets for one rank and that programs without MPI read."""
     return {
@@ -71,7 +80,7 @@ def mpi_ranks(context: LaunchContext, shared: Mapping[str, str]) -> tuple[Proces
     return tuple(
         context.process(
             program,
-            additions={**shared, **torch_variables(context, local_rank), **mpi_variables(context, local_rank)},
+            additions={**shared, **rank_variables(context, local_rank), **mpi_variables(context, local_rank)},
             rank=first_rank(context) + local_rank,
             local_rank=local_rank,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.context import LaunchContext
-from clary.agent.launchers.ranks import first_rank, torch_variables
+from clary.agent.launchers.ranks import first_rank, rank_variables
 from clary.base.errors import AgentError, Fault
 from clary.contract.settings.entry_points import EntryKind
 
@@ -29,7 +29,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     return tuple(
         context.process(
             program,
-            additions={"NCCL_PROTO": "simple", **torch_variables(context, local_rank)},
+            additions={"NCCL_PROTO": "simple", **rank_variables(context, local_rank)},
             rank=first_rank(context) + local_rank,
             local_rank=local_rank,
         )

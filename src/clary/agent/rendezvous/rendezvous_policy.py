@@ -1,7 +1,8 @@
 """When the processes of a host count as having found those of the other hosts. Pure.
 
 Where: `rendezvous_watch` shows it the connections of the host's network. Stores and coordinators of every launcher sit
-behind MASTER_PORT of one host, so a process has come as far as it can alone once it is connected to that port:
+behind MASTER_PORT of one host, jax's coordinator behind the port after it, so a process has come as far as it can alone
+once it is connected to one of the two:
 
 - a host whose one process is connected to it on any host, its own included, has come: torch's rank 0 connects to its
   own store; torchrun, mpirun and users' commands are one process for Clary, whatever they start;
@@ -46,7 +47,11 @@ def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> Me
     if plan.isolation is not Isolation.NAMESPACES or host.name not in plan.network.namespace_paths:
         return None
     members = list(plan.hosts)
-    ports = {plan.network.master_port, _port(plan.user_environment.get(_STORE_PORT_VARIABLE))}
+    ports = {
+        plan.network.master_port,
+        plan.network.jax_port,
+        _port(plan.user_environment.get(_STORE_PORT_VARIABLE)),
+    }
     if plan.command is None:  # else hyperparameters launch nothing
         distribution = read_distribution(plan.hyperparameters)
         if not distribution.includes(host.instance_group):

@@ -69,6 +69,16 @@ class HostProgram:
         """Whether somebody else has signalled SIGTERM to every process of the host, this program's too."""
         return self._program.was_signalled
 
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether every process was seen to end with 0, and nothing has ended the program before that."""
+        return (
+            len(self._seen) >= self.num_processes
+            and all(item.exit_code == 0 for item in self._seen)
+            and self._trouble is None
+            and not self._was_signalled
+        )
+
     def ranks_by_pid(self) -> dict[int, int]:
         """Return process -> rank of the running ranks, as this machine numbers processes."""
         return self._program.ranks_by_pid()

@@ -22,6 +22,7 @@ from clary.agent.autopsy.clues import read_records
 from clary.agent.channels import PipeFeeder
 from clary.agent.checkpoints.host_checkpoints import HostCheckpoints
 from clary.agent.environments.code import CodeFacts, code_channel, prepare_code
+from clary.agent.environments.compiled_code import CompiledCode
 from clary.agent.environments.config_files import channels_of, errors_folder, inside_tree, run_folder, write_tree
 from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
@@ -98,6 +99,8 @@ class HostSteps:
         self._notes: list[str] = []
         self._code: CodeFacts | None = None
         self._environment: PreparedEnvironment | None = None
+        self._compiled = CompiledCode(plan, self._tree)
+        self._program: HostProgram | None = None  # once it runs
         self._checkpoints: HostCheckpoints | None = None
         self._context: LaunchContext | None = None  # of the program, once it runs
         self._disk: OwnDisk | None = None
@@ -135,7 +138,7 @@ class HostSteps:
     @property
     def summaries(self) -> tuple[str, ...]:
         """Where channels came from."""
-        return self._input.summaries
+        return (*self._input.summaries, *self._compiled.summaries)
 
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
@@ -200,6 +203,7 @@ class HostSteps:
             stop=self._stopping,
         )
         self._note(self._environment.notes)
+        self._compiled.bring(self._environment.folder)
 
     def use_interface(self, name: str) -> None:
         """Name another interface in the program's configuration and variables."""
@@ -255,13 +259,14 @@ class HostSteps:
             for feeder in feeders:
                 feeder.stop()
             raise
-        return HostProgram(
+        self._program = HostProgram(
             program,
             sandbox,
             num_processes=len(processes),
             places=self._disk_places(),
             feeders=feeders,
         )
+        return self._program
 
     def _ask(self, process: ProcessSpec) -> str:
         """Return the output of a program that the job may have brought; it runs where the job's program will."""
@@ -327,6 +332,8 @@ class HostSteps:
         Raises: as `upload_results`.
         """
         self._stopping.clear()  # a preparation that was given up says nothing about results
+        if self._program is not None and self._program.has_succeeded:
+            self._note(self._compiled.keep())
         facts = upload_results(
             role,
             plan=self._plan,

@@ -342,10 +342,12 @@ def _call_late_backends() -> None:
     import importlib.metadata
 
     folders = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
-    for distribution in importlib.metadata.distributions(path=folders):
-        for entry_point in distribution.entry_points:
-            if entry_point.group == _ENTRY_POINT_GROUP:
-                entry_point.load()()
+    found = [
+        one for distribution in importlib.metadata.distributions(path=folders) for one in distribution.entry_points
+    ]
+    for entry_point in found:  # all of them first: what one calls may add finders, which the search goes through
+        if entry_point.group == _ENTRY_POINT_GROUP:
+            entry_point.load()()
 
 
 def _die_with(parent: int) -> None:

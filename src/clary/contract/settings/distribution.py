@@ -30,7 +30,6 @@ DATAPARALLEL_CUSTOM_OPTIONS = "sagemaker_distributed_dataparallel_custom_mpi_opt
 XLA_ENABLED = "sagemaker_pytorch_xla_multi_worker_enabled"
 PARAMETER_SERVER_ENABLED = "sagemaker_parameter_server_enabled"
 MULTI_WORKER_MIRRORED_ENABLED = "sagemaker_multi_worker_mirrored_strategy_enabled"
-COMPILER_ENABLED = "sagemaker_training_compiler_enabled"
 INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
 
 # Types whose names make AWS's launchers set FI_PROVIDER=efa (sagemaker-training 5.1.4, SM_EFA_NCCL_INSTANCES).
@@ -52,6 +51,13 @@ EFA_INSTANCE_TYPES = frozenset(
 XLA_REFUSAL = (
     "distribution 'pytorchxla' is not supported: it needs the torch_xla of SageMaker Training Compiler's images, which "
     "exists nowhere else; use {'torch_distributed': {'enabled': True}}"
+)
+
+# Keys of guides that no SDK knows, and the form that each means.
+MEANT_BY_GUIDES = (
+    "'smdistributed_dataparallel' is {'smdistributed': {'dataparallel': {'enabled': True}}}, "
+    "'smdistributed_modelparallel' is {'smdistributed': {'modelparallel': {'enabled': True, 'parameters': {...}}}, "
+    "'mpi': {'enabled': True, 'processes_per_host': ...}}, 'pytorchx' is {'torch_distributed': {'enabled': True}}"
 )
 
 
@@ -153,7 +159,7 @@ def refusals(
     if has_command:
         return tuple(reasons)
     distribution = read_distribution(hyperparameters)
-    has_compiler = hps.is_enabled(hyperparameters, COMPILER_ENABLED)
+    has_compiler = hps.is_enabled(hyperparameters, hps.COMPILER_ENABLED)
     has_xla = hps.is_enabled(hyperparameters, XLA_ENABLED)
     is_smp = hps.model_parallel_parameters(hyperparameters) is not None
     if has_compiler and (is_smp or distribution.kind is DistributionKind.PYTORCHDDP_OR_SMDDP):
@@ -203,10 +209,10 @@ def warnings(
         has_command: the container has a command of its own: distribution does not apply.
         instance_types: of the request; types with EFA are warned about.
     """
+    found = _model_warnings(hyperparameters, image)
     if has_command:
-        return ()
+        return tuple(found)
     distribution = read_distribution(hyperparameters)
-    found: list[str] = []
     if distribution.kind is DistributionKind.PLAIN and hps.model_parallel_parameters(hyperparameters) is not None:
         found.append(
             "mp_parameters are set, but neither mpi nor torch_distributed is enabled: the program runs once on each "
@@ -216,7 +222,7 @@ def warnings(
         found.append(
             f"{num_hosts} hosts and no distribution: each host runs the same program alone and knows of the others "
             "only by SM_HOSTS. If you did set distribution, its key is misspelt: the SDK drops keys that it does not "
-            "know without a word"
+            f"know without a word. {MEANT_BY_GUIDES}"
         )
     is_tensorflow = server_style(image) is ServerStyle.TENSORFLOW  # hosts say themselves that PyTorch has no servers
     if distribution.kind is DistributionKind.PARAMETER_SERVER and num_hosts == 1 and is_tensorflow:
@@ -229,9 +235,31 @@ def warnings(
             f"{', '.join(efa_types)}: on SageMaker this type has EFA and FI_PROVIDER=efa is set; here ranks talk TCP, "
             "and no FI_* variable is set"
         )
-    if hps.is_enabled(hyperparameters, COMPILER_ENABLED):
-        found.append("compiler_config has no effect: SageMaker Training Compiler exists in Amazon's images only")
     return tuple(found)
+
+
+def _model_warnings(hyperparameters: Mapping[str, str], image: str) -> list[str]:
+    """Return warnings on the models of a program: their compilation, their precision."""
+    found = []
+    style = server_style(image)
+    if hps.is_enabled(hyperparameters, hps.COMPILER_ENABLED):
+        if style is ServerStyle.MXNET:
+            found.append("compiler_config has no effect: there is no compiler for MXNet here")
+        else:
+            found.append(
+                "compiler_config: SageMaker Training Compiler exists in Amazon's images only; here models of PyTorch "
+                "are compiled by torch.compile (Inductor), and TensorFlow clusters operations of GPUs by XLA. The log "
+                "says of each model of PyTorch whether it was compiled, or why not"
+            )
+    if hps.is_enabled(hyperparameters, hps.MIXED_PRECISION):
+        if not any(name in image for name in ("tensorflow", "mxnet")):
+            found.append(
+                "sagemaker_amp: models of PyTorch are trained under autocast, in bfloat16 where the device has it; "
+                "evaluation is as it is. The log says of each model what was done"
+            )
+        else:
+            found.append("sagemaker_amp has no effect on TensorFlow and MXNet: it is for models of PyTorch")
+    return found
 
 
 def _positive_int(hyperparameters: Mapping[str, str]) -> int | None:

@@ -25,6 +25,13 @@ LOG_LEVEL = "sagemaker_container_log_level"
 MP_PARAMETERS = "mp_parameters"
 CUDA_ON_CPU = "sagemaker_clary_cuda_on_cpu"  # ours; by its prefix every toolkit keeps it from the program
 CUDA_ON_CPU_VARIABLE = "CLARY_CUDA_ON_CPU"  # what `clary.compat.clary_cuda_on_cpu` looks for in a program's environment
+MIXED_PRECISION = "sagemaker_amp"  # ours: training runs under autocast without a change of the script
+COMPILER_ENABLED = "sagemaker_training_compiler_enabled"  # compiler_config of SDK v2
+COMPILER_DEBUG_MODE = "sagemaker_training_compiler_debug_mode"
+# What `clary.train.compilation` looks for in a program's environment.
+MIXED_PRECISION_VARIABLE = "CLARY_AMP"
+COMPILE_VARIABLE = "CLARY_COMPILE"
+COMPILE_DEBUG_VARIABLE = "CLARY_COMPILE_DEBUG"  # folder for what torch.compile says
 
 # Keys that toolkits consume themselves. Every other `sagemaker_*` key is a framework parameter (a launcher's setting),
 # every other key at all is the user's.

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from clary.contract.settings import distribution
-from clary.contract.settings.hyperparameters import CUDA_ON_CPU, PLATFORM_PREFIX, TOOLKIT_KEYS
+from clary.contract.settings.hyperparameters import (
+    COMPILER_DEBUG_MODE,
+    COMPILER_ENABLED,
+    CUDA_ON_CPU,
+    MIXED_PRECISION,
+    PLATFORM_PREFIX,
+    TOOLKIT_KEYS,
+)
 
 LAUNCHER_KEYS = frozenset(
     {
@@ -24,15 +31,16 @@ LAUNCHER_KEYS = frozenset(
         distribution.XLA_ENABLED,
         distribution.PARAMETER_SERVER_ENABLED,
         distribution.MULTI_WORKER_MIRRORED_ENABLED,
-        distribution.COMPILER_ENABLED,
         distribution.INSTANCE_GROUPS,
+        COMPILER_ENABLED,
+        COMPILER_DEBUG_MODE,
+        MIXED_PRECISION,
         CUDA_ON_CPU,
     }
 )
 # SDKs send them by themselves; no launcher needs them.
 SENT_BY_SDKS = frozenset(
     {
-        "sagemaker_training_compiler_debug_mode",
         "sagemaker_instance_type",
         "sagemaker_estimator_module",
         "sagemaker_estimator_class_name",

@@ -27,6 +27,7 @@ MAKE_TIMEOUT_S = 1800.0  # torch with CUDA is gigabytes
 _MARKER = "clary.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # of modules whose distribution has another name
+_NUMPY = {"mxnet": "numpy<1.24"}  # its last release, 1.9.1, reads names that numpy 1.24 took away
 # What people write before the version, beside the repositories of AWS's images.
 _SHORT_NAMES = {
     "pytorch": Rule("", "torch"),
@@ -94,7 +95,7 @@ def requirements_of(wanted: Wanted) -> tuple[str, ...]:
     return (
         _requirement(wanted.module, wanted.version),
         *([_requirement(wanted.extra, wanted.extra_version)] if wanted.extra else []),
-        "numpy",
+        _NUMPY.get(wanted.module, "numpy"),
     )
 
 

@@ -4,9 +4,9 @@ Where: `first_cause` weighs every moment of a failing job by its words, `verdict
 
 A program may write anything into its messages: a ValueError that names NCCL is about the value all the same. So a
 class that says for certain that the code itself has failed decides first, then the classes of broken connections, and
-the texts of messages count only as torch, gloo, NCCL, Horovod and Open MPI really print them.
+the texts of messages count only as torch, jax, gloo, NCCL, Horovod and Open MPI really print them.
 Source: texts of torch 2.13 (gloo/transport/tcp/pair.cc, unbound_buffer.cc; ProcessGroupNCCL.cpp), NCCL 2.14 to 2.28
-as told in NVIDIA/nccl issues 795, 1141, 1514, 2076, Horovod issues 410 and 1421.
+as told in NVIDIA/nccl issues 795, 1141, 1514, 2076, Horovod issues 410 and 1421; jax 0.10.2 with gloo on CPUs.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ _EFFECT_WORDS = re.compile(
     r"|(?:Connection reset by peer|Broken pipe|Connection refused|Connection was likely closed)"
     r"(?:\.[^\n]*|, keys: [^\n]*|\s*\[[^\n]*)?\s*$"  # ends what the operating system or a library says
 )
+# jax raises what gloo says of a peer as a ValueError; the rest of the sentence is gloo's own.
+_EFFECT_OF_JAX = re.compile(rf"{_WHO}(?:[\w.]+\.)?\w+Error: [A-Z_]+: Gloo [A-Za-z -]+ failed: \[\S*gloo/transport/")
 
 
 def weigh(words: str) -> Weight:
@@ -81,7 +83,7 @@ def class_of(words: str) -> str:
 
 def is_of_the_code(words: str) -> bool:
     """Whether the exception is one that the same code raises with the same data again."""
-    return _CODE_CLASSES.fullmatch(class_of(words)) is not None
+    return _CODE_CLASSES.fullmatch(class_of(words)) is not None and _EFFECT_OF_JAX.match(words) is None
 
 
 def is_misuse(words: str) -> bool:

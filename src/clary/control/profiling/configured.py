@@ -8,7 +8,7 @@ of ProfilerReport `<rule>_<parameter>`, the rule in any case.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ from clary.control.profiling.rule import ProfilerRule, rule_with
 from clary.control.profiling.rules import RULES
 
 REPORT = "ProfilerReport"
+# Names of guides that no client library has -> the rules that they mean; parameters are named as those of a report.
+MEANT: Mapping[str, tuple[str, ...]] = {"HardwareUtilization": ("OverallSystemUsage", "LowGPUUtilization")}
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 10.0, 3600.0
 _INTERVAL = "scan_interval_us"
-_RULE_OF_WORD = {name.lower(): rule for name, rule in RULES.items()}
 _IN_KEY = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -30,7 +31,8 @@ class ConfiguredRule:
     Attributes:
         name: RuleConfigurationName.
         kind: rule_to_invoke.
-        rules: what to evaluate: one, or of a ProfilerReport all; none where `error` says why.
+        rules: what to evaluate: one, several of a name in `MEANT`, or of a ProfilerReport all; none where `error` says
+            why.
         s3_output_path: where its results go instead of the job's own place.
         error: why it cannot be evaluated; empty if it can.
     """
@@ -45,6 +47,13 @@ class ConfiguredRule:
     def is_report(self) -> bool:
         """Whether it writes a report."""
         return self.kind == REPORT and not self.error
+
+    @property
+    def understood(self) -> str:
+        """One sentence on a name that no rule has, and the rules that are evaluated for it; empty for other names."""
+        if self.error or self.kind not in MEANT:
+            return ""
+        return f"there is no rule {self.kind}; understood as {' and '.join(MEANT[self.kind])}"
 
     @property
     def interval_s(self) -> float:
@@ -92,24 +101,29 @@ def _rules(kind: str, parameters: Mapping[str, str]) -> tuple[ProfilerRule, ...]
     if "source_s3_uri" in parameters:
         raise ContractError("profiler rules of your own are not evaluated; built-in ones are")
     if kind == REPORT:
-        return _of_report(parameters)
+        return _of_several(REPORT, RULES.values(), parameters)
+    if kind in MEANT:
+        return _of_several(kind, [RULES[name] for name in MEANT[kind]], parameters)
     if kind not in RULES:
         known = ", ".join((*RULES, REPORT))
         raise ContractError(f"there is no profiler rule {kind[:80]!r} in RuleParameters.rule_to_invoke; known: {known}")
     return (rule_with(RULES[kind], parameters),)
 
 
-def _of_report(parameters: Mapping[str, str]) -> tuple[ProfilerRule, ...]:
-    given: dict[type[ProfilerRule], dict[str, str]] = {rule: {} for rule in RULES.values()}
+def _of_several(
+    kind: str, rules: Iterable[type[ProfilerRule]], parameters: Mapping[str, str]
+) -> tuple[ProfilerRule, ...]:
+    given: dict[type[ProfilerRule], dict[str, str]] = {rule: {} for rule in rules}
+    of_word = {rule.name().lower(): rule for rule in given}
     for key, value in parameters.items():
         word, _, parameter = key.partition("_")
-        rule = _RULE_OF_WORD.get(word.lower())
+        rule = of_word.get(word.lower())
         if key == _INTERVAL:
             for own in given.values():
                 own.setdefault(_INTERVAL, value)
         elif rule is None:
             raise ContractError(
-                f"parameters of {REPORT} are called <rule>_<parameter>, such as CPUBottleneck_threshold; "
+                f"parameters of {kind} are called <rule>_<parameter>, such as {next(iter(given)).name()}_threshold; "
                 f"got {key[:80]!r}"
             )
         else:

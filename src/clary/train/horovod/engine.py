@@ -339,7 +339,7 @@ class Engine:
         for name, missing in verdict.overdue.items():
             who = ", ".join(str(self.ranks[rank]) for rank in missing) or "none"
             _LOG.warning(
-                "tensor %r has waited for more than %.0f s: ranks that have not submitted it: %s. Have all ranks "
+                "tensor %r has waited for more than %g s: ranks that have not submitted it: %s. Have all ranks "
                 "submit the same tensors, or call join where one has no more data",
                 name,
                 self._settings.stall_warning_s,

@@ -166,8 +166,9 @@ class Operations:
         if request.on_splits is not None:
             request.on_splits(list(received))
         target = _room_of(request, sum(received), sum(received) * request.row_elements)
+        (source,) = _cut(_source(request), [sum(sent) * request.row_elements])  # rows beyond the splits stay
         self._group.all_to_all(
-            _source(request),
+            source,
             target,
             send_counts=[count * request.row_elements for count in sent],
             receive_counts=[count * request.row_elements for count in received],

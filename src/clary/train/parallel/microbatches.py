@@ -9,12 +9,13 @@ Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_par
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from clary.train.parallel.argument_names import argument_names
 
 SLICE_METHOD = "smp_slice"  # of objects that cut themselves: smp_slice(num_mb, mb, axis)
 
@@ -44,6 +45,10 @@ class StepOutput:
         """Return all along a new axis 0."""
         return torch.stack(self.outputs)
 
+    def detach(self) -> StepOutput:
+        """Return the same tensors without their gradients; transformers from version 5 on asks for it."""
+        return StepOutput([output.detach() for output in self.outputs])
+
     def __repr__(self) -> str:
         return f"StepOutput({self.outputs!r})"
 
@@ -70,15 +75,7 @@ def split_arguments(
         ValueError: a length that the number of microbatches does not divide, or a name that the function has not.
         TypeError: arguments that the function does not take.
     """
-    signature = inspect.signature(function)
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    for name in {*whole, *(axes or {})}:
-        if name not in signature.parameters and not takes_any:
-            raise ValueError(
-                f"smp.step: {function.__name__} has no argument {name!r}, which non_split_inputs or "
-                "input_split_axes names"
-            )
-    named = _names_of(signature, arguments)
+    named = argument_names(function, arguments, {*whole, *(axes or {})})
 
     def cut(name: str, value: Any) -> list[Any]:
         if name in whole:
@@ -159,20 +156,6 @@ def mapping_like(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if isinstance(like, defaultdict):
         return kind(like.default_factory, items)
     return kind(**items) if dataclasses.is_dataclass(like) else kind(items)
-
-
-def _names_of(signature: inspect.Signature, arguments: Sequence[Any]) -> list[str]:
-    """Return the names under which a function takes these positional arguments; those of `*args` share its name."""
-    names: list[str] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [parameter.name] * max(0, len(arguments) - len(names))
-            break
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    if len(arguments) > len(names):
-        raise TypeError(f"takes {len(names)} positional arguments but {len(arguments)} were given")
-    return names[: len(arguments)]
 
 
 def _check_alike(results: Sequence[Any], kind: type) -> None:

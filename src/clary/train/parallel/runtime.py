@@ -9,7 +9,6 @@ A rank learns its place from its launcher: torchrun's variables, or Open MPI's; 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,29 +22,9 @@ from clary.train.parallel import one_library
 from clary.train.parallel.configuration import Configuration
 from clary.train.parallel.groups import Groups
 from clary.train.parallel.mesh import Along, Mesh
+from clary.train.parallel.place import Place, find_place, find_timeout_s
 
-TIMEOUT_VARIABLE = "CLARY_PARALLEL_TIMEOUT_S"
-_TIMEOUT_S = 1800.0  # as torch.distributed's own
 _MASTER_PORT = 29500  # where neither launcher nor configuration names one; torch's habit
-_PLACES = (  # what launchers call rank, size, rank on the host, ranks on the host
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a launcher has put this process."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
 
 
 @dataclass
@@ -115,7 +94,7 @@ def initialize(configuration: Configuration) -> Runtime:
             raise RuntimeError(f"initialised already, with other keys: {_runtime.configuration}; got {configuration}")
         return _runtime
     one_library.check(one_library.V1)
-    timeout_s = _timeout_s(os.environ)
+    timeout_s = find_timeout_s(os.environ)
     place = find_place(os.environ)
     is_untold = place.size == 1
     if dist.is_initialized():  # by the program itself: its ranks count
@@ -144,43 +123,11 @@ def reset() -> None:
     one_library.release(one_library.V1)
 
 
-def find_place(environ: Mapping[str, str]) -> Place:
-    """Read a process's place from its launcher's variables; without them it is alone.
-
-    Raises: ValueError naming a variable that is no number.
-    """
-    for names in _PLACES:
-        if names[0] in environ and names[1] in environ:
-            rank, size = (_whole(environ, name) for name in names[:2])
-            local_rank = _whole(environ, names[2]) if names[2] in environ else rank
-            local_size = _whole(environ, names[3]) if names[3] in environ else size
-            return Place(rank, size, local_rank, local_size)
-    return Place(0, 1, 0, 1)
-
-
 def _place_on_host(place: Place, groups: Groups) -> Place:
     """Count the ranks of this host, where no launcher has told."""
     hosts = groups.allgather(host_name(CollectiveSettings.from_environment(os.environ)), Along.WORLD)
     own = hosts[place.rank]
     return Place(place.rank, place.size, hosts[: place.rank].count(own), hosts.count(own))
-
-
-def _whole(environ: Mapping[str, str], name: str) -> int:
-    try:
-        return int(environ[name])
-    except ValueError:
-        raise ValueError(f"{name} is {environ[name]!r}; expected a whole number, as launchers set it") from None
-
-
-def _timeout_s(environ: Mapping[str, str]) -> float:
-    text = environ.get(TIMEOUT_VARIABLE, "")
-    try:
-        timeout_s = float(text or _TIMEOUT_S)
-    except ValueError:
-        timeout_s = 0.0
-    if not timeout_s > 0:
-        raise ValueError(f"{TIMEOUT_VARIABLE} is {text!r}; expected seconds, above 0")
-    return timeout_s
 
 
 def _device(place: Place) -> torch.device:

@@ -75,4 +75,12 @@ def test_server_that_fails_ends_the_worker(environment: dict[str, str]) -> None:
     process = start({**environment, "FAIL": "1"}, "import time; time.sleep(300)")
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert "parameter server ended with 1" in stderr
+    assert "parameter server ended with exit code 1" in stderr
+
+
+def test_a_worker_that_a_signal_ends_leaves_the_signal_as_the_hosts_own_end(environment: dict[str, str]) -> None:
+    process = start(environment, WAIT_FOR_SERVER + "os.kill(os.getpid(), 9)")
+    process.communicate(timeout=20)
+    assert process.returncode == -9
+    *_, pid = eval(Path(environment["FACTS"]).read_text())
+    assert not Path(f"/proc/{pid}").exists()

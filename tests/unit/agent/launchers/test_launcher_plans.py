@@ -70,6 +70,39 @@ def test_plain_runs_the_program_once_on_every_host_without_ranks() -> None:
     assert process.environment["MASTER_PORT"] == "7777"
 
 
+def jax_variables(process: ProcessSpec) -> list[str | None]:
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    return [process.environment.get(name) for name in names]
+
+
+def test_hosts_and_ranks_know_what_jax_asks_for() -> None:
+    plain = context_of(num_hosts=2, host="algo-2")
+    assert jax_variables(select(plain).build(plain)[0]) == ["algo-1:7778", "2", "1"]
+    for ranks in (TORCH, SMDDP, MPI):
+        context = context_of(ranks, num_hosts=2, processes=2, host="algo-2")
+        found = [jax_variables(process) for process in select(context).build(context)]
+        assert found == [["algo-1:7778", "4", "2"], ["algo-1:7778", "4", "3"]]
+
+
+def test_hosts_that_share_an_address_have_jax_at_the_port_after_the_masters() -> None:
+    network = NetworkPlan(master_port=40001)
+    context = context_of(num_hosts=2, host="algo-2", isolation=Isolation.PROCESSES, network=network)
+    assert jax_variables(select(context).build(context)[0]) == ["127.0.0.1:40002", "2", "1"]
+
+
+def test_jax_variables_of_the_users_environment_stay() -> None:
+    context = context_of(TORCH, num_hosts=2, variables={"JAX_COORDINATOR_ADDRESS": "algo-2:1234"})
+    assert jax_variables(select(context).build(context)[0]) == ["algo-2:1234", "2", "0"]
+
+
+def test_ranks_of_mpirun_get_jaxs_address_through_it_and_their_numbers_from_it() -> None:
+    mpi = OpenMpi(mpirun="/usr/bin/mpirun", major=5)
+    context = dataclasses.replace(context_of(MPI, num_hosts=2, processes=2), open_mpi=mpi)
+    (leader,) = select(context).build(context)
+    assert "-x JAX_COORDINATOR_ADDRESS" in " ".join(leader.argv)
+    assert jax_variables(leader) == ["algo-1:7778", None, None]
+
+
 def test_pythonpath_has_code_first_the_users_then_and_ours_last() -> None:
     context = context_of(variables={"PYTHONPATH": "/mine::/too"})
     (process,) = select(context).build(context)
@@ -341,6 +374,7 @@ def test_hosts_outside_the_distributions_groups_run_plainly() -> None:
     outside = context_of(hyperparameters, hosts=hosts, host="algo-1")
     assert select(outside).name == "plain"
     assert select(outside).build(outside)[0].environment["MASTER_ADDR"] == "algo-2"
+    assert jax_variables(select(outside).build(outside)[0]) == [None, None, None]
     inside = context_of(hyperparameters, hosts=hosts, host="algo-3")
     processes = select(inside).build(inside)
     assert [process.rank for process in processes] == [2, 3]

@@ -9,7 +9,7 @@ from clary.agent.rendezvous.rendezvous_policy import Meeting, MeetingPlace, meet
 from clary.contract.launch_plan import Isolation, NetworkPlan
 from clary.testing.launch_plans import make_hosts, make_plan
 
-PORT = 7777
+PORT, JAX_PORT = 7777, 7778
 ONE, TWO, THREE = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
 
@@ -104,7 +104,7 @@ def place_of(plan, name="algo-1", *, num_processes=1):
 
 def test_hosts_meet_at_the_master_port_of_any_of_them():
     place = place_of(plan_of(3))
-    assert place.ports == {PORT}
+    assert place.ports == {PORT, JAX_PORT}
     assert (place.addresses, place.others) == ({ONE, TWO, THREE}, {TWO, THREE})
 
 
@@ -133,9 +133,9 @@ def test_ports_that_users_have_chosen_for_the_store_count_too():
         hyperparameters={"sagemaker_mpi_enabled": "true", "mp_parameters": '{"ddp": true, "ddp_port": 8899}'},
         user_environment={"CLARY_COLLECTIVE_PORT": "7800"},
     )
-    assert place_of(plan).ports == {PORT, 8899, 7800}
+    assert place_of(plan).ports == {PORT, JAX_PORT, 8899, 7800}
 
 
 @pytest.mark.parametrize("written", ["", "0", "x", "99999", "-1", "7777.5"])
 def test_what_is_no_port_is_left_out(written):
-    assert place_of(plan_of(user_environment={"CLARY_COLLECTIVE_PORT": written})).ports == {PORT}
+    assert place_of(plan_of(user_environment={"CLARY_COLLECTIVE_PORT": written})).ports == {PORT, JAX_PORT}

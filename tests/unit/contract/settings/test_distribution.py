@@ -120,7 +120,12 @@ def test_several_hosts_without_distribution_are_warned_of_with_the_likely_cause(
 def test_other_warnings() -> None:
     assert "mp_parameters are set, but" in warnings(of_request("pt-smp-nompi"), num_hosts=2)[0]
     assert "FI_PROVIDER" in warnings(of_request("pt-mpi"), num_hosts=2, instance_types=["ml.p4d.24xlarge"])[0]
-    assert "no effect" in warnings(of_request("hf-trcomp"), num_hosts=1)[0]
+    assert "compiled by torch.compile" in warnings(of_request("hf-trcomp"), num_hosts=1)[0]
+    compiler = {"sagemaker_training_compiler_enabled": "true"}
+    assert "no effect" in warnings(compiler, num_hosts=1, image="example/mxnet-training:1.9.0-gpu-py38")[0]
+    assert warnings({"sagemaker_training_compiler_enabled": "false"}, num_hosts=1) == ()
+    assert "under autocast" in warnings({"sagemaker_amp": "true"}, num_hosts=1, has_command=True)[0]
+    assert "no effect" in warnings({"sagemaker_amp": "true"}, num_hosts=1, image="e/tensorflow-training:2.19.0")[0]
     assert "without TF_CONFIG" in warnings(of_request("tf-ps"), num_hosts=1)[0]
 
 

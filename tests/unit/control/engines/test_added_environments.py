@@ -58,6 +58,7 @@ def add(tmp_path):
     [
         ("pytorch:2.8-py312", "pytorch-2.8-py312", ("torch==2.8.*", "numpy")),
         ("pytorch", "pytorch", ("torch", "numpy")),
+        ("mxnet:1.9-py311", "mxnet-1.9-py311", ("mxnet==1.9.*", "numpy<1.24")),
         ("sklearn:1.5", "sklearn-1.5", ("scikit-learn==1.5.*", "numpy")),
         (
             "763104351884.dkr.ecr.us-west-2.amazonaws.com/huggingface-pytorch-training:2.5.1-transformers4.49.0-gpu-py311",

@@ -23,6 +23,13 @@ TORCH_EFFECTS = [
     "torch.distributed.DistNetworkError: Connection reset by peer",
     "torch.distributed.DistStoreError: wait timeout after 5000ms, keys: /default_pg/0//k0-20, /default_pg/0//k1-20",
 ]
+# Printed by processes of jax 0.10.2 on CPUs whose peer was killed in psum, ppermute and an all-gather.
+_JAX_GLOO = "failed: [external/gloo/gloo/transport/tcp/pair.cc"
+JAX_EFFECTS = [
+    f"ValueError: UNKNOWN: Gloo all-reduce {_JAX_GLOO}:547] Connection closed by peer [127.0.0.1]:21170",
+    f"ValueError: UNKNOWN: Gloo collective permute {_JAX_GLOO}:547] Connection closed by peer [127.0.0.1]:27299",
+    f"ValueError: UNKNOWN: Gloo AllGather {_JAX_GLOO}:538] Read error [10.77.0.2]:64190: Connection reset by peer",
+]
 # Told in public: NVIDIA/nccl issues 2076, 1928 and 1514, stanford_alpaca 207, sglang 1693, horovod 3647 and 410.
 PUBLIC_EFFECTS = [
     "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote "
@@ -80,7 +87,7 @@ IN_PASSING = [
 
 
 @pytest.mark.parametrize("prefix", ["", "rank 3: ", "rank 3 ended with exit code 1: "])
-@pytest.mark.parametrize("words", TORCH_EFFECTS + PUBLIC_EFFECTS + CLARY_EFFECTS + PYTHON_EFFECTS)
+@pytest.mark.parametrize("words", TORCH_EFFECTS + JAX_EFFECTS + PUBLIC_EFFECTS + CLARY_EFFECTS + PYTHON_EFFECTS)
 def test_what_libraries_print_when_a_peer_is_gone_is_an_effect(words, prefix):
     assert weigh(prefix + words) is Weight.EFFECT
 
@@ -99,7 +106,7 @@ def test_words_that_name_libraries_and_errors_in_passing_are_the_codes_own(words
     assert (judgement.verdict, judgement.is_retryable) == (Verdict.USER, False)
 
 
-@pytest.mark.parametrize("words", TORCH_EFFECTS + PUBLIC_EFFECTS + CLARY_EFFECTS + PYTHON_EFFECTS)
+@pytest.mark.parametrize("words", TORCH_EFFECTS + JAX_EFFECTS + PUBLIC_EFFECTS + CLARY_EFFECTS + PYTHON_EFFECTS)
 def test_an_effect_with_no_other_cause_is_the_networks_and_a_wait_in_vain_is_no_reason_to_retry(words):
     """Ranks that wait in vain have more often lost step with each other, which they do again."""
     judgement = judge(Fault.ALGORITHM, f"rank 0 ended with exit code 1: {words}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 
 import pytest
@@ -23,19 +24,30 @@ def operations():
 
 
 class AlikeGroup:
-    """Stands for a group whose ranks all bring the tensor of this one, so that a sum is a product."""
+    """Stands for a group whose ranks all bring the tensor of this one, so that a sum is a product.
+
+    Args:
+        rank: of this process.
+        size: number of ranks.
+
+    `sent` has the floats of each reduction.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        self.sent: list[list[float]] = []
 
-    def all_reduce(self, source: Buffer, target: Buffer, op: object) -> None:
+    def all_reduce(self, source: Buffer, target: Buffer | None = None, *, op: object) -> None:
         """Write the sum of the ranks' floats."""
-        values = memoryview(source.owner).cast("B").cast("f")
-        start = target.address - buffer_of(target.owner, name="target").address
-        memoryview(target.owner)[start : start + source.num_bytes].cast("f")[:] = array(
-            "f", [value * self.size for value in values]
-        )
+        values = _view(source)
+        self.sent.append(list(values))
+        _view(target or source)[:] = array("f", [value * self.size for value in values])
+
+
+def _view(buffer: Buffer) -> memoryview:
+    """Return the floats of a buffer."""
+    return memoryview((ctypes.c_char * buffer.num_bytes).from_address(buffer.address)).cast("B").cast("f")
 
 
 def floats(*values: float) -> array[float]:
@@ -95,13 +107,18 @@ def test_tensors_of_one_batch_come_back_each_to_its_own_memory(operations):
     assert targets == sources
 
 
-def test_the_next_batch_does_not_see_the_tensors_of_the_one_before(operations):
+def test_a_rank_that_has_joined_brings_zeros_and_not_the_tensor_of_the_batch_before():
+    group = AlikeGroup(0, 2)
+    operations = Operations(group)
     batch = [Ready(name, description_of(Verb.ALLREDUCE, 2)) for name in "ab"]
-    first = [request_of(one.description, floats(5, 5), floats(0, 0)) for one in batch]
-    operations.run(batch, first)
-    target = floats(9, 9)
+    target = floats(0, 0)
+    operations.run(batch, [request_of(one.description, floats(5, 6), floats(0, 0)) for one in batch])
     operations.run(batch, [None, request_of(batch[1].description, floats(1, 2), target)])
-    assert list(target) == [1, 2]
+    operations.run(batch[:1], [None])
+    assert [value for value in group.sent[0] if value] == [5, 6, 5, 6]
+    assert group.sent[1][:2] == [0, 0]
+    assert list(target) == [2, 4]
+    assert group.sent[2] == [0, 0]
 
 
 def test_a_tensor_is_prepared_before_it_runs_and_finished_after(operations):

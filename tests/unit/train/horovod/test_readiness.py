@@ -1,4 +1,4 @@
-"""What is ready, decided alike by all ranks whatever the order in which they submit."""
+"""Ready tensors: all ranks decide alike, in any order of submission."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 
 import pytest
@@ -20,8 +21,6 @@ NAMES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """Leave no variable that gives this process a place, and no group behind."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(PLACES) or name in NAMES:
             monkeypatch.delenv(name)

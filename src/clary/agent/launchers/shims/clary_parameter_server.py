@@ -38,7 +38,7 @@ server_class(cluster_spec, job_name="ps", task_index=int(os.environ["CLARY_PS_TA
 
 
 def main() -> int:
-    """Run server and worker; returns the worker's exit code, or the server's if that fails first."""
+    """Run server and worker; returns the worker's exit code, a signal's number below 0; 1 if a server fails first."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # worker and server get it themselves
     servers: list[subprocess.Popen[bytes]] = []
@@ -49,7 +49,8 @@ def main() -> int:
         while worker.poll() is None:
             failed = [server.returncode for server in servers if server.poll() not in (None, 0, -signal.SIGTERM)]
             if failed:
-                print(f"parameter server ended with {failed[0]}; the worker is ended", file=sys.stderr)
+                end = f"exit code {failed[0]}" if failed[0] > 0 else f"signal {-failed[0]}"
+                print(f"clary: parameter server ended with {end}; the worker is ended", file=sys.stderr)
                 worker.kill()
                 worker.wait(_KILL_WAIT_S)
                 return 1
@@ -57,7 +58,7 @@ def main() -> int:
         code = worker.returncode
         if code == 0 and os.environ.get("CLARY_PS_MASTER"):
             _wait_for_end_of(os.environ["CLARY_PS_MASTER"])
-        return code if code >= 0 else 128 - code
+        return code
     finally:
         for server in servers:
             server.kill()
@@ -84,5 +85,14 @@ def _wait_for_end_of(master: str) -> None:
         time.sleep(MASTER_POLL_S)
 
 
+def _end_as(code: int) -> None:
+    """End this process as the worker has ended, so that the job's reason tells of the same signal."""
+    if code >= 0:
+        sys.exit(code)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end_as(main())

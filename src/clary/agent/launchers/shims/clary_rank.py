@@ -13,12 +13,14 @@ active exception"; torch 2.13 on Python 3.11, some per cent of runs with several
 loaded, everything that a program can expect of its end is done here in Python's own order - traceback, non-daemon
 threads, atexit, process group, MPI, buffers - and the process leaves by `os._exit`. Programs without torch end as ever.
 An abort before that point is the program's own and is not touched. Can go when torch joins those threads.
+A program of jax or MXNet that fails while it is connected to its peers leaves so too: see `_would_wait_for_peers`.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import importlib
 import json
 import os
 import runpy
@@ -34,6 +36,18 @@ from importlib.machinery import SourceFileLoader
 ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"  # where a rank leaves what ended it, for the agent to find the first cause
 MAX_ERROR_CHARACTERS = 800
 DESTROY_TIMEOUT_S = 10.0  # for the process group; peers may be gone and never answer
+# What a user can do about "operator torchvision::nms does not exist", which tells of an installation and not of nms.
+_TORCHVISION = (
+    "torchvision's compiled part does not load beside this torch: their versions differ, or one is built for GPUs and "
+    "the other for CPUs; install both from one index, on a machine without a GPU by: pip install torch torchvision "
+    "--index-url https://download.pytorch.org/whl/cpu"
+)
+_OF_MPIRUN = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
 _CANNOT_OPEN_CODE = 2  # of `python missing.py`
 _INTERRUPTED_CODE = 128 + signal.SIGINT
 _FLUSH_FAILED_CODE = 120  # of a Python that cannot write the rest of its output
@@ -47,6 +61,8 @@ def main() -> None:
     if len(arguments) < 1 + is_module:
         sys.exit("usage: clary_rank.py SCRIPT ARGUMENTS... or clary_rank.py -m MODULE ARGUMENTS...")
     code, is_interrupted = 0, False
+    _take_rank_of_mpirun()
+    _prepare_jax()
     try:
         if is_module:
             _run_module(arguments[1], arguments[2:])
@@ -62,6 +78,33 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - the program's own, shown as Python shows it
         code = _show(error)
     _leave(code, is_interrupted)
+
+
+def _take_rank_of_mpirun() -> None:
+    """Set torch's variables where mpirun has started this rank, which sets names of its own alone; MASTER_* are set."""
+    told = {name: os.environ.get(source) for name, source in _OF_MPIRUN.items()}
+    if "RANK" in os.environ or None in told.values():
+        return
+    for name, value in told.items():
+        os.environ.setdefault(name, str(value))
+
+
+def _prepare_jax() -> None:
+    """Have jax told which process this is, if the program imports it."""
+    try:
+        importlib.import_module("clary_jax").install()  # beside this file, whose folder is on the path
+    except ImportError:
+        return  # a copy of this file alone; jax then needs its arguments
+
+
+def _would_wait_for_peers() -> bool:
+    """Return whether the teardown of this process, which has failed, would wait for peers that wait for it in a sum.
+
+    A worker of MXNet with parameter servers meets all others when its store is destroyed.
+    """
+    module = sys.modules.get("clary_jax")
+    is_jax = module is not None and bool(module.part_from_peers())
+    return is_jax or ("mxnet" in sys.modules and os.environ.get("DMLC_ROLE") == "worker")
 
 
 def _new_main() -> types.ModuleType:
@@ -136,8 +179,11 @@ def _show(error: BaseException) -> int:
         message = str(error)
     except Exception:  # noqa: BLE001 - the program's own class
         message = "(an error whose message can not be had)"
-    _leave_word(name, message)
+    advice = _TORCHVISION if message.startswith("operator torchvision::") else ""
+    _leave_word(name, f"{message} ({advice})" if advice else message)
     _flush(sys.stdout)
+    if advice:
+        print(f"clary: {advice}", file=sys.stderr)
     try:
         sys.excepthook(type(error), error, trace)
     except SystemExit as leaving:
@@ -176,7 +222,8 @@ def _leave(code: int, is_interrupted: bool) -> None:
     has_torch = "torch" in sys.modules
     if code != 0:
         _abort_mpi(code)
-    if not has_torch and not is_interrupted:
+    would_wait = code != 0 and _would_wait_for_peers()
+    if not has_torch and not would_wait and not is_interrupted:
         sys.exit(code)
     _finish(threading._shutdown)  # type: ignore[attr-defined]  # joins non-daemon threads; no public name
     _finish(atexit._run_exitfuncs)

@@ -25,8 +25,9 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
     "--no-stall-check": ("HOROVOD_STALL_CHECK_DISABLE", "1"),
     "--stall-check": ("HOROVOD_STALL_CHECK_DISABLE", "0"),
 }
-_UNDERSTOOD = ("--gloo", "--disable-cache")  # what is so anyway
+_UNDERSTOOD = ("--gloo",)  # it is so anyway
 _WITHOUT_EFFECT = (
+    "--disable-cache",
     "--mpi",
     "--tcp",
     "--autotune",
@@ -123,7 +124,7 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
     for option, variable, unit in _TUNABLE:
         text = getattr(options, _name(option))
         if text is not None:
-            found[variable] = str(int(text) * _MIB) if unit == "mib" else text
+            found[variable] = str(round(_number(option, text) * _MIB)) if unit == "mib" else text
     for option, (variable, value) in _FLAGS.items():
         if getattr(options, _name(option)):
             found[variable] = value
@@ -152,6 +153,13 @@ def slots(hosts: str | None, hostfile_lines: Sequence[str]) -> dict[str, int]:
             number = next((word.partition("=")[2] for word in words[1:] if word.startswith("slots=")), "1")
             found[words[0]] = found.get(words[0], 0) + _count(number, line)
     return found
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{option} is {text!r}; expected a number") from None
 
 
 def _count(text: str, where: str) -> int:

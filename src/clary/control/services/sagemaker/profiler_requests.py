@@ -11,7 +11,8 @@ from typing import Any
 
 from clary.base.errors import WireError
 from clary.contract.settings.named_places import s3_uri_problem
-from clary.control.profiling.configured import configured_rules
+from clary.control.profiling.configured import MEANT, REPORT, configured_rules
+from clary.control.profiling.rules import RULES
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60_000)
 MAX_RULES = 20
@@ -46,14 +47,16 @@ def check_profiler(request: Mapping[str, Any]) -> None:
 
 
 def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -> tuple[str, ...]:
-    """Return sentences on rules that will end in Error, or not be evaluated, and on an interval that is not kept.
+    """Return sentences on rules that will end in Error, mean others or are not evaluated, and on an interval not kept.
 
     Args:
         request: of the job.
         is_measured: whether hosts measure themselves at all: setting metrics_interval_s.
     """
     rules = configured_rules(request.get("ProfilerRuleConfigurations") or ())
-    found = [f"profiler rule {rule.name}: {rule.error}" for rule in rules if rule.error]
+    told = [(rule.name, rule.error or rule.understood) for rule in rules]
+    found = [f"profiler rule {name}: {words}" for name, words in told if words]
+    found += _misplaced(request)
     config = request.get("ProfilerConfig") or {}
     if not is_measured and config.get("ProfilingIntervalInMilliseconds"):
         found.append(
@@ -63,6 +66,20 @@ def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -
     if rules and config.get("DisableProfiler"):
         found.append("profiler rules are not evaluated while ProfilerConfig.DisableProfiler is true")
     return tuple(found)
+
+
+def _misplaced(request: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each rule of the profiler among those of the debugger, where it ends in Error."""
+    found = []
+    for rule in request.get("DebugRuleConfigurations") or ():
+        parameters = rule.get("RuleParameters") or {}
+        kind = parameters.get("rule_to_invoke", "")
+        if kind in (*RULES, *MEANT, REPORT) and "source_s3_uri" not in parameters:
+            found.append(
+                f"rule {rule['RuleConfigurationName']}: {kind} is a rule of the profiler and sees no tensors: put it "
+                "in ProfilerRuleConfigurations, in SDK v2 by ProfilerRule.sagemaker"
+            )
+    return found
 
 
 def merged_rules(present: Rules, added: Rules) -> list[Mapping[str, Any]]:

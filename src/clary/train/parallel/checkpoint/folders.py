@@ -16,6 +16,7 @@ Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_par
 
 from __future__ import annotations
 
+import importlib
 import json
 import uuid
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from clary.train.parallel.mesh import Along
 from clary.train.parallel.runtime import Runtime
 
 _NEWEST = "newest"
+_SAFETENSORS = "model.safetensors"
 _HALF = ("masters", "loss_scale")  # of an optimizer's state: what is kept in fp16_states
 _MARK = "_clary_save"  # of all files of one save
 
@@ -121,7 +123,7 @@ def resume_from_checkpoint(
         partial = newest.endswith(PARTIAL)
     if partial:
         return _resume_parts(runtime, folder / f"{tag}{PARTIAL}", strict=strict, load_optimizer=load_optimizer)
-    state = _read(folder / tag)
+    state = _whole(folder / tag, runtime.model.inner)
     if translate is not None:
         state = translate(state)
     elif set(state) != set(runtime.model.inner.state_dict()):  # it was saved under the names of another library
@@ -130,6 +132,22 @@ def resume_from_checkpoint(
     runtime.model.load_state_dict(state, strict=strict)
     content = folder / f"user_content_{tag}"
     return _read(content) if content.exists() else state
+
+
+def _whole(file: Path, inner: Any) -> State:
+    """Return a whole model: the file's, or, where it is missing, of the file that transformers writes in its place.
+
+    Versions 4.35 and newer ask for pytorch_model.bin and write model.safetensors, which holds shared parameters once.
+    """
+    beside = file.with_name(_SAFETENSORS)
+    if file.exists() or not beside.exists():
+        whole: State = _read(file)
+        return whole
+    state: State = importlib.import_module("safetensors.torch").load_file(beside)  # there where it was written
+    places = inner.state_dict(keep_vars=True)
+    first = {id(value): name for name, value in reversed(places.items()) if name in state}
+    shared = {name: state[first[id(value)]] for name, value in places.items() if id(value) in first}
+    return {**shared, **state}
 
 
 def _save_parts(runtime: Runtime, folder: Path, model: Any, optimizer: Any, user_content: Any) -> bool:

@@ -1,12 +1,41 @@
-"""SMDDP for TensorFlow (`import smdistributed.dataparallel.tensorflow as sdp`): not there yet, as the import says.
+"""SMDDP for TensorFlow 2 (`import smdistributed.dataparallel.tensorflow as sdp`), over `clary.train.collective`.
 
-`clary.train.collective.adapters.tensorflow` is the seam; what its adapter can do gets its names here.
+Ranks come from the job's launcher. Every rank calls the same functions in the same order; inside `tf.function` the
+program's order is kept. Works with Keras 3, with legacy Keras and with optimizers of tf.compat.v1.train.
+Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_tensorflow.rst`.
 """
 
-from clary.train._native.errors import CollectiveError
-from clary.train.collective.adapters import tensorflow as seam
+from clary.train.collective.adapters.tensorflow.compression import Compression
 
-try:
-    seam.adapter()
-except CollectiveError as error:
-    raise ImportError(f"smdistributed.dataparallel.tensorflow: {error}") from error
+from .collectives import (
+    BroadcastGlobalVariablesHook,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    oob_allreduce,
+    overlap,
+)
+from .gradients import DistributedGradientTape, DistributedOptimizer
+from .ranks import ReduceOp, init, is_initialized, local_rank, local_size, rank, shutdown, size
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "ReduceOp",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "oob_allreduce",
+    "overlap",
+    "rank",
+    "shutdown",
+    "size",
+]

@@ -6,34 +6,11 @@ Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_par
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
 from clary.train.parallel import runtime
-from clary.train.parallel.mesh import Along
-
-
-class CommGroup(Enum):
-    """Groups of ranks."""
-
-    WORLD = Along.WORLD
-    MP_GROUP = Along.MP
-    DP_GROUP = Along.DP
-    PP_GROUP = Along.PP
-    TP_GROUP = Along.TP
-    RDP_GROUP = Along.RDP
-
-
-class RankType(Enum):
-    """The groups in which ranks are counted."""
-
-    WORLD_RANK = Along.WORLD
-    MP_RANK = Along.MP
-    DP_RANK = Along.DP
-    PP_RANK = Along.PP
-    TP_RANK = Along.TP
-    RDP_RANK = Along.RDP
-
+from clary.train.parallel.rank_groups import CommGroup as CommGroup
+from clary.train.parallel.rank_groups import RankType as RankType
 
 WORLD = CommGroup.WORLD
 MP_GROUP = CommGroup.MP_GROUP

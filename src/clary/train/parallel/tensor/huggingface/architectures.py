@@ -53,6 +53,7 @@ class Architecture:
         has_no_cross_attention: whether configurations that ask for cross-attention are refused.
         older_head: the name of the head before transformers 5, where it was another one.
         is_cut_in_place: whether layers of this build are cut where they are (SMP v2).
+        is_newer_only: whether transformers before 5 has other names inside of a layer, and its layers stay as they are.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Architecture:
     has_no_cross_attention: bool = False
     older_head: str | None = None
     is_cut_in_place: bool = False
+    is_newer_only: bool = False
 
     @property
     def is_by_head(self) -> bool:
@@ -98,6 +100,16 @@ def _rotary_of_gpt_neox(config: Any) -> Rotary:
     part = rope.get("partial_rotary_factor", 1.0) if rope else config.rotary_pct
     base = rope["rope_theta"] if rope else config.rotary_emb_base
     return Rotary(int(config.hidden_size // config.num_attention_heads * part), base=base)
+
+
+def _inner_of_opt(config: Any) -> int:
+    """Return the inner channels; the table is of the models that normalise before, all but OPT-350M."""
+    if not (config.enable_bias and config.layer_norm_elementwise_affine and config.do_layer_norm_before):
+        raise NotSupportedError(
+            "its do_layer_norm_before, enable_bias or layer_norm_elementwise_affine is False; distributed layers "
+            "of OPT normalise before, with weights, and have biases"
+        )
+    return int(config.ffn_dim)
 
 
 def _windows_of_gpt_neo(config: Any) -> list[int | None]:
@@ -314,6 +326,70 @@ _TABLES = (
     ),
     _BERT,
     replace(_BERT, name="roberta", model="RobertaEncoder"),
+    Architecture(
+        name="opt",
+        block="OPTDecoderLayer",
+        config_of_block="self_attn.config",
+        number_of_block="self_attn.layer_idx",
+        translation=Translation(
+            ours="layers",  # where they are: what is around them keeps its names
+            theirs="layers",
+            layer=(
+                *linear("attention.pre_layernorm", "self_attn_layer_norm"),
+                *linear("attention.query", "self_attn.q_proj"),
+                *linear("attention.key", "self_attn.k_proj"),
+                *linear("attention.value", "self_attn.v_proj"),
+                *linear("attention.dense", "self_attn.out_proj"),
+                *linear("output.pre_layernorm", "final_layer_norm"),
+                *linear("output.dense1", "fc1"),
+                *linear("output.dense2", "fc2"),
+            ),
+        ),
+        layer_keywords={
+            "num_attention_heads": Key("num_attention_heads"),
+            "hidden_size": Key("hidden_size"),
+            "initializer_range": Key("init_std"),
+            "use_normal_initialization": True,
+            "intermediate_size": _inner_of_opt,
+            "attention_dropout_prob": Key("attention_dropout"),
+            "hidden_dropout_prob": Key("dropout"),
+            "activation": Key("activation_function"),
+            "causal_mask_size": Key("max_position_embeddings"),
+            "pre_layernorm": True,
+            "post_layernorm": False,
+        },
+    ),
+    Architecture(
+        name="vit",
+        block="ViTLayer",
+        config_of_block="attention.config",
+        is_newer_only=True,
+        translation=Translation(
+            ours="layers",
+            theirs="layers",
+            layer=(
+                *linear("attention.pre_layernorm", "layernorm_before"),
+                *linear("attention.query", "attention.q_proj"),
+                *linear("attention.key", "attention.k_proj"),
+                *linear("attention.value", "attention.v_proj"),
+                *linear("attention.dense", "attention.o_proj"),
+                *linear("output.pre_layernorm", "layernorm_after"),
+                *linear("output.dense1", "mlp.fc1"),
+                *linear("output.dense2", "mlp.fc2"),
+            ),
+        ),
+        layer_keywords={
+            **_LAYER,
+            "intermediate_size": Key("intermediate_size"),
+            "attention_dropout_prob": Key("attention_probs_dropout_prob"),
+            "hidden_dropout_prob": Key("hidden_dropout_prob"),
+            "activation": Key("hidden_act"),
+            "layernorm_epsilon": Key("layer_norm_eps"),
+            "use_qkv_bias": Key("qkv_bias"),
+            "pre_layernorm": True,
+            "post_layernorm": False,
+        },
+    ),
     Architecture(  # Mistral's and Mixtral's are of the same build
         name="llama",
         is_cut_in_place=True,
@@ -338,7 +414,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({table.name: table 
 
 def replaced_architectures() -> Iterator[Architecture]:
     """Yield the models that have distributed versions."""
-    return (table for table in _TABLES if table.model)
+    return (table for table in _TABLES if table.model or table.block)
 
 
 def architectures_cut_in_place() -> Iterator[Architecture]:

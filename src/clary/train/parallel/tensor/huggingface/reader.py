@@ -41,8 +41,12 @@ _num_heads: dict[str, int] = {}  # by architecture, of the model that was made d
 def registrations(name: str, modeling: Any) -> list[Registration]:
     """Return the replacements of the classes in transformers' module of a model that `MODELS` names."""
     table = ARCHITECTURES[name]
+    if table.is_newer_only and not is_newer():
+        return []
     if not table.block:
         return [_of_encoder(table, modeling)]
+    if not table.model:
+        return [_of_blocks(table, modeling)]
     whole = getattr(modeling, table.model)
     return [
         Registration(
@@ -55,16 +59,7 @@ def registrations(name: str, modeling: Any) -> list[Registration]:
             to_distributed=lambda state, config: _to_ours(table, state, config.num_attention_heads),
             translations=lambda config: _translations(table, config),
         ),
-        Registration(
-            getattr(modeling, table.block),
-            DistributedTransformerLayer,
-            *_block_hooks(table, modeling),
-            arguments_of=lambda block: (attrgetter(table.config_of_block, table.number_of_block)(block), {}),
-            to_distributed=lambda state, config: table.translation.layer_to_ours(
-                state, num_heads=config.num_attention_heads
-            ),
-            translations=lambda config: _translations(table, config, has_blocks_alone=True),
-        ),
+        _of_blocks(table, modeling),
     ]
 
 
@@ -160,6 +155,23 @@ def _of_encoder(table: Architecture, modeling: Any) -> Registration:
         arguments_of=_own_config,
         to_distributed=to_distributed,
         translations=lambda config: _translations(table, config),
+    )
+
+
+def _of_blocks(table: Architecture, modeling: Any) -> Registration:
+    def arguments_of(block: Any) -> Arguments:
+        config = attrgetter(table.config_of_block)(block)
+        return (config, attrgetter(table.number_of_block)(block) if table.number_of_block else None), {}
+
+    return Registration(
+        getattr(modeling, table.block),
+        DistributedTransformerLayer,
+        *_block_hooks(table, modeling),
+        arguments_of=arguments_of,
+        to_distributed=lambda state, config: table.translation.layer_to_ours(
+            state, num_heads=config.num_attention_heads
+        ),
+        translations=lambda config: _translations(table, config, has_blocks_alone=True),
     )
 
 

@@ -1,0 +1,1 @@
+"""Compiled models and mixed precision, beside eager execution in float32."""

@@ -1,0 +1,162 @@
+"""Compiled code that stays on this machine from job to job, for jobs with compiler_config.
+
+    <cache>/compiled/<name>/    files as torch's compiler has named them, by their content
+    <cache>/compiled/.lock      held shared while files are brought, exclusively while they are kept
+
+Where: `wiring` has one a host. The program works on a copy in its own tree; nothing that it sees is shared. When it has
+ended well, the agent takes new files over, by a folder's descriptor and no link followed; files that are kept are never
+replaced. Errors are told in a line, and no job fails by them.
+
+[Note: who runs whose code]
+What a job has compiled is run by the next job of the same name, so a program that means harm could put anything
+there. The name (`compilation.compiled_name`) is of all that code may come from: the two jobs are the same program on
+the same data, and whatever the first one could leave for the second the second one would do by itself. The cache lies
+in the service's home, which has one owner and which no program sees.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from clary.agent.environments.compilation import compiled_folder, compiled_name, wants_compiler
+from clary.agent.environments.requirement_files import source_digest
+from clary.base.beneath import Folder
+from clary.base.beneath_trees import copy_file, copy_tree, empty, entries, remove_tree
+from clary.base.errors import AgentError
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.ml_tree import MlTree
+
+CACHE_FOLDER = "compiled"
+MAX_FILES = 20_000  # of one name
+MAX_BYTES = 1 << 30  # of one name: precompiled headers have 150 MB, a large model some 50
+MAX_NAMES = 16  # what was used longest ago goes first
+_MAX_DEPTH = 8  # of folders in one another; torch has three
+_WAIT_S = 20.0  # for another agent
+_POLL_S = 0.05
+_MIB = 1 << 20
+
+
+class CompiledCode:
+    """The compiled code of one host's program; no method raises OSError or AgentError.
+
+    Args:
+        plan: the attempt.
+        tree: the host's `/opt/ml` on this machine.
+    """
+
+    def __init__(self, plan: LaunchPlan, tree: MlTree) -> None:
+        self._plan = plan
+        self._tree = tree
+        self._place: Path | None = None  # of what is kept for this job
+        self.summaries: tuple[str, ...] = ()  # lines for the log
+
+    def bring(self, environment: Path, *, timeout_s: float = _WAIT_S) -> None:
+        """Copy compiled code of earlier jobs of the same name into the tree; no effect on jobs without a compiler.
+
+        Args:
+            environment: root of the program's Python environment, which is ready like the code.
+            timeout_s: for other agents that write.
+        """
+        if not wants_compiler(self._plan) or not self._plan.cache_folder:
+            return
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            code = self._tree.code
+            digest = source_digest(code, check=lambda: None) if code.is_dir() else ""
+            name = compiled_name(self._plan, code_digest=digest, environment=environment)
+            root = Path(self._plan.cache_folder) / CACHE_FOLDER
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            place = root / name
+            target_path = compiled_folder(self._tree).relative_to(self._tree.root)
+            with (
+                Folder.at(self._tree.root) as tree,
+                tree.folder(str(target_path), create=True) as target,
+                _locked(root, fcntl.LOCK_SH, deadline_s),
+            ):
+                empty(target)
+                if place.is_dir():
+                    os.utime(place)
+                    with Folder.at(place) as source:
+                        copy_tree(source, target)
+                        files = [entry for entry in entries(source) if entry.is_file]
+                    size_bytes = sum(entry.status.st_size for entry in files)
+                    self.summaries = (
+                        f"compiled code: {len(files)} files, {size_bytes / _MIB:.1f} MiB from an earlier job that was "
+                        "the same program",
+                    )
+                else:
+                    self.summaries = ("compiled code: none is kept of an earlier job that was the same program",)
+            self._place = place
+        except (OSError, AgentError) as error:
+            self.summaries = (f"compiled code of earlier jobs is not used: {error}",)
+
+    def keep(self, *, timeout_s: float = _WAIT_S) -> tuple[str, ...]:
+        """Take over the program's compiled code, once it has ended well; return lines for the log.
+
+        Args:
+            timeout_s: for other agents.
+        """
+        place = self._place
+        if place is None:
+            return ()
+        try:
+            path = compiled_folder(self._tree).relative_to(self._tree.root)
+            with (
+                Folder.at(self._tree.root) as tree,
+                tree.folder(str(path)) as source,
+                _locked(place.parent, fcntl.LOCK_EX, time.monotonic() + timeout_s),
+            ):
+                return self._taken_over(source, place)
+        except (OSError, AgentError) as error:
+            return (f"compiled code is not kept for later jobs: {error}",)
+
+    def _taken_over(self, source: Folder, place: Path) -> tuple[str, ...]:
+        found = [entry for entry in entries(source, max_entries=MAX_FILES + 1, max_depth=_MAX_DEPTH) if entry.is_file]
+        found = [entry for entry in found if not entry.path.endswith(".lock")]
+        if not found:
+            return ()
+        with Folder.at(place, create=True) as target:
+            old = [entry for entry in entries(target) if entry.is_file]
+            names = {entry.path for entry in old}
+            new = [entry for entry in found if entry.path not in names]
+            num_files, size_bytes = len(old) + len(new), sum(entry.status.st_size for entry in (*old, *new))
+            if num_files > MAX_FILES or size_bytes > MAX_BYTES:
+                return (
+                    f"compiled code is not kept for later jobs: {num_files} files of {size_bytes // _MIB} MiB are "
+                    f"more than {MAX_FILES} or {MAX_BYTES // _MIB} MiB",
+                )
+            for entry in new:
+                target.folder(entry.path.rpartition("/")[0], create=True).close()
+                copy_file(source, entry.path, target, entry.path)
+        _drop_oldest(place.parent)
+        return ()
+
+
+def _drop_oldest(root: Path) -> None:
+    """Remove the names that were used longest ago, beyond `MAX_NAMES`; the lock is held."""
+    names = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    with Folder.at(root) as folder:
+        for path in names[: max(0, len(names) - MAX_NAMES)]:
+            remove_tree(folder, path.name)
+
+
+@contextmanager
+def _locked(root: Path, kind: int, deadline_s: float) -> Iterator[None]:
+    """Hold the cache's lock. Raises: AgentError when another agent holds it for too long."""
+    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+                break
+            if time.monotonic() > deadline_s:
+                raise AgentError(f"another agent has held {root}/.lock for too long")
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)

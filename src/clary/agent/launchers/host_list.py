@@ -1,0 +1,24 @@
+"""The job's hosts, told to launchers inside the program: `deepspeed` on PATH starts its ranks by this list.
+
+Where: every process of a job gets it, as one variable; see `shims/clary_deepspeed.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+HOST_LIST_VARIABLE = "CLARY_HOST_LIST"
+
+
+def host_list_variables(hosts: Sequence[tuple[str, str, int]], *, here: str, port: int) -> dict[str, str]:
+    """Return the variable; an empty dict for a host that takes no part in the distribution.
+
+    Args:
+        hosts: name, address and number of ranks, in the order of ranks.
+        here: the name of this host.
+        port: of the store of rank 0.
+    """
+    if here not in [name for name, _, _ in hosts]:
+        return {}
+    return {HOST_LIST_VARIABLE: json.dumps({"hosts": hosts, "here": here, "port": port})}

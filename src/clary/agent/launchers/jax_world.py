@@ -1,0 +1,43 @@
+"""Variables by which `jax.distributed.initialize()` finds the other processes of a job without arguments.
+
+Where: plain, torch_distributed, smddp and mpi add them to what they start. jax itself reads the address only;
+`shims/clary_jax.py` tells it the rest. Variables of the user's Environment stay as they are.
+Source: jax 0.10.2 `_src/distributed.py` (the address); the jax runtime of Kubeflow Trainer 2 (the other two).
+"""
+
+from __future__ import annotations
+
+from clary.agent.launchers.context import LaunchContext
+
+COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+NUM_PROCESSES = "JAX_NUM_PROCESSES"
+PROCESS_ID = "JAX_PROCESS_ID"
+
+
+def coordinator_variables(context: LaunchContext) -> dict[str, str]:
+    """Return the address of jax's coordinator, which process 0 opens; for ranks that mpirun numbers."""
+    address = f"{context.master_address}:{context.plan.network.jax_port}"
+    return _without_the_users(context, {COORDINATOR_ADDRESS: address})
+
+
+def process_variables(context: LaunchContext, *, process_id: int, num_processes: int) -> dict[str, str]:
+    """Return the variables of one of the job's processes.
+
+    Args:
+        context: of the process's host.
+        process_id: 0 to `num_processes` - 1; 0 runs on the master.
+        num_processes: of all peers.
+    """
+    numbers = {NUM_PROCESSES: str(num_processes), PROCESS_ID: str(process_id)}
+    return {**coordinator_variables(context), **_without_the_users(context, numbers)}
+
+
+def host_variables(context: LaunchContext) -> dict[str, str]:
+    """Return the variables of a host that runs one process; empty for a host outside of the distribution's groups."""
+    if context.host not in context.peers:
+        return {}
+    return process_variables(context, process_id=context.node_rank, num_processes=len(context.peers))
+
+
+def _without_the_users(context: LaunchContext, variables: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in context.variables}

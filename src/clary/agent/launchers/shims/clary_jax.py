@@ -1,0 +1,170 @@
+"""Tells jax which process of a job it is in, for `jax.distributed.initialize()` without arguments.
+
+Where: `clary_rank` calls `install` before it runs a program, and `part_from_peers` when one has failed. jax reads the
+coordinator's address from the environment, and the number of processes from the kinds of cluster that it knows alone.
+When jax is imported, a class of ours becomes the first of these. It comes before those of Open MPI, Slurm and
+Kubernetes, whose variables may be those of a cluster that the job's hosts lie on. A program without jax sees nothing of
+it, and arguments of `initialize` win.
+It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+Source: `_src/clusters/cluster.py` of jax 0.4.20, 0.4.38 and 0.10.2, which asks subclasses of `ClusterEnv` in the order
+of a list.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import types
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+
+_MODULE = "jax._src.clusters"
+_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+_LAST_PORT = 65535
+# Number of processes and own number, as torchrun, mpirun and the job's launcher name them. A rank that somebody starts
+# inside of a host's process inherits the launcher's, so these come last.
+_NUMBERS = (
+    ("WORLD_SIZE", "RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+)
+_LOCAL_NUMBERS = (
+    ("LOCAL_WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+)
+
+
+def install() -> None:
+    """Have jax told when it is imported, or at once where it is there already. Harmless when repeated."""
+    module = sys.modules.get(_MODULE)
+    if module is not None:
+        register(module)
+    elif not any(type(finder).__name__ == JaxFinder.__name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, JaxFinder())
+
+
+class JaxFinder(MetaPathFinder):
+    """Sees jax's clusters being imported, once, and leaves everything else to others."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return jax's own spec, with a loader that registers our class afterwards; None for any other name.
+
+        Args: as `MetaPathFinder.find_spec`.
+        """
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads as another does, puts that one in its place again, and registers the class."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        register(module)
+
+
+def register(clusters: types.ModuleType) -> None:
+    """Put a class of ours before the kinds of cluster that jax knows.
+
+    A jax that keeps them in another way stays as it is, and its log says so: a program without `initialize` works.
+
+    Args:
+        clusters: jax's module.
+    """
+    try:
+        base = clusters.ClusterEnv
+        kinds = base._cluster_types  # the list that jax goes through; it has no public name
+        if any(kind.__name__ == "ClaryCluster" for kind in kinds):
+            return
+        own = type("ClaryCluster", (base,), {"name": "clary", "opt_in_only_method": False, **_answers()})
+        if own in kinds:
+            kinds.remove(own)  # a subclass has put itself last
+        kinds.insert(0, own)
+    except Exception as error:  # noqa: BLE001 - boundary: somebody else's module
+        print(
+            f"clary: this version of jax is not known; jax.distributed.initialize() needs arguments here: {error!r}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def part_from_peers() -> bool:
+    """Have a process of jax that has failed end without its peers; return whether it was connected to them.
+
+    The peers wait inside of a sum for this process. jax waits for the peers, up to 300 s, in a function of `atexit` and
+    again when the interpreter destroys its client. Nobody learns of the failure meanwhile.
+    """
+    try:
+        if sys.modules["jax._src.distributed"].global_state.client is None:
+            return False
+        atexit.unregister(sys.modules["jax._src.api"].clean_up)
+    except (KeyError, AttributeError):  # no jax, or one that keeps these in another place
+        return False
+    return True
+
+
+def coordinator_address() -> str | None:
+    """Return host:port of jax's coordinator; below a torchrun, the port after its store's; None if nothing tells it."""
+    address = os.environ.get(_ADDRESS)
+    if address:
+        return address
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if not host or not _is_number(port) or int(port) >= _LAST_PORT:
+        return None
+    return f"[{host}]:{int(port) + 1}" if ":" in host else f"{host}:{int(port) + 1}"
+
+
+def process_numbers() -> tuple[int, int] | None:
+    """Return the number of processes and the number of this one; None if nothing tells them."""
+    return _first_pair(_NUMBERS)
+
+
+def local_device() -> int | None:
+    """Return the GPU of this process among those of its host; None, for all of them, if no other process runs there."""
+    pair = _first_pair(_LOCAL_NUMBERS)
+    return pair[1] if pair is not None and pair[0] > 1 else None
+
+
+def _answers() -> dict[str, object]:
+    """Return the methods that jax calls; older versions pass fewer arguments."""
+
+    def address(_: type, /, *arguments: object, **options: object) -> str:
+        return coordinator_address() or ""
+
+    return {
+        "is_env_present": classmethod(lambda _: coordinator_address() is not None and process_numbers() is not None),
+        "get_coordinator_address": classmethod(address),
+        "get_process_count": classmethod(lambda _: (process_numbers() or (1, 0))[0]),
+        "get_process_id": classmethod(lambda _: (process_numbers() or (1, 0))[1]),
+        "get_local_process_id": classmethod(lambda _: local_device()),
+    }
+
+
+def _first_pair(names: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
+    for size, own in names:
+        values = os.environ.get(size, ""), os.environ.get(own, "")
+        if all(map(_is_number, values)) and int(values[1]) < int(values[0]):
+            return int(values[0]), int(values[1])
+    return None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()

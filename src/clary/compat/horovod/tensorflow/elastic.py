@@ -1,0 +1,162 @@
+"""Elastic training with TensorFlow: `hvd.elastic.run`, and states of models and variables."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from horovod.common.elastic import ObjectState, State, run_fn
+from horovod.common.exceptions import HorovodInternalError
+from horovod.tensorflow.functions import broadcast_object, broadcast_object_fn, broadcast_variables
+from horovod.tensorflow.mpi_ops import init, rank, shutdown
+from horovod.tensorflow.util import variables_of_optimizer
+
+from clary.train.collective.adapters.tensorflow.optimizer import build_optimizer
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+
+_VARIABLES = "clary.variables"  # among the plain objects of a commit
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a training loop whose first argument is its state.
+
+    The state is that of the last commit after a failure, also in the next attempt of a job. An operation that fails
+    inside of a graph is an error of TensorFlow with the words of HorovodInternalError, and counts as one.
+    """
+
+    @functools.wraps(func)
+    def told(state: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(state, *args, **kwargs)
+        except tf.errors.UnknownError as error:
+            if HorovodInternalError.__name__ not in str(error):
+                raise
+            raise HorovodInternalError(str(error)) from error
+
+    decorated: Callable[..., Any] = run_fn(told, _reset)
+    return decorated
+
+
+def _reset() -> None:
+    shutdown()
+    init()
+
+
+class _VariablesState(ObjectState):
+    """State of plain objects and of variables.
+
+    Args:
+        bcast_object: gives all ranks the object of rank 0.
+        kwargs: names and first values of the plain objects.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], **kwargs: Any) -> None:
+        self._kept: list[np.ndarray] = []
+        super().__init__(bcast_object=bcast_object, get_rank=rank, **kwargs)
+        self._kept = self._read()
+
+    def save(self) -> None:
+        """Keep copies of all values."""
+        self._kept = self._read()
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the copies."""
+        self._write(self._kept)
+        super().restore()
+
+    def sync(self) -> None:
+        """Give all ranks the values of rank 0."""
+        self._share()
+        self._kept = self._read()
+        super().sync()
+
+    def packer(self) -> Callable[[], bytes]:
+        """Return a function that returns all copies as a pickle."""
+        kept = {**self._saved_state, _VARIABLES: list(self._kept)}
+        return lambda: pickle.dumps(kept)
+
+    def unpack(self, content: bytes) -> None:
+        """Keep the copies of a commit that this job wrote."""
+        kept = pickle.loads(content)  # noqa: S301 - of this job's own folder
+        self._kept = kept.pop(_VARIABLES)
+        self._saved_state.update(kept)
+
+    def _held(self) -> Sequence[Any]:
+        """Return the variables."""
+        raise NotImplementedError
+
+    def _read(self) -> list[np.ndarray]:
+        return [np.array(one) for one in self._held()]
+
+    def _write(self, values: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(self._held(), values, strict=True):
+            variable.assign(value)
+
+    def _share(self) -> None:
+        broadcast_variables(self._held(), root_rank=0)
+
+
+class TensorFlowKerasState(_VariablesState):
+    """State of a model of Keras and its optimizer; `batch`, `epoch` and the like are attributes.
+
+    Args:
+        model: with its weights made.
+        optimizer: None takes the one that the model was compiled with.
+        backend: of before TensorFlow 2; has no effect.
+        kwargs: names and first values of plain objects.
+    Raises: ValueError for a model without weights yet.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        if not model.built:
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
+        self.model = model
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is not None:
+            build_optimizer(self.optimizer, list(model.trainable_variables))
+        super().__init__(bcast_object=broadcast_object, **kwargs)
+
+    def _held(self) -> Sequence[Any]:
+        return [*self.model.variables, *variables_of_optimizer(self.optimizer)]
+
+
+class TensorFlowState(_VariablesState):
+    """State of a list of variables.
+
+    Args:
+        variables: None takes the global variables of a graph of TensorFlow 1.
+        session: of TensorFlow 1; None takes the default one.
+        kwargs: names and first values of plain objects.
+    """
+
+    def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
+        self.variables = list(variables or tf.compat.v1.global_variables())
+        self.session = session or tf.compat.v1.get_default_session()
+        in_graph = not tf.executing_eagerly()
+        self._sharing = broadcast_variables(self.variables, root_rank=0) if in_graph else None
+        super().__init__(bcast_object=broadcast_object_fn(session=session) if in_graph else broadcast_object, **kwargs)
+
+    def _held(self) -> Sequence[Any]:
+        return self.variables
+
+    def _read(self) -> list[np.ndarray]:
+        return super()._read() if self._sharing is None else list(self.session.run(self.variables))
+
+    def _write(self, values: Sequence[np.ndarray]) -> None:
+        if self._sharing is None:
+            super()._write(values)
+            return
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.load(value, self.session)
+
+    def _share(self) -> None:
+        if self._sharing is None:
+            super()._share()
+        else:
+            self.session.run(self._sharing)

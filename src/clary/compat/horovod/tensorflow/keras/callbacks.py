@@ -1,0 +1,231 @@
+"""Callbacks of `fit`, for Keras 3 and for legacy Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from horovod.tensorflow.functions import broadcast_global_variables, broadcast_variables
+from horovod.tensorflow.mpi_ops import rank, size
+from horovod.tensorflow.reductions import allreduce
+from horovod.tensorflow.util import reference, variables_of_optimizer
+
+_Callback: Any = tf.keras.callbacks.Callback
+_ModelCheckpoint: Any = tf.keras.callbacks.ModelCheckpoint
+
+
+class BroadcastGlobalVariablesCallback(_Callback):
+    """Gives model and optimizer of all ranks the values of one, after the first batch, when all variables are there.
+
+    Args:
+        root_rank: rank that sends.
+        device: of the operations' ends.
+        local_variables: variables, or one, that stay as they are on each rank.
+    Raises: ValueError for local variables that are no variables.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        given = [] if local_variables is None else local_variables
+        held = list(given) if isinstance(given, list | tuple | set) else [given]
+        if not all(hasattr(one, "assign") for one in held):
+            raise ValueError("All local variables must be of tf.Variable type.")
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+        self._local = {reference(one) for one in held}
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave a variable as it is on each rank."""
+        self._local.add(reference(var))
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast, the first time."""
+        if self.broadcast_done:
+            return
+        with tf.device(self.device):
+            if tf.executing_eagerly():
+                held = [one for one in self.model.variables if reference(one) not in self._local]
+                broadcast_variables(held, root_rank=self.root_rank)
+                broadcast_variables(variables_of_optimizer(self.model.optimizer), root_rank=self.root_rank)
+            else:
+                session: Any = tf.compat.v1.keras.backend.get_session()
+                session.run(broadcast_global_variables(self.root_rank))
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(_Callback):
+    """Replaces the metrics of each epoch by their averages over all ranks; put it before callbacks that read them.
+
+    Args:
+        device: of the operations' ends.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Average the metrics in place, in the order of their names."""
+        for metric, value in sorted((logs or {}).items()):
+            averaged = allreduce(tf.constant(value, tf.float64), device_dense=self.device, name=f"metric.{metric}")
+            logs[metric] = float(averaged.numpy())
+
+
+class LearningRateScheduleCallback(_Callback):
+    """Sets the learning rate to `initial_lr * multiplier` from one epoch to another.
+
+    Args:
+        initial_lr: at the beginning of the training.
+        multiplier: a function of the epoch, or a number, which is taken to the power of the epochs since `start_epoch`.
+        start_epoch, end_epoch: the first that is changed, and the first that is no more; None: all after it are.
+        staircase: set it once an epoch, not once a batch with parts of epochs.
+        momentum_correction: scale an optimizer's momentum like the rate, for the batch in which the rate changes.
+        steps_per_epoch: batches of an epoch, where Keras does not tell; needed without a staircase.
+    Raises: ValueError without an initial rate.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch, self.end_epoch = start_epoch, end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        self._momentum_before: float | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Look up how many batches an epoch has, where that matters. Raises: ValueError if Keras does not tell."""
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(f"pass steps_per_epoch to {type(self).__name__}: Keras does not know it")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Keep the number of the epoch."""
+        self.current_epoch = epoch
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the rate, where this epoch has another than the optimizer's own."""
+        is_over = self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        if self.current_epoch < self.start_epoch or is_over:
+            return
+        if self.staircase and batch == 0:
+            self._set_rate(self.current_epoch)
+        elif not self.staircase:
+            self._set_rate(self.current_epoch + batch / (self.steps_per_epoch or 1))
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Give the optimizer its own momentum back."""
+        if self._momentum_before is not None:
+            _set(self.model.optimizer, "momentum", self._momentum_before)
+            self._momentum_before = None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add the learning rate to the metrics."""
+        if logs is not None:
+            logs["lr"] = _get(self.model.optimizer, "learning_rate")
+
+    def _set_rate(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        before, after = _get(optimizer, "learning_rate"), self.initial_lr * self.multiplier(epoch)
+        _set(optimizer, "learning_rate", after)
+        if self.momentum_correction and before and getattr(optimizer, "momentum", None) is not None:
+            self._momentum_before = _get(optimizer, "momentum")
+            _set(optimizer, "momentum", self._momentum_before * after / before)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from `initial_lr / size()` to `initial_lr` over the first epochs.
+
+    Args:
+        initial_lr: at the end of the warmup.
+        warmup_epochs: number of epochs that it takes.
+        momentum_correction, steps_per_epoch: as for `LearningRateScheduleCallback`.
+        verbose: 1 prints on rank 0 that it is over.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            reached = epoch + 1.0 / (self.steps_per_epoch or 1)  # at the end of the batch
+            return float((reached * (size() - 1) / warmup_epochs + 1) / size())
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add the learning rate to the metrics, and say that the warmup is over."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and rank() == 0:
+            rate = _get(self.model.optimizer, "learning_rate")
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+class BestModelCheckpoint(_ModelCheckpoint):
+    """Saves the best model; Horovod's estimators set `filepath` before the training.
+
+    Args:
+        monitor, verbose, save_weights_only, mode, save_freq: as tf.keras.callbacks.ModelCheckpoint.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+    ) -> None:
+        # Keras 3 wants an ending at once
+        super().__init__(
+            filepath="best.weights.h5" if save_weights_only else "best.keras",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = None
+
+
+def _get(optimizer: Any, name: str) -> float:
+    """Return a number of an optimizer, which may be a variable."""
+    value = getattr(optimizer, name)
+    return float(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def _set(optimizer: Any, name: str, value: float) -> None:
+    held = getattr(optimizer, name)
+    if hasattr(held, "assign"):
+        held.assign(value)
+    else:
+        setattr(optimizer, name, value)

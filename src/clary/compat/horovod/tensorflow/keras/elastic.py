@@ -1,0 +1,91 @@
+"""Elastic training with Keras: its state, and callbacks of `fit` that keep and commit it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from horovod.tensorflow.elastic import TensorFlowKerasState, run
+
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+
+_Callback: Any = tf.keras.callbacks.Callback
+
+
+class KerasState(TensorFlowKerasState):
+    """State of a model of Keras and its optimizer.
+
+    Args: as `TensorFlowKerasState`.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer=optimizer, **kwargs)
+
+
+class CommitStateCallback(_Callback):
+    """Commits a state after every so many batches, and after each epoch."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.kept_state = state
+        self.batches_per_commit = batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to count anew, so that all ranks count alike."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit, if it is time."""
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.kept_state.commit()
+            self.batches_remaining = self.batches_per_commit
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit."""
+        self.kept_state.commit()
+
+
+class UpdateBatchStateCallback(_Callback):
+    """Keeps the number of the batch in `state.batch`; after a reset the first epoch is shorter by those done."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.kept_state = state
+        self.steps_per_epoch: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Forget the length of an epoch."""
+        self.steps_per_epoch = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Shorten the epoch by the batches that are done."""
+        if self.params.get("steps"):
+            self.steps_per_epoch = self.steps_per_epoch or self.params["steps"]
+            self.params["steps"] = self.steps_per_epoch - self.kept_state.batch
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Keep the number."""
+        self.kept_state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begin at the first batch."""
+        self.kept_state.batch = 0
+
+
+class UpdateEpochStateCallback(_Callback):
+    """Keeps the number of epochs that are done in `state.epoch`, over resets too."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.kept_state = state
+        self.initial_epoch = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin after the epochs that are done."""
+        self.initial_epoch = self.kept_state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keep the number."""
+        self.kept_state.epoch = self.initial_epoch + epoch + 1

@@ -1,0 +1,76 @@
+"""The gradient tape and the optimizer whose gradients are averages over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from clary.train.collective.adapters.tensorflow.compression import Compression
+from clary.train.collective.adapters.tensorflow.optimizer import distribute
+from clary.train.collective.adapters.tensorflow.tape import DistributedTape, Reduce, reduce_gradients
+
+from .ranks import ReduceOp, process
+
+_BUCKET_BYTES = 1 << 20
+_BUCKET_MULTIPLE = 128
+
+
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = ReduceOp.AVERAGE,
+) -> DistributedTape:
+    """Return a tape whose `gradient` gives averages over all ranks.
+
+    Args:
+        gradtape: a tf.GradientTape, recording or done.
+        device_dense, device_sparse: not supported; leave them empty.
+        compression: Compression.none or Compression.fp16.
+        sparse_as_dense: no matter; sparse gradients are always made dense, as by SMDDP since 1.2.1.
+        op: AVERAGE.
+    Raises: NotImplementedError for a device or another op.
+    """
+    return DistributedTape(gradtape, _averaging(device_dense, device_sparse, compression, op))
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    bucket_cap_mb: int = 25,
+) -> Any:
+    """Return an optimizer that applies averages over all ranks.
+
+    Args:
+        optimizer: of tf.compat.v1.train or of Keras; one of Keras is changed and returned.
+        name, use_locking: of the wrapper of an optimizer of TensorFlow 1.
+        device_dense, device_sparse, compression, sparse_as_dense, op: as for `DistributedGradientTape`.
+        bucket_cap_mb: checked as by SMDDP; all gradients are exchanged by one operation.
+    Raises: NotImplementedError as the tape; ValueError for another bucket size or an optimizer wrapped before;
+        TypeError for an object that is no optimizer.
+    """
+    if bucket_cap_mb <= 0 or int(bucket_cap_mb * _BUCKET_BYTES) % _BUCKET_MULTIPLE:
+        raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; expected MiB above 0, in bytes a multiple of 128")
+    reduce = _averaging(device_dense, device_sparse, compression, op)
+    return distribute(optimizer, reduce, name=name, use_locking=use_locking)
+
+
+def _averaging(device_dense: str, device_sparse: str, compression: Any, op: ReduceOp) -> Reduce:
+    """Return the reduction of gradients with these options; refuse the options that SMDDP refuses."""
+    if device_dense or device_sparse:
+        raise NotImplementedError("device_dense and device_sparse are not supported: leave them empty")
+    if op is not ReduceOp.AVERAGE:
+        raise NotImplementedError(f"gradients are averaged: op is {op}, expected ReduceOp.AVERAGE")
+
+    def reduce(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        return reduce_gradients(process, gradients, op.value, compression)
+
+    return reduce

@@ -1,0 +1,63 @@
+"""The group of all ranks and this process's place in it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from clary.train._native import interface
+from clary.train.collective.adapters.tensorflow.process import Process
+from clary.train.collective.adapters.tensorflow.xla import keep_from_xla
+
+process = Process("smdistributed.dataparallel.tensorflow")
+"""The one group of this library in this process."""
+
+
+class ReduceOp(Enum):
+    """Operations that reduce the ranks' values, element by element."""
+
+    AVERAGE = interface.ReduceOp.AVG
+    SUM = interface.ReduceOp.SUM
+    MIN = interface.ReduceOp.MIN
+    MAX = interface.ReduceOp.MAX
+
+
+def init() -> None:
+    """Join the group of all ranks; to be called once, before anything else here.
+
+    Raises:
+        CollectiveError: it was called before.
+        ValueError: this process was not started as a rank.
+        BootstrapError: the group could not be formed; names who did not come.
+    """
+    process.init()
+    keep_from_xla()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called, and `shutdown` not since."""
+    return process.is_initialized
+
+
+def shutdown() -> None:
+    """Leave the group. A second call does nothing."""
+    process.shutdown()
+
+
+def size() -> int:
+    """Return the number of ranks; CollectiveError before `init`."""
+    return process.world.size
+
+
+def rank() -> int:
+    """Return this process's rank among all; CollectiveError before `init`."""
+    return process.world.rank
+
+
+def local_size() -> int:
+    """Return the number of ranks on this host; CollectiveError before `init`."""
+    return process.local_size()
+
+
+def local_rank() -> int:
+    """Return this process's rank on its host; CollectiveError before `init`."""
+    return process.local_rank()

@@ -1,0 +1,42 @@
+"""DistributedDataParallel under the name `smdistributed.dataparallel.DistributedDataParallel`, which AWS never had.
+
+Where: `__getattr__` of the package imports it for guides that wrap their model by `from smdistributed.dataparallel
+import DistributedDataParallel` and say nothing of a group of ranks. Their meaning is served and said by rank 0.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed
+from smdistributed.dataparallel.torch import distributed
+from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel as OfSmddp
+
+_NOTICE = (
+    "clary: smdistributed.dataparallel has no DistributedDataParallel of its own in AWS's library; understood as "
+    "smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel"
+)
+_JOINED = ", after init_process_group('smddp'), which the program has not called"
+
+
+class DistributedDataParallel(OfSmddp):
+    """The DistributedDataParallel of SMDDP, which joins the group of all ranks first if the program has not.
+
+    Args:
+        module: the model; equal on all ranks afterwards, as rank 0 has it.
+        arguments: as those of `smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel`.
+
+    State after failure: without the variables of a rank there is no group, and `module` is as it was. A group that was
+        joined stays.
+    Raises: RuntimeError if this process was not started as a rank, with the distribution that starts ranks.
+    """
+
+    def __init__(self, module: torch.nn.Module, *arguments: Any, **named_arguments: Any) -> None:
+        has_group = torch.distributed.is_initialized()
+        if not has_group:
+            distributed.init_process_group()
+        super().__init__(module, *arguments, **named_arguments)
+        if torch.distributed.get_rank() == 0:
+            print(f"{_NOTICE}{'' if has_group else _JOINED}", file=sys.stderr, flush=True)

@@ -1,0 +1,107 @@
+"""`import smdistributed.modelparallel.tensorflow as smp`: SMP v1 on TensorFlow 2, with Keras 3 or legacy Keras.
+
+Everything is in `clary.train.tf_parallel`; here are the names, as scripts know them.
+"""
+
+from clary.train.tf_parallel.checkpoint import CheckpointManager
+from clary.train.tf_parallel.hooks import register_post_partition_hook
+from clary.train.tf_parallel.marks import partition
+from clary.train.tf_parallel.model import DistributedModel
+from clary.train.tf_parallel.outputs import StepOutput
+from clary.train.tf_parallel.step import step
+
+from . import core, exceptions, utils
+from .communication import (
+    DP_GROUP,
+    MP_GROUP,
+    PP_GROUP,
+    RDP_GROUP,
+    TP_GROUP,
+    WORLD,
+    CommGroup,
+    RankType,
+    allgather,
+    barrier,
+    broadcast,
+    dp_barrier,
+    mp_barrier,
+    recv_from,
+    send,
+)
+from .session import (
+    dp_rank,
+    dp_size,
+    get_dp_group,
+    get_mp_group,
+    get_pp_group,
+    get_rdp_group,
+    get_tp_group,
+    init,
+    is_initialized,
+    is_tracing,
+    local_rank,
+    local_size,
+    mp_rank,
+    mp_size,
+    pp_rank,
+    pp_size,
+    rank,
+    rdp_rank,
+    rdp_size,
+    shutdown,
+    size,
+    state,
+    tp_rank,
+    tp_size,
+)
+
+__all__ = [
+    "DP_GROUP",
+    "MP_GROUP",
+    "PP_GROUP",
+    "RDP_GROUP",
+    "TP_GROUP",
+    "WORLD",
+    "CheckpointManager",
+    "CommGroup",
+    "DistributedModel",
+    "RankType",
+    "StepOutput",
+    "allgather",
+    "barrier",
+    "broadcast",
+    "core",
+    "dp_barrier",
+    "dp_rank",
+    "dp_size",
+    "exceptions",
+    "get_dp_group",
+    "get_mp_group",
+    "get_pp_group",
+    "get_rdp_group",
+    "get_tp_group",
+    "init",
+    "is_initialized",
+    "is_tracing",
+    "local_rank",
+    "local_size",
+    "mp_barrier",
+    "mp_rank",
+    "mp_size",
+    "partition",
+    "pp_rank",
+    "pp_size",
+    "rank",
+    "rdp_rank",
+    "rdp_size",
+    "recv_from",
+    "register_post_partition_hook",
+    "send",
+    "shutdown",
+    "size",
+    "state",
+    "step",
+    "tp_rank",
+    "tp_size",
+    "utils",
+]

@@ -1,0 +1,29 @@
+"""`smdistributed.modelparallel.tensorflow.utils`: files of checkpoints between ranks, and the error of graphs.
+
+Source: aws/deep-learning-containers `test/dlc_tests` and the library's release notes, as callers.
+"""
+
+from __future__ import annotations
+
+from clary.train.tf_parallel import checkpoint_files, session
+from clary.train.tf_parallel.errors import GraphBuildError
+
+__all__ = ["GraphBuildError", "receive_checkpoint_files", "send_checkpoint_files"]
+
+
+def send_checkpoint_files(directory: str, dest: int) -> None:
+    """Send all files of a directory to another rank, which calls `receive_checkpoint_files`.
+
+    Args:
+        dest: rank in the world.
+    """
+    checkpoint_files.send_checkpoint_files(session.current().links, directory, dest)
+
+
+def receive_checkpoint_files(directory: str, src: int) -> None:
+    """Write the files that another rank sends to a directory, which is made; files of the same names are replaced.
+
+    Args:
+        src: rank in the world.
+    """
+    checkpoint_files.receive_checkpoint_files(session.current().links, directory, src)

@@ -1,0 +1,54 @@
+"""Aligned blocks of memory, used again once nothing lies in them.
+
+New memory of the size of a model's gradients costs a page fault for every 4 KiB, more than the copies that blocks save.
+Results are views of a block and keep it alive; a block without views is taken again, so a training has as many blocks
+as steps of results that it keeps.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+
+from clary.train.collective.adapters.tensorflow.layout import ALIGNMENT
+
+_MAX_BLOCKS = 8
+"""Blocks that are known, of all sizes together."""
+_OWN_REFERENCES = 2
+"""To an array that nobody else has: the list's, and that of the question itself."""
+
+
+class Blocks:
+    """Blocks of one process; any thread may take one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._memories: list[np.ndarray] = []
+
+    def take(self, num_bytes: int) -> np.ndarray:
+        """Return a block, shape [num_bytes] of uint8, in which nothing else lies; its content is undefined.
+
+        Whoever has the result or a view of it has the block for itself.
+        """
+        with self._lock:
+            memory = self._free_one(num_bytes)
+            if memory is None:
+                memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+                self._forget_oldest()
+                self._memories.append(memory)
+        start = -int(memory.ctypes.data) % ALIGNMENT
+        return memory[start : start + num_bytes]
+
+    def _free_one(self, num_bytes: int) -> np.ndarray | None:
+        for place in range(len(self._memories)):
+            is_free = sys.getrefcount(self._memories[place]) == _OWN_REFERENCES  # views keep a reference
+            if is_free and self._memories[place].size == num_bytes + ALIGNMENT:
+                return self._memories[place]
+        return None
+
+    def _forget_oldest(self) -> None:
+        """Drop the oldest blocks over the limit; one with views lives as long as they do."""
+        while len(self._memories) >= _MAX_BLOCKS:
+            self._memories.pop(0)

@@ -1,0 +1,44 @@
+"""Types in which gradients travel: their own, or half precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class NoneCompressor:
+    """Passes tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor and the type to give back."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the tensor."""
+        return tensor
+
+
+class FP16Compressor:
+    """Passes floating tensors as float16, in which they are summed too."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor in float16, if it is floating, and its own type."""
+        if not tensor.dtype.is_floating:
+            return tensor, tensor.dtype
+        return tf.cast(tensor, tf.float16), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the tensor in the type that `compress` gave as `ctx`."""
+        return tensor if tensor.dtype == ctx else tf.cast(tensor, ctx)
+
+
+class Compression:
+    """Compressions by the names that scripts write."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor

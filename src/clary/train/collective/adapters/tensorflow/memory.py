@@ -1,0 +1,37 @@
+"""Memory of eager tensors as NumPy arrays, and of NumPy arrays as tensors.
+
+Both share it, for every type that DLPack knows and for bfloat16 (TensorFlow 2.21). What TensorFlow makes
+of it in other versions may be a copy, which is right too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_BFLOAT16 = "bfloat16"
+
+
+def array_of(tensor: Any) -> np.ndarray:
+    """Return the memory of an eager tensor, of its shape and type; it must not be written.
+
+    Raises: TypeError for a tensor of strings, resources or variants.
+    """
+    array = np.asarray(tensor, order="C")
+    if array.dtype.kind in "OSU":
+        raise TypeError(f"a tensor of type {tensor.dtype.name} cannot be exchanged between ranks: pass one of numbers")
+    return array
+
+
+def tensor_of(array: np.ndarray) -> Any:
+    """Return an eager tensor that lies in the memory of an array, which nobody may write from now on.
+
+    An array that is read-only is copied.
+    """
+    if array.dtype.name == _BFLOAT16:  # unknown to NumPy's DLPack
+        return tf.bitcast(tensor_of(array.view(np.uint16)), tf.bfloat16)
+    if array.dtype.kind not in "fiub" or not array.flags.writeable:  # which NumPy's DLPack refuses
+        return tf.convert_to_tensor(array)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

@@ -1,0 +1,87 @@
+"""Functions of arrays as operations of TensorFlow that all ranks run in one order, one at a time.
+
+Eagerly a function is called at once. Inside `tf.function` it becomes one operation, and the order is the program's, as
+[Note: order] says. The operation waits in a thread of TensorFlow's pool with all its inputs there, and nothing that it
+waits for on another rank comes after one of its own successors: a pool of one thread is enough.
+
+[Note: order]
+TensorFlow runs operations of a graph when their inputs are there, so two ranks could run two reductions in different
+orders, each waiting for the other. Each of our operations therefore reads a variable, the turn, passes its value
+through the function and assigns what comes out. TensorFlow keeps reads and writes of a variable in the program's order,
+also where they are in functions, branches and loops inside the graph. Graphs of TensorFlow 1 have no such rule; there
+each operation gets a control input from the one before in its branch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from clary.train.collective.adapters.tensorflow.memory import array_of, tensor_of
+
+Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
+
+
+class _Turns:
+    """The turn of functions, and the last operation of each graph of TensorFlow 1; of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._variable: Any = None
+        self.last_operations: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+
+    @property
+    def variable(self) -> Any:
+        """The variable that orders operations, made outside of any graph at first use."""
+        with self._lock:
+            if self._variable is None:
+                with tf.init_scope(), tf.device("CPU:0"):
+                    self._variable = tf.Variable(np.int64(0), trainable=False, name="clary_turn")
+            return self._variable
+
+
+_turns = _Turns()
+
+
+def run_ordered(exchange: Exchange, tensors: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+    """Run a function of the tensors' memory, now or whenever the graph under construction comes to it.
+
+    Args:
+        exchange: takes arrays with the shapes of `tensors`, which it must not write, and returns one array for each of
+            `like`, which nobody writes afterwards. Inside a graph its errors become TensorFlow's, with its words.
+        tensors: on any device; they are brought to the CPU.
+        like: a tensor or a tf.TensorSpec for each result, with its type and static shape.
+    Returns: a tensor for each of `like`.
+    """
+    if tf.executing_eagerly():
+        return [tensor_of(array) for array in exchange([array_of(tensor) for tensor in tensors])]
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        turn = _turns.variable
+        taken, *results = _as_operation(exchange, turn.read_value(), tensors, like)
+        turn.assign(taken)
+    else:
+        graph = tf.compat.v1.get_default_graph()
+        branch = graph._get_control_flow_context()
+        before, its_branch = _turns.last_operations.get(graph, (None, None))
+        with tf.control_dependencies([before] if before is not None and branch is its_branch else []):
+            taken, *results = _as_operation(exchange, tf.constant(0, tf.int64), tensors, like)
+        _turns.last_operations[graph] = taken.op, branch
+    for result, example in zip(results, like, strict=True):
+        result.set_shape(example.shape)
+    return results
+
+
+def _as_operation(exchange: Exchange, turn: Any, tensors: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+    """Add the operation to the graph: from (turn, *tensors) to (turn, *results)."""
+
+    def body(turn_taken: Any, *memories: Any) -> list[Any]:
+        arrays = [np.asarray(memory, order="C") for memory in memories]  # of a scalar TensorFlow passes the number
+        return [np.int64(turn_taken + 1), *exchange(arrays)]
+
+    types = [tf.int64, *(example.dtype for example in like)]
+    return list(tf.numpy_function(body, [turn, *tensors], types, stateful=True))

@@ -1,0 +1,29 @@
+"""Keeps Keras 3 from compiling models by XLA, which knows no operation that talks to other ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Any
+
+_LEGACY = "TF_USE_LEGACY_KERAS"
+
+
+def keep_from_xla() -> None:
+    """Have Keras 3 leave models of this process to TensorFlow's own executor.
+
+    Its `compile` takes XLA unless told otherwise. A model that asks for `jit_compile=True` is told by Keras, in a
+    warning, that it cannot have it.
+    """
+    if os.environ.get(_LEGACY) == "1" or importlib.util.find_spec("keras") is None:
+        return
+    import keras
+
+    trainer: Any = sys.modules.get("keras.src.trainers.trainer")
+    if not keras.__version__.startswith("2.") and hasattr(trainer, "model_supports_jit"):
+        trainer.model_supports_jit = _supports_no_jit
+
+
+def _supports_no_jit(model: Any) -> bool:
+    return False

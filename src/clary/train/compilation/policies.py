@@ -1,0 +1,151 @@
+"""Decides which models are compiled and which run under autocast, with the reason. Pure.
+
+Where: `outermost` asks once for each model, `compiled` once more after the first call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_MODELS = 8  # of one process; a program with more calls the parts of a model one by one
+MAX_GRAPHS = 64  # of one model: each costs seconds to compile, and a jump into Python at every call
+# Wrappers that keep a model from being compiled as it stands, by their class.
+_IN_THE_WAY = {
+    "DataParallel": "threads of DataParallel share it",
+    "DeepSpeedEngine": "DeepSpeed hooks into its layers; set compile in DeepSpeed's own configuration",
+    "DistributedModel": "smp cuts it into stages and calls their parts one by one",
+    "FullyShardedDataParallel": "FullyShardedDataParallel without use_orig_params=True hides its parameters",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Facts of the outermost module of a call in training.
+
+    Args:
+        name: class of the model, below wrappers that let it be compiled.
+        wrapper: class of the wrapper around it; empty without one.
+        shows_parameters: FullyShardedDataParallel was given use_orig_params=True.
+        num_trainable: tensors with gradients.
+        compiled_by_program: whether the program has it, or a part of it, compiled by torch.compile.
+        is_scripted: whether it is TorchScript.
+        device_types: of its parameters.
+        dtypes: of its parameters with gradients, by torch's names, such as float32.
+    """
+
+    name: str
+    wrapper: str = ""
+    shows_parameters: bool = False
+    num_trainable: int
+    compiled_by_program: bool = False
+    is_scripted: bool = False
+    device_types: frozenset[str]
+    dtypes: frozenset[str] = frozenset({"float32"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerFacts:
+    """Facts of the process.
+
+    Args:
+        switched_off_by: variable that turns torch.compile off.
+        refusal: torch's own words why this Python cannot compile; empty if it can.
+        missing: program or package that code for a device type is built with and that is not there, by device type.
+        num_models: models that have been compiled.
+    """
+
+    switched_off_by: str = ""
+    refusal: str = ""
+    missing: tuple[tuple[str, str], ...] = ()
+    num_models: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionFacts:
+    """Facts of a call.
+
+    Args:
+        program_autocasts: the program runs the model under autocast itself.
+        has_bfloat16: the device computes in bfloat16.
+    """
+
+    program_autocasts: bool
+    has_bfloat16: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Answer of a policy: `applies` or not, and why not; an empty reason is not worth a line in the log."""
+
+    applies: bool
+    reason: str = ""
+    dtype: str = ""  # of autocast
+
+
+def judge_compilation(model: ModelFacts, compiler: CompilerFacts) -> Decision:
+    """Return whether a model is to be compiled."""
+    if not model.num_trainable:
+        return Decision(applies=False)
+    reason = _why_not_compiled(model, compiler)
+    return Decision(applies=not reason, reason=reason)
+
+
+def judge_first_call(*, num_graphs: int, num_compiled: int, failure: str) -> Decision:
+    """Return whether a model stays compiled after its first call.
+
+    Args:
+        num_graphs: graphs that torch has cut it into.
+        num_compiled: of these, how many could be compiled.
+        failure: of the others; empty without any.
+    """
+    if not num_compiled:
+        return Decision(applies=False, reason=failure or "torch found nothing in it that it can compile")
+    if num_graphs > MAX_GRAPHS:
+        return Decision(applies=False, reason=f"its code breaks it into {num_graphs} graphs, more than {MAX_GRAPHS}")
+    return Decision(applies=True, reason=failure)
+
+
+def judge_precision(model: ModelFacts, call: PrecisionFacts) -> Decision:
+    """Return whether a model is to run under autocast, and in which type."""
+    if not model.num_trainable:
+        return Decision(applies=False)
+    if call.program_autocasts:
+        return Decision(applies=False, reason="the program runs it under autocast itself")
+    if model.dtypes and "float32" not in model.dtypes and "float64" not in model.dtypes:
+        return Decision(applies=False, reason=f"its parameters are {' and '.join(sorted(model.dtypes))} already")
+    if model.device_types not in ({"cpu"}, {"cuda"}):
+        return Decision(applies=False, reason=_devices_in_words(model.device_types))
+    if call.has_bfloat16:
+        return Decision(applies=True, dtype="bfloat16")
+    return Decision(
+        applies=True,
+        dtype="float16",
+        reason="this GPU has no bfloat16: small gradients can vanish without a torch.amp.GradScaler in the program",
+    )
+
+
+def _why_not_compiled(model: ModelFacts, compiler: CompilerFacts) -> str:
+    if model.compiled_by_program:
+        return "the program has it compiled itself"
+    if model.is_scripted:
+        return "it is TorchScript"
+    if model.wrapper in _IN_THE_WAY and not model.shows_parameters:
+        return _IN_THE_WAY[model.wrapper]
+    if compiler.switched_off_by:
+        return f"{compiler.switched_off_by} is set"
+    if compiler.refusal:
+        return compiler.refusal
+    if model.device_types not in ({"cpu"}, {"cuda"}):
+        return _devices_in_words(model.device_types)
+    missing = dict(compiler.missing).get(min(model.device_types))
+    if missing:
+        return f"there is no {missing} on this host"
+    if compiler.num_models >= MAX_MODELS:
+        return f"{compiler.num_models} others are compiled: the program calls the parts of a model one by one"
+    return ""
+
+
+def _devices_in_words(types: frozenset[str]) -> str:
+    if len(types) > 1:
+        return f"its parameters lie on several kinds of devices: {', '.join(sorted(types))}"
+    return f"its parameters lie on a device of the kind {min(types, default='none')}, expected cpu or cuda"

@@ -1,0 +1,60 @@
+"""Runs a model under autocast, and hands its results back in float32, as the program expects them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_MAX_DEPTH = 8  # of results in one another
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """Autocast of one model: its device type and its type of numbers."""
+
+    device_type: str
+    dtype: str
+
+    def run(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Call a model and return its results, those in half precision turned to float32."""
+        with torch.autocast(self.device_type, dtype=getattr(torch, self.dtype)):
+            result = call(*arguments, **keywords)
+        return in_float32(result)
+
+
+def in_float32(result: Any, depth: int = 0) -> Any:
+    """Return a result of a model with its tensors in half precision turned to float32.
+
+    Tensors in tuples, lists and mappings count, also in subclasses that are made from the like; anything else is left
+    as it is, and so is a container without such a tensor.
+
+    Args:
+        result: of any kind; tensors have any shape.
+        depth: containers around it.
+    """
+    if isinstance(result, torch.Tensor):
+        return result.float() if result.dtype in _HALVES else result
+    if depth > _MAX_DEPTH:
+        return result
+    if isinstance(result, Mapping):
+        values = {key: in_float32(value, depth + 1) for key, value in result.items()}
+        is_same = all(values[key] is value for key, value in result.items())
+        return result if is_same else _made(result, values)
+    if isinstance(result, tuple | list):
+        items = [in_float32(item, depth + 1) for item in result]
+        is_same = all(new is old for new, old in zip(items, result, strict=True))
+        return result if is_same else _made(result, items)
+    return result
+
+
+def _made(result: Any, content: Any) -> Any:
+    """Return a container of a result's kind; the result itself where its kind is made in a way of its own."""
+    kind: Any = type(result)
+    try:
+        return kind(*content) if hasattr(kind, "_fields") else kind(content)
+    except Exception:  # noqa: BLE001 - boundary: classes of users
+        return result

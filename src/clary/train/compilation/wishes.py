@@ -1,0 +1,44 @@
+"""Wishes of a job for its models: to be compiled, to train in mixed precision.
+
+Where: the agent sets the variables from hyperparameters (`agent.environments.compilation`). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clary.contract.settings.hyperparameters import (
+    COMPILE_DEBUG_VARIABLE,
+    COMPILE_VARIABLE,
+    MIXED_PRECISION_VARIABLE,
+)
+
+_DYNAMO_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # torch's own switches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """Settings of this process."""
+
+    compiles: bool = False
+    mixes_precision: bool = False
+    debug_folder: str = ""  # for what torch.compile says; empty: nowhere
+    switched_off_by: str = ""  # variable of the user's that turns torch.compile off
+
+    @property
+    def any(self) -> bool:
+        """Whether there is something to do."""
+        return self.compiles or self.mixes_precision
+
+
+def read_wishes(environment: Mapping[str, str]) -> Wishes:
+    """Return the wishes that the variables of a process express."""
+    off = next((name for name in _DYNAMO_OFF if environment.get(name, "0").lower() not in ("", "0", "false")), "")
+    compiles = environment.get(COMPILE_VARIABLE) == "1"
+    return Wishes(
+        compiles=compiles,
+        mixes_precision=environment.get(MIXED_PRECISION_VARIABLE) == "1",
+        debug_folder=environment.get(COMPILE_DEBUG_VARIABLE, "") if compiles else "",
+        switched_off_by=off,
+    )

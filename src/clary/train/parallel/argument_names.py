@@ -1,0 +1,40 @@
+"""The names under which a step's function takes its arguments. No framework here.
+
+Where: `microbatches` of torch and `tf_parallel.step` ask, since scripts name the arguments that are not to be cut.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+
+def argument_names(function: Callable[..., Any], arguments: Sequence[Any], told: Collection[str]) -> list[str]:
+    """Return the names of positional arguments; those of `*args` share its name.
+
+    Args:
+        told: names that non_split_inputs and input_split_axes give, to be checked.
+
+    Raises:
+        ValueError: a name that the function has not.
+        TypeError: more arguments than the function takes.
+    """
+    signature = inspect.signature(function)
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    for name in told:
+        if name not in signature.parameters and not takes_any:
+            raise ValueError(
+                f"smp.step: {function.__name__} has no argument {name!r}, which non_split_inputs or "
+                "input_split_axes names"
+            )
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [parameter.name] * max(0, len(arguments) - len(names))
+            break
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    if len(arguments) > len(names):
+        raise TypeError(f"takes {len(names)} positional arguments but {len(arguments)} were given")
+    return names[: len(arguments)]

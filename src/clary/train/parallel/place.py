@@ -1,0 +1,67 @@
+"""Where a launcher has put a process, and how long it waits for others. No framework here.
+
+Where: `runtime` of torch and `tf_parallel.session` ask when a program is initialised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TIMEOUT_VARIABLE = "CLARY_PARALLEL_TIMEOUT_S"
+_TIMEOUT_S = 1800.0  # as torch.distributed's own
+_PLACES = (  # what launchers call rank, size, rank on the host, ranks on the host
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher has put this process."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def find_place(environ: Mapping[str, str]) -> Place:
+    """Read a process's place from its launcher's variables; without them it is alone.
+
+    Raises: ValueError naming a variable that is no number.
+    """
+    for names in _PLACES:
+        if names[0] in environ and names[1] in environ:
+            rank, size = (_whole(environ, name) for name in names[:2])
+            local_rank = _whole(environ, names[2]) if names[2] in environ else rank
+            local_size = _whole(environ, names[3]) if names[3] in environ else size
+            return Place(rank, size, local_rank, local_size)
+    return Place(0, 1, 0, 1)
+
+
+def find_timeout_s(environ: Mapping[str, str]) -> float:
+    """Return how many seconds a rank waits for another one.
+
+    Raises: ValueError if CLARY_PARALLEL_TIMEOUT_S is no positive number.
+    """
+    text = environ.get(TIMEOUT_VARIABLE, "")
+    try:
+        timeout_s = float(text or _TIMEOUT_S)
+    except ValueError:
+        timeout_s = 0.0
+    if not timeout_s > 0:
+        raise ValueError(f"{TIMEOUT_VARIABLE} is {text!r}; expected seconds, above 0")
+    return timeout_s
+
+
+def _whole(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise ValueError(f"{name} is {environ[name]!r}; expected a whole number, as launchers set it") from None

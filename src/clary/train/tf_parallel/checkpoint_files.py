@@ -1,0 +1,100 @@
+"""Checkpoints' files: which there are, and from one rank to another.
+
+Where: `checkpoint` asks which are complete, and brings them to replicas on other hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from clary.train.parallel.errors import CheckpointError
+from clary.train.parallel.mesh import Along
+from clary.train.tf_parallel.links import Links
+
+_CUT_FILE = "partition.json"
+
+
+def complete_ones(folder: str) -> list[str]:
+    """Return the names of the checkpoints in a folder whose files are there, the oldest first."""
+    state = tf.train.get_checkpoint_state(folder)
+    names = [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
+    return [name for name in names if os.path.exists(os.path.join(folder, f"{name}.index"))]
+
+
+def write_cut(folder: str, facts: dict[str, Any]) -> None:
+    """Note how the model was cut whose checkpoints are in a folder."""
+    path = Path(folder) / _CUT_FILE
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(facts), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def check_cut(folder: str, facts: dict[str, Any]) -> None:
+    """See that a folder's checkpoints are of a model that was cut as this one is.
+
+    Raises: CheckpointError naming the difference.
+    """
+    path = Path(folder) / _CUT_FILE
+    if not path.exists():
+        return  # of another program: TensorFlow matches names as it does
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in facts.items():
+        if saved.get(name) != value:
+            raise CheckpointError(
+                f"the checkpoint in {folder} is of a model that was cut otherwise: {name} were {saved.get(name)}, and "
+                f"are {value}. Restore it with the partitions, microbatches and batch size with which it was saved, "
+                "which decide the cut, or save with auto_partition off"
+            )
+
+
+def send_checkpoint_files(links: Links, folder: str, dest: int) -> None:
+    """Send all files of a folder to another rank, which calls `receive_checkpoint_files`.
+
+    Args:
+        dest: rank in the world.
+    """
+    files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
+    links.send(files, dest, Along.WORLD)
+
+
+def receive_checkpoint_files(links: Links, folder: str, src: int) -> None:
+    """Write the files that another rank sends to a folder, which is made; files of the same names are replaced.
+
+    Args:
+        src: rank in the world.
+    """
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    for name, content in links.receive(src, Along.WORLD).items():
+        unfinished = place / f".{name}.{os.getpid()}"
+        unfinished.write_bytes(content)
+        unfinished.replace(place / name)
+
+
+def bring_to_replicas(links: Links, folder: str) -> None:
+    """Bring the first replica's files to replicas on other hosts. All ranks that hold the same part call it."""
+    own = _listing(folder)
+    listings = links.allgather(own, Along.DP)
+    lacking = [place for place, listing in enumerate(listings) if not listings[0].items() <= listing.items()]
+    if links.group_rank(Along.DP) == 0:
+        for place in lacking:
+            send_checkpoint_files(links, folder, links.global_rank(Along.DP, place))
+    elif links.group_rank(Along.DP) in lacking:
+        receive_checkpoint_files(links, folder, links.global_rank(Along.DP, 0))
+
+
+def _listing(folder: str) -> dict[str, tuple[int, int]]:
+    """Return size and time of every file, which tell a folder that both see from one of another host."""
+    place = Path(folder)
+    if not place.is_dir():
+        return {}
+    return {
+        path.name: (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in place.iterdir()
+        if path.is_file() and not path.name.startswith(".")
+    }

@@ -1,0 +1,141 @@
+"""Which part of a model goes to which rank, decided once, before the model's first step.
+
+Where: `model` asks when it is called for the first time within a step. The whole model is built and traced on every
+rank; ranks then compare what they decided, and rank 0 prints it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.partition.plan import Plan, plan_partition
+from clary.train.tf_parallel.costs import layer_costs
+from clary.train.tf_parallel.errors import GraphBuildError
+from clary.train.tf_parallel.placement import Placed, place
+from clary.train.tf_parallel.session import Session
+from clary.train.tf_parallel.tracing import Trace, tracing
+from clary.train.tf_parallel.variables import handle_of, name_of, variable_of, without_repeats
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A decision.
+
+    Args:
+        parts: by `id` of a layer that has no others inside, its part; empty where the script places by hand.
+        owners: by `id` of a variable of TensorFlow, its part.
+        inputs: what the model was called with first: positional and keyword arguments, with specs in place of tensors.
+    """
+
+    parts: Mapping[int, int]
+    owners: Mapping[int, int]
+    inputs: tuple[Sequence[Any], Mapping[str, Any]]
+
+    def part_of(self, variable: Any) -> int:
+        """Return the part of a variable; 0 of one that the model has made later and outside of its call."""
+        return self.owners.get(id(variable_of(variable)), 0)
+
+
+def cut_model(
+    model: Any, call: Callable[..., Any], inputs: tuple[Sequence[Any], Mapping[str, Any]], now: Session
+) -> Cut:
+    """Build a model and decide where its layers and variables go. All ranks call it.
+
+    Args:
+        model: its name and variables are looked at.
+        call: calls the model as Keras does.
+        inputs: of the call, with specs in place of tensors.
+
+    Raises: GraphBuildError for a model that cannot be cut so, with the reason.
+    """
+    configuration = now.configuration
+    trace, graph = _traced(call, inputs)
+    variables = without_repeats(model.variables)
+    _refuse_strangers(graph, variables)
+    handles = {id(handle_of(one)): id(variable_of(one)) for one in variables}
+    parts: dict[int, int] = {}
+    default: int | None = configuration.default_partition
+    if configuration.auto_partition:
+        default = None
+        units = trace.units(place(graph, trace, {}, handles=handles).used)
+        if not units:
+            raise GraphBuildError("the model calls no layer, so it cannot be cut between layers: use smp.partition")
+        costs = layer_costs(units, graph)
+        plan = plan_partition(costs, configuration.partitions, memory_weight=configuration.memory_weight)
+        for one in units:
+            parts[id(one.layer)] = plan.part_of[one.name]
+            trace.marks.update(dict.fromkeys(one.operations, plan.part_of[one.name]))
+    owners = _owners(place(graph, trace, {}, default=default, handles=handles), variables)
+    if not configuration.auto_partition:
+        plan = Plan({name_of(one): owners[id(variable_of(one))] for one in variables}, (), "as the script placed them")
+    used = {*parts.values(), *trace.marks.values(), *owners.values()}
+    if idle := sorted(set(range(configuration.partitions)) - used):
+        raise GraphBuildError(
+            f"partitions {', '.join(map(str, idle))} of {configuration.partitions} would have nothing of {model.name}: "
+            "use fewer partitions, or place layers there with smp.partition"
+        )
+    shapes = [(owners[id(variable_of(one))], list(one.shape), variable_of(one).dtype.name) for one in variables]
+    _compare(plan, shapes, now)
+    return Cut(parts, owners, inputs)
+
+
+def _traced(call: Callable[..., Any], inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> tuple[Trace, Any]:
+    """Trace a call of the model, which builds it; nothing is computed."""
+    leaves = tf.nest.flatten(inputs)
+    tensors = [one for one in leaves if isinstance(one, tf.TypeSpec)]
+    trace = Trace()
+
+    def traced(*values: Any) -> Any:
+        trace.begin(tf.compat.v1.get_default_graph())
+        left = iter(values)
+        given = [next(left) if isinstance(one, tf.TypeSpec) else one for one in leaves]
+        args, kwargs = tf.nest.pack_sequence_as(inputs, given)
+        return trace.call_model(lambda: call(*args, **kwargs))
+
+    with tf.init_scope(), tracing(trace):
+        tf.function(traced, autograph=False).get_concrete_function(*tensors)
+    return trace, trace.graph
+
+
+def _refuse_strangers(graph: Any, variables: Sequence[Any]) -> None:
+    """Refuse variables that the model uses and does not have: no part of it would hold them."""
+    known = {id(variable_of(one)) for one in variables}
+    strange = [one.name for one in graph.variables if id(one) not in known]
+    if strange:
+        raise GraphBuildError(
+            f"the model uses variables that are not its own: {', '.join(strange)}: make them attributes of the "
+            "smp.DistributedModel or of one of its layers"
+        )
+
+
+def _owners(placed: Placed, variables: Sequence[Any]) -> dict[int, int]:
+    """Return the part of every variable: that of the first operation that uses it, 0 for an unused one."""
+    owners: dict[int, int] = {}
+    for name, number in placed.used.items():
+        part = placed.graph[name].part
+        if part is not None:
+            owners.setdefault(number, part)
+    return {id(variable_of(one)): owners.get(id(variable_of(one)), 0) for one in variables}
+
+
+def _compare(plan: Plan, variables: Sequence[Any], now: Session) -> None:
+    """See that all ranks have come to the same decision; rank 0 prints it.
+
+    Raises: GraphBuildError.
+    """
+    own = hashlib.sha256(f"{sorted(plan.part_of.items())} {variables}".encode()).hexdigest()
+    told = now.links.allgather(own, Along.WORLD)
+    others = [rank for rank, one in enumerate(told) if one != own]
+    if others:
+        raise GraphBuildError(
+            f"ranks {', '.join(map(str, others))} have another model than rank {now.links.rank}, by its layers, their "
+            "order or their sizes: make the same model on all ranks, and call it with inputs of the same shapes"
+        )
+    if now.links.rank == 0:
+        print(plan, flush=True)

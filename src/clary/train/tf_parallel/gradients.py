@@ -1,0 +1,123 @@
+"""Gradients inside of a step: `optimizer.get_gradients`, and tapes.
+
+Where: `tracing` leads tapes here while a step is traced; `session` has given Keras's optimizers a `get_gradients`.
+
+The gradients of all variables of all models are put into the graph, whichever a rank asks for, since ranks hold the
+same graph and each asks for its own variables. Gradients that nobody asked for are never computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from clary.train.tf_parallel import session, tracing
+from clary.train.tf_parallel.errors import GraphBuildError
+from clary.train.tf_parallel.variables import name_of, variable_of
+
+
+def gradients_of(
+    targets: Sequence[Any],
+    sources: Sequence[Any],
+    output_gradients: Sequence[Any] | None = None,
+    unconnected: Any = tf.UnconnectedGradients.NONE,
+) -> list[Any]:
+    """Return the gradient of the sum of the targets by each source, dense; inside of a step.
+
+    Args:
+        targets: tensors of the step, losses mostly.
+        sources: variables of TensorFlow or of Keras, or tensors of the step.
+        output_gradients: by target, what its gradient begins with; ones if None.
+        unconnected: what a source gets on which no target depends.
+    """
+    trace = tracing.current()
+    assert trace is not None, "asked for while a step is traced"
+    asked = [one if tf.is_tensor(one) and not _is_variable(one) else variable_of(one) for one in sources]
+    trained = [variable_of(one) for model in session.current().models for one in model.all_trainable_variables]
+    known = {id(one) for one in trained}
+    everything = [*trained, *(one for one in asked if id(one) not in known)]
+    found = tf.gradients(
+        list(targets),
+        everything,
+        grad_ys=None if output_gradients is None else list(output_gradients),
+        unconnected_gradients=unconnected,
+    )
+    by_source = {id(one): gradient for one, gradient in zip(everything, found, strict=True)}
+    trace.targets += [one for one in targets if tf.is_tensor(one)]
+    dense = [_dense(by_source[id(one)]) for one in asked]
+    trace.gradients += [one for one in dense if one is not None]
+    return dense
+
+
+def get_gradients(optimizer: Any, loss: Any, params: Sequence[Any]) -> list[Any]:
+    """Return the gradients of a loss by variables, inside of a step: the method of optimizers that SMP's scripts call.
+
+    Args:
+        loss: a tensor of the step.
+        params: variables of the model.
+
+    Raises: ValueError for a variable that the loss does not depend on; GraphBuildError outside of a step.
+    """
+    if tracing.current() is None:
+        raise GraphBuildError("get_gradients works inside of an smp.step alone; outside use tf.GradientTape")
+    variables = list(params)
+    found = gradients_of(tf.nest.flatten(loss), variables)
+    lost = [name_of(one) for one, gradient in zip(variables, found, strict=True) if gradient is None]
+    if lost:
+        raise ValueError(f"get_gradients: the loss does not depend on {', '.join(lost)}, which have no gradient")
+    check_optimizer(optimizer)
+    return found
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse optimizers that need the norm of all gradients, of which a rank has its own alone.
+
+    Raises: GraphBuildError.
+    """
+    if getattr(optimizer, "global_clipnorm", None) and session.current().configuration.partitions > 1:
+        raise GraphBuildError(
+            f"{type(optimizer).__name__} has global_clipnorm, the norm of all gradients together, and each partition "
+            "has those of its own variables: use clipnorm or clipvalue, or one partition"
+        )
+
+
+def teach_optimizers() -> None:
+    """Have Keras's optimizers work on the variables of a part. A second call does nothing.
+
+    They get `get_gradients`, which those of TensorFlow 2.3 had and Keras 3 has not. Their `apply_gradients` takes an
+    empty list, which a rank has whose layers are not trained.
+    """
+    for kind in _optimizer_classes():
+        kind.get_gradients = get_gradients
+        if kind.apply_gradients.__module__ != __name__:
+            kind.apply_gradients = _applies_to_parts(kind.apply_gradients)
+
+
+def _applies_to_parts(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_gradients(optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        if session.is_initialized() and session.current().configuration.partitions > 1:
+            check_optimizer(optimizer)
+            if not pairs:
+                return optimizer.iterations.assign_add(1)
+        return apply(optimizer, pairs, *args, **kwargs)
+
+    return apply_gradients
+
+
+def _optimizer_classes() -> list[Any]:
+    kinds = [tf.keras.optimizers.Optimizer]
+    legacy = getattr(getattr(tf.keras.optimizers, "legacy", None), "Optimizer", None)
+    if hasattr(legacy, "apply_gradients"):  # in Keras 3 it is a warning alone
+        kinds.append(legacy)
+    return kinds
+
+
+def _is_variable(one: Any) -> bool:
+    return isinstance(one, tf.Variable) or not tf.is_tensor(one)
+
+
+def _dense(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient

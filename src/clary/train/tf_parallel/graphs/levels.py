@@ -1,0 +1,75 @@
+"""When operations can run: a level for each, which counts the exchanges between ranks that come before it.
+
+Where: `plan` asks once for every traced step; a rank's operations of one level become one function.
+
+[Note: levels] An operation whose inputs all lie where it runs has the highest of their levels. An input that another
+rank makes adds one. What lies outside of the model runs on every rank that needs it, and so everything that the model
+makes comes to it from another rank; the rank that made it counts alike, so that all have the same levels. With two
+partitions in a row:
+
+    level 0  forward pass of part 0                    rank 0
+    level 1  forward pass of part 1                    rank 1
+    level 2  loss, on both; backward pass of part 1    ranks 0 and 1
+    level 3  backward pass of part 0                   rank 0
+
+What could run early but is needed late runs late: a variable is read next to where its value is used, not at level 0,
+where a later microbatch would read it before an earlier one has changed it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from clary.train.tf_parallel.graphs.nodes import Graph, Node
+
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
+
+
+def find_levels(graph: Graph) -> dict[str, int]:
+    """Return the level of every operation, by its name; see [Note: levels]."""
+    levels: dict[str, int] = {}
+    for node in graph.nodes.values():
+        before = [levels[one.node] + _is_far(graph[one.node], node) for one in node.inputs]
+        # An order of effects is kept on one rank alone: ranks have no effects in common.
+        before += [levels[name] for name in node.controls if graph[name].part == node.part]
+        levels[node.name] = max(before, default=0)
+    users: dict[str, list[tuple[Node, bool]]] = defaultdict(list)
+    for node in graph.nodes.values():
+        for one in node.inputs:
+            users[one.node].append((node, _is_far(graph[one.node], node)))
+        for name in node.controls:
+            if graph[name].part == node.part:
+                users[name].append((node, False))
+    for node in reversed(graph.nodes.values()):
+        if users[node.name] and (not node.has_effect or node.kind in READS):
+            latest = min(levels[user.name] - is_far for user, is_far in users[node.name])
+            levels[node.name] = max(levels[node.name], latest)
+    return levels
+
+
+def _is_far(maker: Node, user: Node) -> bool:
+    """Whether a result has to come from another rank, as levels count it."""
+    return maker.part is not None and maker.part != user.part
+
+
+def held_back(graph: Graph, levels: dict[str, int], changed: Mapping[str, int]) -> list[tuple[int, int, int]]:
+    """Return which levels of a microbatch must wait for the one before, because a variable lives from one to the next.
+
+    Args:
+        changed: by operation that uses a variable, the variable's number; readers and writers.
+
+    Returns: (part, level that reads, level that writes), where it writes later than it reads.
+    """
+    reads: dict[int, int] = {}
+    writes: dict[int, tuple[int, int]] = {}
+    for name, variable in changed.items():
+        node = graph[name]
+        if node.part is None:
+            continue
+        reads[variable] = min(reads.get(variable, levels[name]), levels[name])
+        if node.has_effect and node.kind not in READS:
+            writes[variable] = (node.part, max(writes.get(variable, (0, 0))[1], levels[name]))
+    return sorted(
+        {(part, reads[variable], level) for variable, (part, level) in writes.items() if reads[variable] < level}
+    )

@@ -1,0 +1,115 @@
+"""Nodes of a graph without TensorFlow, as decisions on it need them.
+
+Where: `placement` makes it of a traced step; `levels`, `work` and the digest of `plan` look at it. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+NO_OPERATION = "NoOp"
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result of an operation.
+
+    Args:
+        node: its operation's name.
+        index: which of its results.
+    """
+
+    node: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.index}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation.
+
+    Args:
+        kind: its type in TensorFlow's words.
+        inputs: the results that it takes, in order.
+        controls: names of operations that must have run before.
+        part: the partition that runs it; None for an operation outside of the model, which every rank runs that needs
+            its results.
+        has_effect: whether it does more than to give results, so that it must run exactly once.
+        is_fed: whether its value comes from outside: an argument of the step, or a variable.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[Output, ...] = ()
+    controls: tuple[str, ...] = ()
+    part: int | None = None
+    has_effect: bool = False
+    is_fed: bool = False
+
+
+class Graph:
+    """Operations in an order in which each comes after its inputs and its controls.
+
+    Args:
+        nodes: in any order.
+
+    Raises: ValueError for operations that wait for each other, or for one that is not there.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes: dict[str, Node] = {}
+        joined: dict[str, tuple[str, ...]] = {}
+        for node in _in_order(nodes):
+            controls = tuple(name for control in node.controls for name in joined.get(control, (control,)))
+            if node.kind == NO_OPERATION:  # joins what it waits for, and is nothing by itself
+                joined[node.name] = controls
+            self.nodes[node.name] = replace(node, controls=controls)
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    def ancestors(self, names: Iterable[str]) -> set[str]:
+        """Return these operations, and all whose results they are made of."""
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += [one.node for one in self.nodes[name].inputs]
+        return found
+
+    def digest(self, names: Iterable[str]) -> str:
+        """Return a text that is equal on ranks where these operations, by name, kind, part and inputs, are equal."""
+        lines = sorted(
+            f"{node.name} {node.kind} {node.part} {' '.join(map(str, node.inputs))}"
+            for node in map(self.nodes.__getitem__, names)
+        )
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _in_order(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes, each after its inputs and controls; otherwise in their order."""
+    by_name = {node.name: node for node in nodes}
+    found: dict[str, Node] = {}
+    for first in nodes:
+        waiting, opened = [first.name], set()
+        while waiting:
+            name = waiting[-1]
+            if name not in by_name:
+                raise ValueError(f"{waiting[-2]} waits for {name}, which is not in the graph")
+            needs = [one.node for one in by_name[name].inputs] + list(by_name[name].controls)
+            missing = [one for one in needs if one not in found]
+            if name in found or not missing:
+                found.setdefault(name, by_name[name])
+                waiting.pop()
+            elif name in opened:
+                raise ValueError(f"{name} waits for itself, by way of {missing[0]}")
+            else:
+                opened.add(name)
+                waiting += missing
+    return list(found.values())

@@ -1,0 +1,73 @@
+"""Timetable of a rank: the levels at which it computes, and the messages before and after each. Pure.
+
+Where: `plan` makes one for its rank; ranks tell each other the numbers in it for `order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from clary.train.tf_parallel.graphs.nodes import Graph, Output
+from clary.train.tf_parallel.graphs.work import Message, Share, Work
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """One rank's levels.
+
+    Args:
+        levels: ascending; those at which it computes, and those at which it takes a message.
+        receives: by level, the messages that must have come before it.
+        sends: by level, the messages that leave after it.
+    """
+
+    levels: tuple[int, ...]
+    receives: Mapping[int, tuple[Message, ...]]
+    sends: Mapping[int, tuple[Message, ...]]
+
+    def share(self, waits: tuple[tuple[int, int], ...]) -> Share:
+        """Return the numbers that other ranks have to know.
+
+        Args:
+            waits: as `Share` has them.
+        """
+        return Share(
+            {level: tuple(one.number for one in self.receives.get(level, ())) for level in self.levels},
+            {level: tuple(one.number for one in self.sends.get(level, ())) for level in self.levels},
+            waits,
+        )
+
+
+def make_timetable(
+    nodes: Graph, work: Work, levels: Mapping[str, int], results: Collection[Output], part: int
+) -> Timetable:
+    """Return the timetable of the rank that holds a part.
+
+    Args:
+        levels: of all operations.
+        results: what the rank wants of the step.
+    """
+    uses = _first_uses(nodes, work, levels, results)
+    receives: dict[int, tuple[Message, ...]] = {}
+    sends: dict[int, tuple[Message, ...]] = {}
+    for one in work.messages:
+        if one.target == part:
+            # Never before it can have come, also where only the step's results need it.
+            level = max(uses.get(one.output, 0), levels[one.output.node] + 1)
+            receives[level] = (*receives.get(level, ()), one)
+        if one.source == part:
+            level = levels[one.output.node]
+            sends[level] = (*sends.get(level, ()), one)
+    own = {levels[name] for name in work.runs if not nodes[name].is_fed} | set(receives)
+    return Timetable(tuple(sorted(own)), receives, sends)
+
+
+def _first_uses(nodes: Graph, work: Work, levels: Mapping[str, int], results: Collection[Output]) -> dict[Output, int]:
+    """Return by result the first level at which this rank needs it."""
+    last = max((levels[name] for name in work.runs), default=0)
+    uses = dict.fromkeys(results, last)
+    for name in work.runs:
+        for one in nodes[name].inputs:
+            uses[one] = min(uses.get(one, last), levels[name])
+    return uses

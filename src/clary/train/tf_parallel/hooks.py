@@ -1,0 +1,29 @@
+"""`smp.register_post_partition_hook`: calls that wait until a model is cut, and come before its first step.
+
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from clary.train.tf_parallel import session
+
+
+def register_post_partition_hook(hook: Callable[..., Any]) -> Callable[..., None]:
+    """Decorate a function: a call of it is put off until a model has been cut, and then done eagerly, once.
+
+    A call after that is done at once. Results are dropped; errors come from the first step.
+    """
+
+    @functools.wraps(hook)
+    def later(*args: Any, **kwargs: Any) -> None:
+        now = session.current()
+        if now.models:
+            hook(*args, **kwargs)
+        else:
+            now.waiting.append(functools.partial(hook, *args, **kwargs))
+
+    return later

@@ -1,0 +1,38 @@
+"""`smp.partition`: operations placed by hand.
+
+Where: scripts use it in the `call` of their model; it counts where the key `auto_partition` is off.
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`, `smp.partition`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from clary.train.tf_parallel import session, tracing
+from clary.train.tf_parallel.errors import GraphBuildError
+
+
+@contextlib.contextmanager
+def partition(index: int) -> Iterator[None]:
+    """Place the operations of a model that come within it on a partition; without effect while `auto_partition` is on.
+
+    Raises: ValueError for an index beyond the last partition, GraphBuildError outside of a model's `call`.
+    """
+    configuration = session.current().configuration
+    if configuration.auto_partition:
+        yield
+        return
+    if not 0 <= index < configuration.partitions:
+        raise ValueError(f"smp.partition({index}): there are {configuration.partitions} partitions, from 0")
+    trace = tracing.current()
+    if trace is None or not trace.is_in_model:
+        raise GraphBuildError(
+            f"smp.partition({index}) outside of the call of an smp.DistributedModel places nothing: put it around "
+            "operations in call"
+        )
+    if not trace.is_here:
+        yield  # of a graph that is thrown away, or of a branch that runs where the operation around it runs
+        return
+    with trace.marking(index):
+        yield

@@ -1,0 +1,65 @@
+"""Norms of all gradients together, where every rank of a pipeline has those of its own part.
+
+Where: `smp.init` puts these in the place of tf.clip_by_global_norm and tf.linalg.global_norm, which scripts call with
+the gradients that a step returned. A list whose shapes are those of this rank's trained variables counts as gradients;
+its norm is then that of all parts. All ranks of a pipeline call them. Any other list gets TensorFlow's own norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from clary.train.collective.adapters.tensorflow.ordered import run_ordered
+from clary.train.parallel.mesh import Along
+from clary.train.tf_parallel import session, tracing
+from clary.train.tf_parallel.errors import GraphBuildError
+
+
+def teach_tensorflow() -> None:
+    """Have TensorFlow's two functions see all parts. A second call does nothing."""
+    if tf.clip_by_global_norm.__module__ != __name__:
+        tf.clip_by_global_norm, tf.linalg.global_norm = _functions(tf.clip_by_global_norm, tf.linalg.global_norm)
+
+
+def _functions(clip: Callable[..., Any], norm: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def clip_by_global_norm(t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None, name: Any = None) -> Any:
+        """Clip as TensorFlow does, by the norm of the gradients of all parts."""
+        if use_norm is None and _are_gradients_of_a_part(t_list):
+            use_norm = _whole_norm(t_list)
+        return clip(t_list, clip_norm, use_norm, name)
+
+    def global_norm(t_list: Sequence[Any], name: Any = None) -> Any:
+        """Return the norm of the gradients of all parts."""
+        return _whole_norm(t_list) if _are_gradients_of_a_part(t_list) else norm(t_list, name)
+
+    return clip_by_global_norm, global_norm
+
+
+def _are_gradients_of_a_part(tensors: Sequence[Any]) -> bool:
+    """Raises: GraphBuildError for gradients within a step, where each microbatch has its own."""
+    if not session.is_initialized() or session.current().configuration.partitions == 1:
+        return False
+    shapes = [list(one.shape) for one in tensors if one is not None]
+    if not any(shapes == [list(one.shape) for one in model.trainable_variables] for model in session.current().models):
+        return False
+    if tracing.current() is not None:
+        raise GraphBuildError(
+            "the norm of all gradients is asked for within the step, where a microbatch of one partition has only its "
+            "own: return the gradients, and clip them outside of smp.step"
+        )
+    return True
+
+
+def _whole_norm(tensors: Sequence[Any]) -> Any:
+    squares = tf.add_n([tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in tensors if one is not None])
+    links = session.current().links
+
+    def added(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        told = links.allgather(np.array(arrays[0]), Along.PP)
+        return [np.asarray(np.sum(np.stack(told), dtype=np.float64), np.float32)]
+
+    return tf.sqrt(run_ordered(added, [squares], [squares])[0])

@@ -1,0 +1,99 @@
+"""Results of a step over all its microbatches.
+
+Where: `step` returns them; scripts take means of losses and gradients, and join predictions.
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`, `StepOutput`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_METHODS = ("variable", "add_n", "accumulate_n")
+
+
+class StepOutput:
+    """A tensor that the step's function returned: one for each microbatch, in their order; inside graphs too."""
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self._outputs = list(outputs)
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The tensors, by microbatch."""
+        return list(self._outputs)
+
+    def reduce_mean(self) -> Any:
+        """Return the mean over the microbatches.
+
+        Raises: TypeError for a tensor of integers, whose mean is none.
+        """
+        total = self.reduce_sum()
+        if not (total.dtype.is_floating or total.dtype.is_complex):
+            raise TypeError(f"the mean of {total.dtype.name} is not of that type: cast it in the step, or reduce_sum()")
+        return total / tf.cast(len(self._outputs), total.dtype)
+
+    def reduce_sum(self) -> Any:
+        """Return the sum over the microbatches."""
+        return tf.add_n(self.outputs)
+
+    def concat(self) -> Any:
+        """Return all behind each other along axis 0."""
+        return tf.concat(self.outputs, 0)
+
+    def merge(self) -> Any:
+        """Return all behind each other along axis 0, as `concat`."""
+        return self.concat()
+
+    def stack(self) -> Any:
+        """Return all along a new axis 0."""
+        return tf.stack(self.outputs)
+
+    def accumulate(self, method: str = "variable", var: Any = None) -> Any:
+        """Return the mean over the microbatches, as `reduce_mean`.
+
+        Args:
+            method: one of variable, add_n and accumulate_n, which name ways of the original; the value is the same.
+            var: a variable that gets the mean; looked at with the method `variable` alone.
+
+        Raises: ValueError for another method.
+        """
+        if method not in _METHODS:
+            raise ValueError(f"accumulate: method is {method!r}; expected one of {', '.join(_METHODS)}")
+        mean = self.reduce_mean()
+        if var is None or method != "variable":
+            return mean
+        var.assign(mean)
+        return tf.convert_to_tensor(var)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._outputs!r})"
+
+
+class GradientOutput(StepOutput):
+    """A gradient under the key `ddp`: every value of it is averaged over the replicas of the model.
+
+    Args:
+        mean: the mean over microbatches and replicas.
+        averaged: averages tensors over the replicas, which all call it.
+    """
+
+    def __init__(self, outputs: Sequence[Any], mean: Any, averaged: Callable[[list[Any]], list[Any]]) -> None:
+        super().__init__(outputs)
+        self._mean = mean
+        self._averaged = averaged
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The tensors by microbatch, averaged over replicas. All replicas ask for it."""
+        return self._averaged(super().outputs)
+
+    def reduce_mean(self) -> Any:
+        """Return the mean over the microbatches of all replicas."""
+        return self._mean
+
+    def reduce_sum(self) -> Any:
+        """Return the sum over the microbatches, averaged over replicas."""
+        return self._mean * tf.cast(len(self._outputs), self._mean.dtype)

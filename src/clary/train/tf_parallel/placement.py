@@ -1,0 +1,144 @@
+"""The part of every operation and of every variable of a traced graph.
+
+Where: `cutting` decides with it where variables go, `plan` what each rank runs.
+
+An operation's part is, by the first of these that holds:
+
+    none            values from outside, and constants, which every rank can have for itself
+    the variable's  of an operation that uses a variable of the model
+    its mark        see `tracing`
+    its forward's   of an operation that is colocated with another: gradients are, with what they are gradients of
+    its inputs'     of any other operation inside of a model: the highest part of them, or else the part that the model
+                    has come to; by hand it is `default_partition`
+    none            outside of models: every rank runs it that needs it. Random numbers are drawn on part 0 alone, so
+                    that all have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clary.train.tf_parallel.errors import GraphBuildError
+from clary.train.tf_parallel.graphs.levels import READS
+from clary.train.tf_parallel.graphs.nodes import NO_OPERATION, Graph, Node, Output
+from clary.train.tf_parallel.tracing import Trace
+
+_FED = "Placeholder"
+_CONSTANT = "Const"
+_COLOCATED = b"loc:@"
+_DRAWS = ("Random", "ParameterizedTruncatedNormal", "TruncatedNormal", "Multinomial", "Rng", "StatefulUniform")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A graph with its parts.
+
+    Args:
+        used: by operation, the variable of a model that it uses, as a number.
+    """
+
+    graph: Graph
+    used: Mapping[str, int]
+
+
+def place(
+    graph: Any,
+    trace: Trace,
+    owners: Mapping[int, int],
+    *,
+    default: int | None = None,
+    handles: Mapping[int, int],
+) -> Placed:
+    """Return a graph of TensorFlow with the part of each operation.
+
+    Args:
+        trace: of this graph.
+        owners: by variable's number, its part; empty while they are not known.
+        default: part of operations of a model without a mark; None lets their inputs decide.
+        handles: by `id` of a variable's handle, the variable's number; of all variables of models.
+
+    Raises: GraphBuildError for an operation that uses variables of several parts.
+    """
+    numbers = {
+        placeholder.op.name: handles[id(external)]
+        for external, placeholder in graph.captures
+        if id(external) in handles
+    }
+    parts: dict[str, int | None] = {}
+    used: dict[str, int] = {}
+    nodes = []
+    reached = 0
+    for operation in graph.get_operations():
+        name = operation.name
+        variables = {numbers[one.op.name] for one in operation.inputs if one.op.name in numbers}
+        of_variables = {owners[number] for number in variables if number in owners}
+        if len(of_variables) > 1:
+            raise GraphBuildError(
+                f"the operation {name} uses variables of partitions {sorted(of_variables)}: it runs on one rank, so "
+                "put the layers that it calls on one partition with smp.partition"
+            )
+        if variables:
+            used[name] = min(variables)
+        if of_variables:
+            part: int | None = of_variables.pop()
+        else:
+            part = _part(operation, trace, parts, default, reached, has_variables=bool(variables))
+        parts[name] = part
+        if part is not None and name in trace.marks:
+            reached = part
+        nodes.append(_node(operation, part))
+    return Placed(Graph(nodes), used)
+
+
+def _part(
+    operation: Any,
+    trace: Trace,
+    parts: Mapping[str, int | None],
+    default: int | None,
+    reached: int,
+    *,
+    has_variables: bool,
+) -> int | None:
+    name = operation.name
+    if operation.type in (_FED, _CONSTANT, NO_OPERATION):
+        return None
+    if name in trace.marks:
+        return trace.marks[name]
+    for group in operation.colocation_groups():
+        forward = group.removeprefix(_COLOCATED).decode()
+        if forward != name and forward in parts:
+            if parts[forward] is not None or _is_made_of(operation, parts) is None:
+                return parts[forward]
+            return _is_made_of(operation, parts) if forward in trace.inside else None
+    if name in trace.inside:
+        if default is not None:
+            return default
+        inputs = _is_made_of(operation, parts)
+        if inputs is not None:
+            return inputs
+        return reached if has_variables or operation.op_def.is_stateful else None
+    if operation.op_def.is_stateful and operation.type.startswith(_DRAWS):
+        return 0
+    return None
+
+
+def _is_made_of(operation: Any, parts: Mapping[str, int | None]) -> int | None:
+    """Return the highest part of an operation's inputs; None for inputs outside of all parts."""
+    found = [part for one in operation.inputs if (part := parts.get(one.op.name)) is not None]
+    return max(found, default=None)
+
+
+def _node(operation: Any, part: int | None) -> Node:
+    kind = operation.type
+    draws = kind.startswith(_DRAWS)
+    return Node(
+        operation.name,
+        kind,
+        tuple(Output(one.op.name, one.value_index) for one in operation.inputs),
+        tuple(one.name for one in operation.control_inputs),
+        part,
+        has_effect=operation.op_def.is_stateful and kind not in READS and kind != _FED and not draws,
+        is_fed=kind == _FED,
+    )

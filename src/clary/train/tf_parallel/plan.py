@@ -1,0 +1,214 @@
+"""A traced step as this rank runs it: its functions, its messages, the order of its tasks.
+
+Where: `step` makes one for every kind of arguments, all ranks of a pipeline together; `running` runs it.
+
+Ranks agree in two rounds. First each tells which results of the model it needs for operations outside of it, and a
+digest of what all must have in common: the model, its gradients, and the loss that these begin with. Then each tells
+what it sends and receives at which level, and all find the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from clary.train.parallel.mesh import Along
+from clary.train.tf_parallel.errors import GraphBuildError
+from clary.train.tf_parallel.graphs.levels import find_levels, held_back
+from clary.train.tf_parallel.graphs.nodes import Graph, Output
+from clary.train.tf_parallel.graphs.order import Task, plan_order
+from clary.train.tf_parallel.graphs.timetable import make_timetable
+from clary.train.tf_parallel.graphs.work import Message, Work, find_work, own_demands
+from clary.train.tf_parallel.placement import Placed, place
+from clary.train.tf_parallel.segments import Pieces, Segment
+from clary.train.tf_parallel.session import Session
+from clary.train.tf_parallel.tracing import Trace
+from clary.train.tf_parallel.variables import handle_of, name_of, variable_of
+
+_CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")  # beginnings of kinds of operations
+
+
+@dataclass(frozen=True)
+class Plan:
+    """This rank's functions, messages and tasks in a step.
+
+    Args:
+        segments: by level.
+        last_uses: by level, results that nobody needs after it.
+        receives: by level, the messages that must have come.
+        sends: by level, the messages that leave after it.
+        tasks: in their order.
+        arguments: the step's arguments, as the segments name them.
+        captured: values from outside of the step, variables mostly.
+        results: the step's results.
+    """
+
+    segments: Mapping[int, Segment]
+    last_uses: Mapping[int, tuple[Output, ...]]
+    receives: Mapping[int, tuple[Message, ...]]
+    sends: Mapping[int, tuple[Message, ...]]
+    tasks: tuple[Task, ...]
+    arguments: tuple[Output, ...]
+    captured: Mapping[Output, Any]
+    results: tuple[Output, ...]
+    specs: Mapping[Output, Any]
+
+
+def make_plan(function: Any, trace: Trace, now: Session) -> Plan:
+    """Plan a traced step. All ranks of a pipeline call it.
+
+    Args:
+        function: what tracing gave: a function of TensorFlow of the step's tensors.
+        trace: of it.
+
+    Raises: GraphBuildError for a step that cannot be cut, or is not the same on all ranks.
+    """
+    graph = function.graph
+    placed = _placed(graph, trace, now)
+    _refuse_training_inside(placed, trace, now)
+    nodes = placed.graph
+    results = tuple(Output(one.op.name, one.value_index) for one in function.outputs)
+    effects = [Output(one.name, 0) for one in nodes.nodes.values() if one.has_effect and one.part is None]
+    wanted = [*results, *effects]
+    told = now.links.allgather((own_demands(nodes, wanted), _digest(nodes, trace)), Along.PP)
+    _compare([digest for _, digest in told], now)
+    work = find_work(nodes, now.part, [demands for demands, _ in told], wanted=wanted)
+    levels = find_levels(nodes)
+    timetable = make_timetable(nodes, work, levels, results, now.part)
+    receives, sends, own_levels = timetable.receives, timetable.sends, timetable.levels
+    own = timetable.share(_waits(placed, levels, own_levels, now.part))
+    pieces = Pieces(graph)
+    specs = {one.output: _spec(pieces, one, now.part) for one in work.messages}
+    shares = now.links.allgather((own, [str(spec) for spec in specs.values()]), Along.PP)
+    _compare([" ".join(texts) for _, texts in shares], now)
+    configuration = now.configuration
+    orders = plan_order(
+        [share for share, _ in shares],
+        configuration.microbatches,
+        policy=configuration.pipeline,
+        last_forward=max(now.links.allgather(_last_forward(trace, levels), Along.PP)),
+        max_active=configuration.active_microbatches,
+    )
+    segments = _segments(
+        pieces,
+        nodes,
+        work,
+        levels,
+        own_levels,
+        {*results, *(one.output for one in work.messages if one.source == now.part)},
+    )
+    captured = {Output(inner.op.name, 0): outer for outer, inner in graph.captures}
+    num_arguments = len(graph.inputs) - len(graph.captures)
+    return Plan(
+        segments,
+        _last_uses(segments, own_levels, {*results, *captured}, sends),
+        receives,
+        sends,
+        orders[now.part],
+        tuple(Output(one.op.name, 0) for one in graph.inputs[:num_arguments]),
+        captured,
+        results,
+        specs,
+    )
+
+
+def _placed(graph: Any, trace: Trace, now: Session) -> Placed:
+    variables = [one for model in now.models for one in model.all_variables]
+    owners = {id(variable_of(one)): model.cut.part_of(one) for model in now.models for one in model.all_variables}
+    handles = {id(handle_of(one)): id(variable_of(one)) for one in variables}
+    default = None if now.configuration.auto_partition else now.configuration.default_partition
+    return place(graph, trace, owners, default=default, handles=handles)
+
+
+def _refuse_training_inside(placed: Placed, trace: Trace, now: Session) -> None:
+    trained = {id(variable_of(one)): one for model in now.models for one in model.all_trainable_variables}
+    for name, number in placed.used.items():
+        if number in trained and name not in trace.inside and placed.graph[name].kind.startswith(_CHANGES):
+            raise GraphBuildError(
+                f"the step's function changes {name_of(trained[number])}, once a microbatch: call apply_gradients and "
+                "other updates outside of smp.step, with the gradients that it returns"
+            )
+
+
+def _digest(nodes: Graph, trace: Trace) -> str:
+    common = [name for name, node in nodes.nodes.items() if node.part is not None]
+    return nodes.digest(nodes.ancestors([*common, *(one.op.name for one in trace.targets)]))
+
+
+def _compare(digests: Sequence[str], now: Session) -> None:
+    others = [now.links.global_rank(Along.PP, place) for place, one in enumerate(digests) if one != digests[now.part]]
+    if others:
+        raise GraphBuildError(
+            f"rank {now.links.rank} has traced another step than ranks {', '.join(map(str, others))}: the loss must be "
+            "made of the same operations on all ranks. What a step makes of model.trainable_variables differs, since "
+            "a rank has those of its own partition: for a penalty on weights give layers a kernel_regularizer and add "
+            "model.losses. Arguments must have the same shapes on all ranks"
+        )
+
+
+def _waits(placed: Placed, levels: dict[str, int], own: Sequence[int], part: int) -> tuple[tuple[int, int], ...]:
+    found = held_back(placed.graph, levels, placed.used)
+    return tuple((reads, writes) for one, reads, writes in found if one == part and {reads, writes} <= set(own))
+
+
+def _last_forward(trace: Trace, levels: Mapping[str, int]) -> int:
+    return max((levels[one.op.name] for one in trace.results if one.op.name in levels), default=0)
+
+
+def _segments(
+    pieces: Pieces,
+    nodes: Graph,
+    work: Work,
+    levels: Mapping[str, int],
+    own_levels: Sequence[int],
+    kept: Collection[Output],
+) -> dict[int, Segment]:
+    """Return this rank's function of every level at which it computes."""
+    by_level: dict[int, list[str]] = {level: [] for level in own_levels}
+    users: dict[Output, set[int]] = {}
+    for name, node in nodes.nodes.items():
+        if name in work.runs and not node.is_fed:
+            by_level[levels[name]].append(name)
+            for one in node.inputs:
+                users.setdefault(one, set()).add(levels[name])
+    found = {}
+    for level, names in by_level.items():
+        here = set(names)
+        inputs = {one: None for name in names for one in nodes[name].inputs if one.node not in here}
+        made = [one for one in users if one.node in here and users[one] != {level}]
+        outputs = dict.fromkeys([*made, *(one for one in kept if one.node in here)])
+        effects = [name for name in names if nodes[name].has_effect]
+        if names:
+            found[level] = pieces.piece(names, tuple(inputs), tuple(outputs), effects)
+    return found
+
+
+def _last_uses(
+    segments: Mapping[int, Segment],
+    own_levels: Sequence[int],
+    kept: Collection[Output],
+    sends: Mapping[int, Sequence[Message]],
+) -> dict[int, tuple[Output, ...]]:
+    last: dict[Output, int] = {}
+    for level in own_levels:
+        used = [*segments[level].inputs, *segments[level].outputs] if level in segments else []
+        used += [one.output for one in sends.get(level, ())]
+        last.update((one, level) for one in used if one not in kept)
+    return {level: tuple(one for one, at in last.items() if at == level) for level in own_levels}
+
+
+def _spec(pieces: Pieces, message: Message, part: int) -> Any:
+    """Return shape and type of a tensor that moves between ranks.
+
+    Raises: GraphBuildError for one of a type that stays where it is.
+    """
+    tensor = pieces.tensor(message.output)
+    if part in (message.source, message.target) and tensor.dtype in (tf.string, tf.variant, tf.resource):
+        raise GraphBuildError(
+            f"{message.output} of type {tensor.dtype.name} would have to go from partition {message.source} to "
+            f"{message.target}, and cannot: put what makes it and what uses it on one partition"
+        )
+    return tf.TensorSpec(tensor.shape, tensor.dtype)

@@ -1,0 +1,187 @@
+"""One rank of a parallel TensorFlow program: its configuration, its place, its links. One for each process.
+
+Where: `initialize` first, once, on every rank; all else calls `current()`.
+
+A rank learns its place from its launcher: torchrun's variables, or Open MPI's; without either it is alone. Rank 0 keeps
+the store of the group at MASTER_ADDR, port MASTER_PORT or the key `ddp_port`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from clary.train.collective.adapters import numpy as arrays
+from clary.train.collective.settings import CollectiveSettings
+from clary.train.parallel.configuration import Configuration
+from clary.train.parallel.mesh import Along, Mesh
+from clary.train.parallel.place import Place, find_place, find_timeout_s
+from clary.train.tf_parallel.links import Links
+
+_NEEDED_THREADS = 4
+"""Of TensorFlow between operations: a step waits in one of them for others that run its functions."""
+_TORCH_ALONE = {  # keys that change what is computed, and what they must be here
+    "tensor_parallel_degree": 1,
+    "sharded_data_parallel_degree": 1,
+    "shard_optimizer_state": False,
+    "prescaled_batch": False,
+    "offload_activations": False,
+    "delayed_parameter_initialization": False,
+    "fp16": False,
+    "fp16_params": False,
+    "bf16": False,
+}
+
+
+def _new_turn() -> Any:
+    with tf.init_scope():
+        return tf.Variable(0, trainable=False, name="clary_step_turn")
+
+
+@dataclass
+class Session:
+    """One rank of a parallel program.
+
+    Args:
+        models: those that were cut, in the order of their first steps.
+        waiting: what is to be called once a model is cut.
+        turn: a variable that every step takes inside of a graph, so that steps keep their order.
+    """
+
+    configuration: Configuration
+    links: Links
+    place: Place
+    models: list[Any] = field(default_factory=list)
+    waiting: list[Callable[[], Any]] = field(default_factory=list)
+    turn: Any = field(default_factory=_new_turn)
+
+    @property
+    def mesh(self) -> Mesh:
+        """Which rank lies where."""
+        return self.links.mesh
+
+    @property
+    def part(self) -> int:
+        """The partition that this rank holds."""
+        return self.links.group_rank(Along.PP)
+
+
+_session: Session | None = None
+
+
+def is_initialized() -> bool:
+    """Whether `initialize` has been called."""
+    return _session is not None
+
+
+def current() -> Session:
+    """Return the session of this process.
+
+    Raises: RuntimeError if it has none yet.
+    """
+    if _session is None:
+        raise RuntimeError("model parallelism is not initialised: call smp.init() first, on every rank")
+    return _session
+
+
+def initialize(configuration: Configuration) -> Session:
+    """Make this process a rank of a parallel program. Every rank calls it; a second call with equal keys does nothing.
+
+    Raises:
+        ValueError: the number of ranks does not fit the degrees, a key is torch's alone, or a variable is wrong.
+        RuntimeError: it is initialised with other keys already, or TensorFlow runs with one thread between operations.
+        BootstrapError: ranks do not come; names them.
+    """
+    global _session
+    if _session is not None:
+        if _session.configuration != configuration:
+            raise RuntimeError(f"initialised already, with other keys: {_session.configuration}; got {configuration}")
+        return _session
+    _refuse_keys_of_torch(configuration)
+    place = find_place(os.environ)
+    mesh = configuration.mesh(place.size)  # before anybody waits for anybody
+    _have_threads()
+    settings = dataclasses.replace(
+        CollectiveSettings.from_environment(os.environ), timeout_s=find_timeout_s(os.environ)
+    )
+    world = arrays.init(
+        os.environ,
+        rank=place.rank,
+        size=place.size,
+        port=configuration.ddp_port or None,
+        group_name="tf-parallel",
+        settings=settings,
+    )
+    _session = Session(configuration, Links(mesh, world), place)
+    if configuration.horovod:
+        _start_horovod(_session)
+    return _session
+
+
+def reset() -> None:
+    """Leave the program's groups and forget the session; for programs that initialise twice, such as tests."""
+    global _session
+    if _session is not None:
+        _session.links.close()
+    _session = None
+
+
+def _refuse_keys_of_torch(configuration: Configuration) -> None:
+    for name, needed in _TORCH_ALONE.items():
+        if (given := getattr(configuration, name)) != needed:
+            raise ValueError(
+                f"{name} is {given!r}, which smdistributed.modelparallel.tensorflow does not have: leave it out, or "
+                "use PyTorch"
+            )
+
+
+def _have_threads() -> None:
+    """See that TensorFlow can run functions while an operation of ours waits; on one CPU it has one thread for both.
+
+    Raises: RuntimeError if it is too late to give it more.
+    """
+    asked = tf.config.threading.get_inter_op_parallelism_threads()
+    if (asked or len(os.sched_getaffinity(0))) >= _NEEDED_THREADS:
+        return
+    try:
+        tf.config.threading.set_inter_op_parallelism_threads(_NEEDED_THREADS)
+    except RuntimeError:
+        if (asked or len(os.sched_getaffinity(0))) > 1:
+            return
+        raise RuntimeError(
+            "TensorFlow runs with one thread between operations, and has begun already: call smp.init() before any "
+            f"other use of TensorFlow, or tf.config.threading.set_inter_op_parallelism_threads({_NEEDED_THREADS})"
+        ) from None
+
+
+def _start_horovod(session: Session) -> None:
+    """Initialise Horovod among the ranks that hold the same part: its size is the number of replicas.
+
+    Raises: ValueError if Horovod is not there.
+    """
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError as error:
+        raise ValueError(f"horovod is true, and horovod.tensorflow cannot be imported: {error}") from error
+    members = session.links.ranks(Along.DP)
+    if session.links.size(Along.DP) > 1:
+        # Each group needs a meeting place of its own, which its first rank offers.
+        offers = session.links.allgather(_free_address(session.place), Along.DP)
+        os.environ["CLARY_HOROVOD_ADDR"], os.environ["CLARY_HOROVOD_PORT"] = offers[0]
+    hvd.init(comm=list(members))
+
+
+def _free_address(place: Place) -> tuple[str, str]:
+    """Return an address of this host by which ranks reach it, and a free port there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing: it chooses the interface
+        address = str(probe.getsockname()[0])
+    with socket.socket() as listener:
+        listener.bind((address, 0))
+        return address, str(listener.getsockname()[1])

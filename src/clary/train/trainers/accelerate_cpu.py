@@ -1,0 +1,37 @@
+"""accelerate in ranks on hosts without a GPU: newer versions take each rank there for the only process.
+
+Where: `installing` has `accelerate.state` mended in ranks. Without it every rank trains on all samples by itself, or
+with DeepSpeed averages gradients of equal batches, and nothing says so.
+Source: accelerate 1.15 `state.PartialState._prepare_backend`, which finds no backend unless `cpu=True`, and 1.1, which
+found gloo.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import ModuleType
+from typing import Any
+
+_BACKEND = "gloo"
+
+
+def mend_state(module: ModuleType) -> None:
+    """Have a rank without a GPU be one of all ranks, over gloo unless the program has made another group before.
+
+    Args:
+        module: `accelerate.state`. One without the place that this knows stays as it is.
+    """
+    state = getattr(module, "PartialState", None)
+    original = getattr(state, "_prepare_backend", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def _prepare_backend(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        backend, kind = original(self, *arguments, **keywords)
+        if backend is None and "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+            return _BACKEND, type(kind).MULTI_CPU
+        return backend, kind
+
+    state._prepare_backend = _prepare_backend  # type: ignore[union-attr]

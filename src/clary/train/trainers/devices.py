@@ -1,0 +1,37 @@
+"""DistributedDataParallel on hosts without a GPU, for libraries that name a GPU to it even there.
+
+Where: under smdistributed.dataparallel, which libraries take to mean CUDA.
+Source: transformers 4.28 to 5.24 `Trainer._wrap_model`; torch 2.13 `DistributedDataParallel.__init__`, which refuses
+`device_ids` for a module on the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+_MARK = "_clary_takes_cpu"
+
+
+def take_modules_of_cpus() -> None:
+    """Have DistributedDataParallel overlook the index of a GPU for a module on the CPU, where torch sees no GPU.
+
+    Harmless when repeated. Where there is a GPU, torch refuses a module that was left on the CPU as ever.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    original = DistributedDataParallel.__init__
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def __init__(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *arguments: Any, **keywords: Any
+    ) -> None:
+        if not torch.cuda.is_available() and all(one.device.type == "cpu" for one in module.parameters()):
+            device_ids = output_device = None
+        original(self, module, device_ids, output_device, *arguments, **keywords)
+
+    setattr(__init__, _MARK, True)
+    DistributedDataParallel.__init__ = __init__

@@ -1,0 +1,50 @@
+"""Chooses the libraries that are mended in a job, by its distribution.
+
+Where: called at the end of `import torch`, in ranks and in jobs with a distribution of SageMaker's libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from clary.train.trainers import accelerate_cpu, importing
+
+_FRAMEWORK = "SM_FRAMEWORK_PARAMS"  # of jobs, and what transformers itself goes by
+_DATA_PARALLEL = "sagemaker_distributed_dataparallel_enabled"
+_MPI = "sagemaker_mpi_enabled"
+_MODEL_PARALLEL = "SM_HP_MP_PARAMETERS"  # keys of SMP v1
+
+
+def install() -> None:
+    """Have the modules mended that a rank of this job may import; nothing is imported for other programs."""
+    mends: dict[str, importing.Mend] = {}
+    if "LOCAL_RANK" in os.environ:
+        mends["accelerate.state"] = accelerate_cpu.mend_state
+    told = framework_parameters()
+    if _is_on(told, _DATA_PARALLEL):
+        from clary.train.trainers import devices, transformers_data  # saves 3 ms of ranks with another distribution
+
+        devices.take_modules_of_cpus()
+        mends["transformers.training_args"] = transformers_data.mend_training_arguments
+        mends["transformers.trainer_pt_utils"] = transformers_data.mend_gathering
+    elif _is_on(told, _MPI) and os.environ.get(_MODEL_PARALLEL, "{}") != "{}":
+        from clary.train.trainers import transformers_model  # saves 60 ms of ranks with another distribution
+
+        mends["transformers.training_args"] = transformers_model.mend_training_arguments
+        mends["transformers.trainer"] = transformers_model.mend_trainer
+    if mends:
+        importing.mend_when_imported(mends)
+
+
+def _is_on(parameters: dict[str, object], name: str) -> bool:
+    return parameters.get(name) in (True, "true")
+
+
+def framework_parameters() -> dict[str, object]:
+    """Return the job's parameters of its framework and distribution, empty without any."""
+    try:
+        found = json.loads(os.environ.get(_FRAMEWORK, "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

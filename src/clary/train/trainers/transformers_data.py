@@ -1,0 +1,89 @@
+"""transformers' Trainer under smdistributed.dataparallel: on the CPU where a host has no GPU, with losses of all ranks.
+
+Where: `installing` has two modules of transformers mended. Every version asks `_setup_devices` once for the process's
+device, and takes SMDDP to mean CUDA there. Told to use the CPU it would make a group over gloo, so the group over smddp
+is made first, which every version then finds and uses.
+Source: transformers 4.28, 4.37, 4.46 and 5.24 `TrainingArguments._setup_devices`, `utils.is_sagemaker_dp_enabled`; 5.24
+`trainer_pt_utils.nested_gather`, which knows the mode DISTRIBUTED alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from clary.train.collective.adapters.torch.backend_name import BACKEND
+from clary.train.trainers.arguments import choose_devices_by
+
+_SWITCHES = ("use_cpu", "no_cuda")  # the argument that keeps to the CPU, newest name first
+_MODE = "parallel_mode"
+_LOCAL_RANK = "SMDATAPARALLEL_LOCAL_RANK"  # `Trainer._wrap_model` reads it
+
+
+def mend_training_arguments(module: ModuleType) -> None:
+    """Have TrainingArguments choose the CPU and our group where there is no GPU; its choice stays where there is one.
+
+    Args:
+        module: `transformers.training_args`. One without the place that this knows stays as it is.
+    """
+
+    def choose(arguments: Any, otherwise: Callable[[Any], Any]) -> Any:
+        import torch
+
+        if not torch.cuda.is_available() and getattr(module, "is_sagemaker_dp_enabled", bool)():
+            join(arguments)
+        return otherwise(arguments)
+
+    choose_devices_by(module, choose)
+
+
+def mend_gathering(module: ModuleType) -> None:
+    """Have Trainer log the mean loss of all ranks under SMDDP too, as versions before 5 did.
+
+    Args:
+        module: `transformers.trainer_pt_utils`. One whose `nested_gather` asks for no mode stays as it is.
+    """
+    original = getattr(module, "nested_gather", None)
+    if original is None or _MODE not in inspect.signature(original).parameters:
+        return
+
+    @functools.wraps(original)
+    def gather(tensors: Any, parallel_mode: Any, *arguments: Any, **keywords: Any) -> Any:
+        kinds = type(parallel_mode)
+        if parallel_mode == getattr(kinds, "SAGEMAKER_DATA_PARALLEL", None):
+            parallel_mode = kinds.DISTRIBUTED
+        return original(tensors, parallel_mode, *arguments, **keywords)
+
+    module.nested_gather = gather  # type: ignore[attr-defined]
+
+
+def join(arguments: Any) -> None:
+    """Join the group of all ranks over smddp, unless the program has one, and have the arguments say CPU.
+
+    Args:
+        arguments: a TrainingArguments whose device was not asked for yet.
+    """
+    import torch.distributed as dist
+
+    if "LOCAL_RANK" in os.environ:
+        os.environ.setdefault(_LOCAL_RANK, os.environ["LOCAL_RANK"])
+    if not dist.is_initialized():
+        dist.init_process_group(BACKEND, timeout=arguments.ddp_timeout_delta)
+    for name in _SWITCHES:
+        if hasattr(arguments, name):
+            if not getattr(arguments, name):
+                _say(os.environ.get("LOCAL_RANK", "0"))
+            setattr(arguments, name, True)
+            return
+
+
+@functools.cache
+def _say(local_rank: str) -> None:
+    """Say once a host that it trains on the CPU."""
+    if local_rank == "0":
+        print(f"clary: this host has no GPU: Trainer trains on the CPU, over {BACKEND}", file=sys.stderr, flush=True)

@@ -1,0 +1,190 @@
+"""transformers' Trainer under smdistributed.modelparallel (SMP v1), in versions that hand their work to accelerate.
+
+Where: `installing` has two modules of transformers mended. Versions up to 4.28 counted replicas by SMP themselves and
+need nothing on a GPU. Later ones let accelerate count, which knows ranks alone.
+
+[Note: what goes wrong otherwise]
+device      SMP is taken to mean CUDA.
+batches     accelerate gives each rank batches of its own, also ranks of one pipeline, of which one alone is used.
+metrics     it gathers over all ranks, so ranks of one pipeline count several times.
+model       versions 5 have SMP wrap it a second time, for evaluation.
+optimizer   versions 5 make none for a model that SMP has wrapped, and wrap the one that they have in a class without
+            the methods by which they save it.
+Source: transformers 4.28, 4.46, 5.24 `TrainingArguments._setup_devices`, `Trainer._prepare_for_training`,
+`Trainer._save_optimizer_and_scheduler`; accelerate 1.1, 1.15 `Accelerator.prepare_optimizer`, `state.PartialState`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from clary.train.parallel import runtime
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.model import DistributedModel
+from clary.train.parallel.optimizer import DistributedOptimizer
+from clary.train.trainers.arguments import choose_devices_by
+
+_PREPARED = "_is_accelerate_prepared"  # accelerate leaves an optimizer with this mark as it is
+_SKIPPED = "step_was_skipped"  # it asks an optimizer for this after each step
+
+
+def mend_training_arguments(module: ModuleType) -> None:
+    """Have TrainingArguments choose the CPU where there is no GPU, and have accelerate count replicas.
+
+    Args:
+        module: `transformers.training_args`.
+    """
+
+    def choose(arguments: Any, otherwise: Callable[[Any], Any]) -> Any:
+        import torch
+
+        if not getattr(module, "is_sagemaker_mp_enabled", bool)():
+            return otherwise(arguments)
+        if torch.cuda.is_available():
+            device = otherwise(arguments)
+        else:
+            device = torch.device("cpu")
+            arguments._n_gpu, arguments.distributed_state = 0, None
+        count_replicas(module, device)
+        return device
+
+    choose_devices_by(module, choose)
+
+
+def mend_trainer(module: ModuleType) -> None:
+    """Have Trainer gather over replicas, and keep the optimizer that SMP has wrapped.
+
+    Args:
+        module: `transformers.trainer`. What a version of it does not have stays away.
+    """
+    trainer = module.Trainer
+    if not getattr(module, "is_sagemaker_mp_enabled", bool)():
+        return
+    make_accelerator = getattr(trainer, "create_accelerator_and_postprocess", None)
+    if make_accelerator is not None:
+
+        @functools.wraps(make_accelerator)
+        def create_accelerator_and_postprocess(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            result = make_accelerator(self, *arguments, **keywords)
+            self.accelerator.gather, self.accelerator.pad_across_processes = gather, pad
+            return result
+
+        trainer.create_accelerator_and_postprocess = create_accelerator_and_postprocess
+    _wrap_once(trainer)
+    if "model" in inspect.signature(trainer.create_optimizer).parameters:
+        _mend_optimizer(trainer)
+
+
+def _wrap_once(trainer: Any) -> None:
+    """Have a model that SMP has wrapped be used as it is, for evaluation too."""
+    wrap = trainer._wrap_model
+
+    @functools.wraps(wrap)
+    def _wrap_model(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        wrapped = getattr(self, "model_wrapped", None)
+        return wrapped if isinstance(wrapped, DistributedModel) else wrap(self, *arguments, **keywords)
+
+    trainer._wrap_model = _wrap_model
+
+
+def _mend_optimizer(trainer: Any) -> None:
+    """Have an optimizer be made as soon as SMP has the model, and left as it is from then on."""
+    make, wrap = trainer.create_optimizer, trainer._wrap_model
+
+    @functools.wraps(make)
+    def create_optimizer(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not isinstance(self.optimizer, DistributedOptimizer):
+            make(self, *arguments, **keywords)
+            if isinstance(self.optimizer, DistributedOptimizer):
+                setattr(self.optimizer, _PREPARED, True)
+                setattr(self.optimizer, _SKIPPED, False)
+        return self.optimizer
+
+    @functools.wraps(wrap)
+    def _wrap_model(self: Any, model: Any, training: bool = True, *arguments: Any, **keywords: Any) -> Any:
+        wrapped = wrap(self, model, training, *arguments, **keywords)
+        if training and self.optimizer is None:
+            self.create_optimizer(wrapped)
+        return wrapped
+
+    trainer.create_optimizer, trainer._wrap_model = create_optimizer, _wrap_model
+
+
+def count_replicas(module: ModuleType, device: Any) -> None:
+    """Have accelerate count replicas of the model as its processes; harmless in versions without it.
+
+    Args:
+        module: `transformers.training_args`, whose accelerate it is.
+        device: a `torch.device`, where this rank computes.
+    """
+    make_state = getattr(module, "PartialState", None)
+    if make_state is None:
+        return
+    module.AcceleratorState._reset_state(reset_partial_state=True)
+    state = make_state(cpu=device.type == "cpu")
+    place = runtime.current().place
+    along = _replicas()
+    groups = runtime.current().groups
+    state.device = device
+    state.num_processes, state.process_index = groups.size(along), groups.group_rank(along)
+    state.local_process_index = place.local_rank
+    if state.num_processes == 1:
+        state.distributed_type = type(state.distributed_type).NO
+
+
+def gather(data: Any) -> Any:
+    """Return tensors of all replicas, one after the other along their first dimension. All ranks call it.
+
+    Args:
+        data: a tensor, or tensors in tuples, lists and dicts. A tensor without dimensions counts as one of one element.
+
+    Raises: TypeError for anything else.
+    """
+    import torch
+
+    if isinstance(data, dict):
+        return type(data)({key: gather(value) for key, value in data.items()})
+    if isinstance(data, tuple | list):
+        return _like(data, (gather(value) for value in data))
+    if not isinstance(data, torch.Tensor):
+        raise TypeError(f"gather: expected tensors, or tuples, lists and dicts of them; got {type(data).__name__}")
+    parts = runtime.current().groups.allgather(torch.atleast_1d(data.detach()).cpu(), _replicas())
+    return torch.cat(list(parts), dim=0).to(data.device)
+
+
+def pad(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+    """Return tensors as long as the longest of any replica along one dimension. All ranks call it.
+
+    Args:
+        data: as `gather`; a tensor that lacks the dimension, and what is no tensor, stay as they are.
+        pad_index: fills what was added.
+        pad_first: add before the values rather than behind them.
+    """
+    import torch
+
+    if isinstance(data, dict):
+        return type(data)({key: pad(value, dim, pad_index, pad_first) for key, value in data.items()})
+    if isinstance(data, tuple | list):
+        return _like(data, (pad(value, dim, pad_index, pad_first) for value in data))
+    if not isinstance(data, torch.Tensor) or not -data.dim() <= dim < data.dim():
+        return data
+    length = data.shape[dim]
+    longest = max(runtime.current().groups.allgather(length, _replicas()))
+    shape = list(data.shape)
+    shape[dim] = longest - length
+    added = data.new_full(shape, pad_index)
+    return torch.cat([added, data] if pad_first else [data, added], dim=dim)
+
+
+def _like(data: Any, values: Any) -> Any:
+    """Return the values as a sequence of the same kind, a named tuple too."""
+    return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
+
+
+def _replicas() -> Along:
+    """Return along which ranks batches differ."""
+    return Along.RDP if runtime.current().configuration.prescaled_batch else Along.DP

@@ -1,0 +1,513 @@
+"""Work of two ranks with `smdistributed.modelparallel.tensorflow`; run by test_smp_tensorflow."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import smdistributed.modelparallel.tensorflow as smp
+import tensorflow as tf
+from smdistributed.modelparallel.tensorflow.exceptions import CheckpointError, ParallelError, RankLost
+from smdistributed.modelparallel.tensorflow.utils import (
+    GraphBuildError,
+    receive_checkpoint_files,
+    send_checkpoint_files,
+)
+from smp_tensorflow_models import BATCH, LOSS, convolutions, digits, perceptron, recurrent, start, train_alone, trainer
+
+IMAGES, LABELS = digits()
+NUM_BATCHES = 4
+
+
+def batches(count=NUM_BATCHES, first=0):
+    parts = [slice(number * BATCH, (number + 1) * BATCH) for number in range(first, first + count)]
+    return [(tf.constant(IMAGES[part]), tf.constant(LABELS[part])) for part in parts]
+
+
+def failure_of(kind, call, *words):
+    """See that a call raises an error of a kind with some words in it."""
+    try:
+        call()
+    except kind as error:
+        found = str(error)
+    else:
+        raise AssertionError(f"no {kind} came")
+    missing = [word for word in words if word not in found]
+    assert not missing, f"{missing} not in {found}"
+    return found
+
+
+def assert_like_alone(make, num_microbatches, *, by_tape=False, tolerance=2e-5, **config):
+    alone, whole = train_alone(make, batches(), num_microbatches)
+    start(microbatches=num_microbatches, **config)
+    _, train, scores, _ = trainer(make, by_tape=by_tape)
+    losses = [float(train(*batch)) for batch in batches()]
+    np.testing.assert_allclose(losses, alone, rtol=tolerance)
+    images = batches()[0][0]
+    np.testing.assert_allclose(scores(images).numpy(), whole(images, training=False).numpy(), rtol=2e-3, atol=2e-3)
+    assert smp.allgather(losses) == [losses] * smp.size(), "ranks know other losses"
+
+
+def test_two_partitions_lose_what_one_process_loses(rank, size):
+    for pipeline in ("simple", "interleaved"):
+        for num_microbatches in (1, 2, 4):
+            assert_like_alone(convolutions, num_microbatches, partitions=2, pipeline=pipeline)
+
+
+def test_each_variable_lies_on_one_rank_and_others_hold_no_memory_for_it(rank, size):
+    start(partitions=2, microbatches=2)
+    model, train, _, _ = trainer(convolutions)
+    train(*batches(1)[0])
+    parts = smp.allgather(len(model.variables))
+    assert all(parts)
+    assert sum(parts) == len(model.all_variables), parts
+    held = {id(one) for one in model.variables}
+    for one in model.all_variables:
+        value = one if isinstance(one, tf.Variable) else one.value
+        assert value.read_value().shape.num_elements() == (np.prod(value.shape) if id(one) in held else 0), (
+            "another rank's variable has memory here"
+        )
+
+
+def test_tapes_take_the_gradients_that_get_gradients_takes(rank, size):
+    assert_like_alone(convolutions, 2, partitions=2, by_tape=True)
+
+
+def test_norms_of_all_gradients_are_those_of_all_parts(rank, size):
+    alone, _ = train_alone(convolutions, batches(), 2, clip_norm=0.05)
+    unclipped, _ = train_alone(convolutions, batches(), 2)
+    assert alone[-1] != unclipped[-1]
+    start(partitions=2, microbatches=2)
+    model, train, _, _ = trainer(convolutions, clip_norm=0.05)
+    np.testing.assert_allclose([float(train(*batch)) for batch in batches()], alone, rtol=2e-5)
+    own = [tf.ones(one.shape) for one in model.trainable_variables]
+    elements = sum(int(np.prod(one.shape)) for one in model.all_trainable_variables)
+    np.testing.assert_allclose(float(tf.linalg.global_norm(own)), elements**0.5, rtol=1e-6)
+    assert float(tf.linalg.global_norm([tf.constant([3.0, 4.0])])) == 5.0
+
+    @smp.step
+    def clips_inside(images, labels):
+        gradients = tf.keras.optimizers.SGD.get_gradients(None, LOSS(labels, model(images)), model.trainable_variables)
+        return tf.clip_by_global_norm(gradients, 1.0)[0]
+
+    failure_of(GraphBuildError, lambda: clips_inside(*batches(1)[0]), "outside of smp.step")
+
+
+def test_layers_called_twice_tied_matrices_and_sums_across_the_cut(rank, size):
+    assert_like_alone(perceptron, 2, partitions=2)
+
+
+def test_parts_placed_by_hand_in_any_order(rank, size):
+    for places in ((0, 1, 1, 1), (0, 1, 0, 1), (1, 0, 1, 0)):
+        assert_like_alone(
+            lambda base, places=places: perceptron(base, by_hand=places),
+            2,
+            partitions=2,
+            auto_partition=False,
+            default_partition=0,
+        )
+
+
+def test_loops_embeddings_and_drop_out(rank, size):
+    assert_like_alone(recurrent, 1, partitions=2)
+    assert_like_alone(recurrent, 2, partitions=2)
+
+
+def test_one_partition_is_the_whole_model(rank, size):
+    alone, _ = train_alone(convolutions, batches(), 2)
+    start(partitions=1, microbatches=2)
+    _, train, _, _ = trainer(convolutions)
+    np.testing.assert_allclose([float(train(*batch)) for batch in batches()], alone, rtol=2e-5)
+    assert (smp.dp_size(), smp.pp_size()) == (size, 1)
+
+
+def test_replicas_under_ddp_average_gradients_and_begin_alike(rank, size):
+    alone, _ = train_alone(convolutions, batches(), 4)
+    start(partitions=1, microbatches=2, ddp=True)
+    tf.keras.utils.set_random_seed(rank)  # what replicas draw must not matter
+    model, train, _, _ = trainer(convolutions)
+    losses = []
+    for images, labels in batches():
+        own = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+        losses.append(np.mean(smp.allgather(float(train(images[own], labels[own])), smp.DP_GROUP)))
+    np.testing.assert_allclose(losses, alone, rtol=2e-5)
+    mine = [np.asarray(one) for one in model.trainable_variables]
+    for one, other in zip(*smp.allgather(mine), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_replicas_average_each_output_of_a_gradient_that_is_asked_for(rank, size):
+    start(partitions=1, microbatches=2, ddp=True)
+    model, optimizer = perceptron(smp.DistributedModel)(), tf.keras.optimizers.Adam()
+
+    @smp.step
+    def gradients_of(images, labels):
+        loss = LOSS(labels, model(images))
+        return optimizer.get_gradients(loss, model.trainable_variables), loss
+
+    images, labels = batches(2)[rank]
+    gradients, _ = gradients_of(images, labels)
+    first = gradients[0]
+    outputs = [one.numpy() for one in first.outputs]
+    np.testing.assert_allclose(np.mean(outputs, axis=0), first.reduce_mean().numpy(), rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(np.sum(outputs, axis=0), first.reduce_sum().numpy(), rtol=1e-5, atol=1e-8)
+    told = smp.allgather(first.accumulate().numpy())
+    np.testing.assert_array_equal(told[0], told[1])
+
+
+def test_eager_calls_results_of_all_kinds_and_arguments_of_all_kinds(rank, size):
+    start(partitions=2, microbatches=2)
+    model = perceptron(smp.DistributedModel)()
+
+    @smp.step(non_split_inputs=["weight"], input_split_axes={"columns": 1})
+    def step(batch, weight, columns, factor, *, name):
+        scores = model(batch["images"]) * factor * weight[0]
+        return {"scores": scores, "name": name, "parts": (columns, [tf.shape(batch["images"])[0], 7, None])}
+
+    images = IMAGES[:8]
+    found = step({"images": images}, tf.constant([2.0, 3.0]), np.arange(8.0).reshape(2, 4), 0.5, name="evaluation")
+    assert found["name"] == ["evaluation"] * 2
+    assert found["parts"][1][1:] == [[7, 7], [None, None]]
+    assert [int(one) for one in found["parts"][1][0].outputs] == [4, 4]
+    assert [one.shape for one in found["parts"][0].outputs] == [(2, 2), (2, 2)]
+    assert found["scores"].merge().shape == (8, 10)
+    assert found["scores"].concat().shape == (8, 10)
+    assert found["scores"].stack().shape == (2, 4, 10)
+    np.testing.assert_array_equal(found["parts"][0].reduce_sum().numpy(), [[0.0 + 2, 1 + 3], [4 + 6, 5 + 7]])
+    for method in ("variable", "add_n", "accumulate_n"):
+        kept = tf.Variable(tf.zeros([4, 10]))
+        mean = found["scores"].accumulate(method=method, var=kept)
+        np.testing.assert_allclose(mean.numpy(), found["scores"].reduce_mean().numpy())
+        assert bool(tf.reduce_any(kept != 0)) == (method == "variable")
+    failure_of(ValueError, lambda: found["scores"].accumulate(method="sum"), "'sum'", "add_n")
+    failure_of(TypeError, found["parts"][1][0].reduce_mean, "int32")
+
+
+def test_signatures_give_arrays_their_types_and_metrics_count_microbatches(rank, size):
+    start(partitions=2, microbatches=2)
+    model = perceptron(smp.DistributedModel)()
+    mean = tf.keras.metrics.Mean()
+
+    class Evaluation:
+        @smp.step(
+            non_split_inputs=["self"],
+            input_signature=[
+                tf.TensorSpec([None, 28, 28, 1], tf.float32),
+                tf.TensorSpec([None], tf.int64),
+            ],
+        )
+        def run(self, images, labels):
+            loss = LOSS(labels, model(images, training=False))
+            mean(loss)
+            return loss
+
+    evaluation = Evaluation()
+    found = [evaluation.run(IMAGES[:8].astype(np.float64), LABELS[:8]) for _ in range(2)]
+    assert float(mean.count) == 4
+    np.testing.assert_allclose(float(mean.result()), float(found[1].reduce_mean()), rtol=1e-6)
+    failure_of(
+        TypeError,
+        lambda: evaluation.run(tf.constant(IMAGES[:8], tf.float64), LABELS[:8]),
+        "float64",
+        "input_signature",
+    )
+
+
+def test_hooks_wait_for_the_cut_and_run_once_before_the_first_step(rank, size):
+    start(partitions=2, microbatches=1)
+    model, train, _, _ = trainer(perceptron)
+    seen = []
+
+    @smp.register_post_partition_hook
+    def hook(word):
+        assert tf.executing_eagerly()
+        seen.append((word, model.partitioned, len(model.variables) < len(model.all_variables)))
+
+    hook("early")
+    assert not seen
+    train(*batches(1)[0])
+    assert seen == [("early", True, True)]
+    train(*batches(1)[0])
+    hook("late")
+    assert [word for word, _, _ in seen] == ["early", "late"]
+
+
+def test_checkpoints_continue_to_the_bit_before_and_after_the_first_step(rank, size):
+    folder = smp_folder(rank)
+    start(partitions=2, microbatches=2)
+    _, train, _, checkpoint = trainer(convolutions)
+    manager = smp.CheckpointManager(checkpoint, folder, max_to_keep=2)
+    failure_of(CheckpointError, manager.save, "not cut yet")
+    manager.restore()  # of nothing
+    first = [float(train(*batch)) for batch in batches(3)]
+    path = manager.save()
+    assert path == f"{folder}/mp_rank_{rank}/ckpt-1"
+    later = [float(train(*batch)) for batch in batches(3, 3)]
+    manager.save()
+    smp.barrier()
+    assert sorted(os.listdir(folder)) == ["mp_rank_0", "mp_rank_1"]
+    manager.restore("ckpt-1")
+    assert [float(train(*batch)) for batch in batches(3, 3)] == later
+    start(partitions=2, microbatches=2)
+    _, train, _, checkpoint = trainer(convolutions)
+    manager = smp.CheckpointManager(checkpoint, folder)
+    manager.restore(restore_prefix="ckpt-1").expect_partial()
+    assert [float(train(*batch)) for batch in batches(3, 3)] == later
+    assert float(train(*batches(1)[0])) != first[0]
+    start(partitions=2, microbatches=2)
+    _, train, _, checkpoint = trainer(convolutions)
+    manager = smp.CheckpointManager(checkpoint, folder)
+    assert float(train(*batches(1)[0])) == first[0]
+    manager.restore(restore_prefix="ckpt-9")  # which is not there: nothing changes
+    assert float(train(*batches(1, 1)[0])) == first[1]
+    manager.restore(restore_prefix="ckpt-1")
+    assert [float(train(*batch)) for batch in batches(3, 3)] == later
+    start(partitions=1, microbatches=2)
+    _, train, _, checkpoint = trainer(convolutions)
+    train(*batches(1)[0])
+    manager = smp.CheckpointManager(checkpoint, f"{folder}")
+    failure_of(CheckpointError, manager.restore, "partitions were 2", "are 1")
+
+
+def smp_folder(rank):
+    """Return a new folder that both ranks know."""
+    start(partitions=1)
+    if rank:
+        return smp.recv_from(0)
+    folder = tempfile.mkdtemp()
+    smp.broadcast(folder)
+    return folder
+
+
+def test_files_of_checkpoints_go_from_rank_to_rank(rank, size):
+    start(partitions=2)
+    own = Path(tempfile.mkdtemp())
+    if rank == 0:
+        (own / "one").write_bytes(b"1" * 100_000)
+        (own / "two").write_bytes(b"")
+        send_checkpoint_files(str(own), 1)
+    else:
+        receive_checkpoint_files(str(own / "new"), 0)
+        assert (own / "new/one").read_bytes() == b"1" * 100_000
+        assert (own / "new/two").read_bytes() == b""
+
+
+def test_the_whole_model_is_saved_as_it_was_trained(rank, size):
+    folder = smp_folder(rank)
+    start(partitions=2, microbatches=2)
+    model, train, scores, _ = trainer(convolutions)
+    for batch in batches():
+        train(*batch)
+    model.save_model(f"{folder}/saved")
+    images = batches()[0][0]
+    expected = scores(images)
+    if rank == 0:
+        loaded = tf.saved_model.load(f"{folder}/saved").signatures["serving_default"](images)
+        np.testing.assert_allclose(loaded["output_0"].numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+    before = float(train(*batches(1)[0]))
+    assert np.isfinite(before)
+
+
+def test_ranks_groups_and_objects(rank, size):
+    start(partitions=2)
+    assert (smp.rank(), smp.size(), smp.local_rank(), smp.local_size()) == (rank, 2, rank, 2)
+    assert (smp.mp_rank(), smp.mp_size(), smp.pp_rank(), smp.pp_size()) == (rank, 2, rank, 2)
+    assert (smp.dp_rank(), smp.dp_size(), smp.tp_rank(), smp.tp_size()) == (0, 1, 0, 1)
+    assert (smp.get_mp_group(), smp.get_dp_group()) == ([0, 1], [rank])
+    assert smp.state.cfg.partitions == 2
+    if rank == 0:
+        smp.send({"large": np.arange(300_000)}, 1, smp.RankType.PP_RANK)
+        assert smp.recv_from(1, smp.RankType.MP_RANK) == "back"
+        smp.broadcast("to all", smp.WORLD)
+    else:
+        assert smp.recv_from(0)["large"][-1] == 299_999
+        smp.send("back", 0)
+        assert smp.recv_from(0) == "to all"
+    assert smp.allgather(rank * 2, smp.CommGroup.MP_GROUP) == [0, 2]
+    assert smp.allgather(rank, smp.DP_GROUP) == [rank]
+    smp.barrier()
+    smp.core.barrier()
+    smp.dp_barrier()
+    smp.mp_barrier()
+    failure_of(ValueError, lambda: smp.send(1, rank), "itself")
+    smp.init({"partitions": 2})
+    failure_of(RuntimeError, lambda: smp.init({"partitions": 1}), "other keys")
+
+
+def test_keys_of_torch_alone_are_refused(rank, size):
+    smp.shutdown()
+    for key, value in {"fp16": True, "offload_activations": True, "delayed_parameter_initialization": True}.items():
+        failure_of(ValueError, lambda key=key, value=value: smp.init({key: value}), key, "PyTorch")
+    failure_of(ValueError, lambda: smp.init({"tensor_parallel_degree": 2, "ddp": True}), "tensor_parallel_degree")
+    failure_of(ValueError, lambda: smp.init({"partitions": 3}), "2 ranks")
+
+
+class Stranger(smp.DistributedModel):
+    """Uses a variable that is not its own."""
+
+    def __init__(self, stranger):
+        super().__init__()
+        self.dense = tf.keras.layers.Dense(2)
+        self.strangers = lambda: stranger
+
+    def call(self, x):
+        return self.dense(x * self.strangers())
+
+
+def test_a_model_with_variables_of_others_is_refused(rank, size):
+    start(partitions=1, microbatches=2)
+    model = Stranger(tf.Variable(1.0, name="test_var"))
+
+    @smp.step
+    def step(x):
+        return model(x)
+
+    failure_of(GraphBuildError, lambda: step(tf.ones([2, 2])), "test_var")
+    failure_of(GraphBuildError, lambda: tf.function(lambda x: step(x).merge())(tf.ones([2, 2])), "test_var")
+
+
+def test_what_would_be_computed_wrongly_is_refused(rank, size):
+    start(partitions=2, microbatches=2)
+    model, train, _, _ = trainer(perceptron)
+    images, labels = batches(1)[0]
+    train(images, labels)
+    failure_of(ValueError, lambda: train(images[:3], labels[:3]), "multiple of 2 microbatches")
+    failure_of(GraphBuildError, lambda: model(images), "outside of an smp.step")
+    failure_of(GraphBuildError, lambda: model.fit(images, labels), "smp.step")
+    failure_of(GraphBuildError, lambda: model.save_weights("x.weights.h5"), "smp.CheckpointManager")
+    optimizer = tf.keras.optimizers.SGD(0.1)
+
+    @smp.step
+    def trains_inside(images, labels):
+        loss = LOSS(labels, model(images))
+        gradients = optimizer.get_gradients(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    failure_of(GraphBuildError, lambda: trains_inside(images, labels), "apply_gradients")
+
+    @smp.step
+    def has_own_penalty(images, labels):
+        penalty = tf.add_n([tf.nn.l2_loss(tf.convert_to_tensor(one)) for one in model.trainable_variables])
+        loss = LOSS(labels, model(images)) + penalty
+        return optimizer.get_gradients(loss, model.trainable_variables), loss
+
+    failure_of(GraphBuildError, lambda: has_own_penalty(images, labels), "another step", "kernel_regularizer")
+    clipped = tf.keras.optimizers.SGD(0.1, global_clipnorm=1.0)
+
+    @smp.step
+    def clips_all(images, labels):
+        return clipped.get_gradients(LOSS(labels, model(images)), model.trainable_variables)
+
+    failure_of(GraphBuildError, lambda: clips_all(images, labels), "global_clipnorm")
+    failure_of(GraphBuildError, lambda: clipped.apply_gradients([]), "global_clipnorm")
+
+    @smp.step
+    def calls_nothing(images):
+        return images
+
+    failure_of(GraphBuildError, lambda: calls_nothing(images), "calls no smp.DistributedModel")
+    failure_of(ValueError, lambda: smp.step(lambda x: x, jit_compile=True), "jit_compile")
+    failure_of(GraphBuildError, lambda: optimizer.get_gradients(images, []), "inside of an smp.step")
+    assert np.isfinite(float(train(images, labels))), "a refusal must leave the model as it was"
+
+
+def test_partition_by_hand_is_refused_where_it_places_nothing(rank, size):
+    start(partitions=2, auto_partition=False, default_partition=0)
+
+    def outside():
+        with smp.partition(1):
+            tf.constant(1)
+
+    failure_of(GraphBuildError, outside, "in call")
+    model = perceptron(smp.DistributedModel, by_hand=(0, 0, 0, 0))()
+
+    @smp.step
+    def step(images):
+        return model(images)
+
+    failure_of(GraphBuildError, lambda: step(batches(1)[0][0]), "partitions 1 of 2 would have nothing")
+    beyond = perceptron(smp.DistributedModel, by_hand=(0, 1, 2, 0))()
+
+    @smp.step
+    def step_beyond(images):
+        return beyond(images)
+
+    failure_of(ValueError, lambda: step_beyond(batches(1)[0][0]), "smp.partition(2)", "2 partitions")
+
+
+def test_gradients_changed_inside_of_a_step_are_refused_under_ddp(rank, size):
+    start(partitions=1, ddp=True)
+    model = perceptron(smp.DistributedModel)()
+    optimizer = tf.keras.optimizers.SGD(0.1)
+
+    @smp.step
+    def step(images, labels):
+        loss = LOSS(labels, model(images))
+        return [tf.clip_by_norm(one, 1.0) for one in optimizer.get_gradients(loss, model.trainable_variables)]
+
+    failure_of(GraphBuildError, lambda: step(*batches(1)[0]), "outside of smp.step")
+
+
+def test_horovod_averages_over_replicas_where_smp_starts_it(rank, size):
+    alone, _ = train_alone(convolutions, batches(2), 4)
+    start(partitions=1, microbatches=2, horovod=True)
+    import horovod.tensorflow as hvd
+
+    assert (hvd.rank(), hvd.size()) == (smp.dp_rank(), smp.dp_size())
+    model, optimizer = convolutions(smp.DistributedModel)(), tf.keras.optimizers.Adam(0.01)
+
+    @smp.step
+    def forward_backward(images, labels):
+        loss = LOSS(labels, model(images, training=True))
+        return optimizer.get_gradients(loss, model.trainable_variables), loss
+
+    @tf.function
+    def train(images, labels):
+        gradients, loss = forward_backward(images, labels)
+        gradients = [hvd.allreduce(one.accumulate()) for one in gradients]
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    losses = []
+    for images, labels in batches(2):
+        own = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+        losses.append(np.mean(smp.allgather(float(train(images[own], labels[own])))))
+    np.testing.assert_allclose(losses, alone, rtol=2e-5)
+    hvd.shutdown()
+
+
+def test_a_rank_that_fails_fails_the_others_with_its_words(rank, size):
+    start(partitions=2, microbatches=2)
+    model = perceptron(smp.DistributedModel)()
+
+    @smp.step
+    def step(images, limit):
+        tf.debugging.assert_less(tf.reduce_max(images), limit, message="too bright on one rank")
+        return model(images)
+
+    images = batches(1)[0][0]
+    failure = failure_of(ParallelError, lambda: step(images, tf.constant(0.0 if rank else 2.0)), f"rank {rank}")
+    assert "too bright" in failure, failure
+    assert rank or issubclass(RankLost, ParallelError)
+
+
+def test_ranks_whose_models_differ_are_refused(rank, size):
+    start(partitions=2)
+
+    class Different(smp.DistributedModel):
+        def __init__(self):
+            super().__init__()
+            self.first = tf.keras.layers.Dense(4 + rank)
+            self.second = tf.keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.second(self.first(x))
+
+    model = Different()
+
+    @smp.step
+    def step(x):
+        return model(x)
+
+    failure_of(GraphBuildError, lambda: step(tf.ones([4, 3])), f"than rank {rank}", "the same model")

@@ -1,0 +1,51 @@
+"""`horovod.tensorflow` and its Keras faces: each function on ranks of its own, and jobs of SDK v2 on two hosts."""
+
+import pytest
+from checks_on_tensorflow_ranks import assert_passed, names
+from framework_jobs import PROGRAMS
+from tensorflow_jobs import check_same, tensorflow_service, train_alone, train_as_job
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.needs("tensorflow", "sdk2"),
+    pytest.mark.timeout(500),
+    pytest.mark.xdist_group("tensorflow-jobs"),
+]
+PROGRAM = PROGRAMS / "horovod_tensorflow_program.py"
+SIZE = 4  # two ranks a host
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_on_ranks(name, size):
+    assert_passed(PROGRAM, name, size)
+
+
+@pytest.mark.parametrize("name", [name for name in names(PROGRAM) if "keras" in name])
+def test_with_legacy_keras(name):
+    assert_passed(PROGRAM, name, 2, is_legacy=True)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with tensorflow_service(tmp_path_factory.mktemp("tensorflow-horovod") / "home") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return train_alone(tmp_path_factory.mktemp("tensorflow-horovod-alone"))
+
+
+def test_a_tape_inside_of_a_function_trains_as_one_process(service, alone):
+    _, found = train_as_job(service, "horovod", "way=horovod")
+    check_same(found, alone, size=SIZE)
+    assert [facts["local"] for facts in found] == [[0, 2], [1, 2]] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("keras", ["3", "legacy"])
+def test_fit_with_callbacks_trains_as_one_process(service, alone, keras):
+    pairs = ("TF_USE_LEGACY_KERAS=1",) if keras == "legacy" else ()
+    _, found = train_as_job(service, "horovod", "way=horovod_fit", *pairs)
+    check_same(found, alone, size=SIZE)

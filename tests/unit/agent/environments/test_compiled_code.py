@@ -1,0 +1,141 @@
+"""Compiled code between jobs: only of the same program, only regular files, never more than fits."""
+
+import fcntl
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clary.agent.environments import compiled_code
+from clary.agent.environments.compiled_code import CACHE_FOLDER, CompiledCode
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.ml_tree import MlTree
+from clary.testing.launch_plans import make_plan
+
+COMPILER = {"sagemaker_training_compiler_enabled": "true"}
+ENVIRONMENT = Path("/envs/train")
+
+
+def plan_in(cache: Path, hyperparameters: dict[str, str] | None = None) -> LaunchPlan:
+    plan = make_plan(hyperparameters=COMPILER if hyperparameters is None else hyperparameters)
+    return replace(plan, cache_folder=str(cache))
+
+
+class Job:
+    """A host's tree with a program of this text, with kept code brought into it."""
+
+    def __init__(self, place: Path, plan: LaunchPlan, text: str = "x = 1", *, timeout_s: float = 5.0) -> None:
+        self.tree = MlTree(place / "ml")
+        self.tree.code.mkdir(parents=True)
+        (self.tree.code / "train.py").write_text(text)
+        self.compiled = CompiledCode(plan, self.tree)
+        self.compiled.bring(ENVIRONMENT, timeout_s=timeout_s)
+
+    @property
+    def folder(self) -> Path:
+        return self.tree.root / ".clary" / "compiled"
+
+    def write(self, name: str, text: str = "compiled") -> Path:
+        place = self.folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        return place
+
+    def files(self) -> set[str]:
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_a_job_of_the_same_program_finds_what_an_earlier_one_has_compiled(tmp_path: Path, cache: Path) -> None:
+    first = Job(tmp_path / "1", plan_in(cache))
+    assert "none is kept" in first.compiled.summaries[0]
+    first.write("ab/kernel.so").chmod(0o4755)
+    first.write("locks/ab.lock")
+    assert first.compiled.keep() == ()
+    second = Job(tmp_path / "2", plan_in(cache))
+    assert second.files() == {"ab/kernel.so"}
+    assert "1 files" in second.compiled.summaries[0]
+    assert (second.folder / "ab/kernel.so").stat().st_mode & 0o7000 == 0
+    other = Job(tmp_path / "3", plan_in(cache), "x = 2")
+    assert other.files() == set()
+    assert cache.joinpath(CACHE_FOLDER).stat().st_mode & 0o077 == 0
+
+
+def test_what_is_kept_is_a_copy_that_no_job_can_change(tmp_path: Path, cache: Path) -> None:
+    first = Job(tmp_path / "1", plan_in(cache))
+    first.write("ab/kernel.so", "good")
+    first.compiled.keep()
+    second = Job(tmp_path / "2", plan_in(cache))
+    second.write("ab/kernel.so", "evil")
+    second.write("cd/more.so")
+    second.compiled.keep()
+    third = Job(tmp_path / "3", plan_in(cache))
+    assert (third.folder / "ab/kernel.so").read_text() == "good"
+    assert third.files() == {"ab/kernel.so", "cd/more.so"}
+
+
+def test_links_pipes_and_deep_folders_stay_behind(tmp_path: Path, cache: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of the machine")
+    job = Job(tmp_path / "1", plan_in(cache))
+    job.write("good")
+    (job.folder / "link").symlink_to(secret)
+    (job.folder / "folder").symlink_to(tmp_path)
+    os.mkfifo(job.folder / "pipe")
+    job.write("/".join(["deep"] * 12))
+    assert job.compiled.keep() == ()
+    assert Job(tmp_path / "2", plan_in(cache)).files() == {"good"}
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path, cache: Path) -> None:
+    job = Job(tmp_path / "1", plan_in(cache))
+    job.folder.rmdir()
+    job.folder.symlink_to(tmp_path)
+    (told,) = job.compiled.keep()
+    assert "not kept for later jobs" in told
+    assert [path.name for path in cache.joinpath(CACHE_FOLDER).iterdir()] == [".lock"]
+
+
+def test_too_much_is_not_kept_and_old_names_go(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_code, "MAX_BYTES", 10)
+    monkeypatch.setattr(compiled_code, "MAX_NAMES", 2)
+    job = Job(tmp_path / "0", plan_in(cache))
+    job.write("large", "x" * 11)
+    (told,) = job.compiled.keep()
+    assert "more than" in told
+    for number in range(1, 4):
+        job = Job(tmp_path / str(number), plan_in(cache), f"x = {number}")
+        job.write("small")
+        job.compiled.keep()
+        for age, path in enumerate(sorted(cache.joinpath(CACHE_FOLDER).glob("[0-9a-f]*"), key=os.path.getmtime)):
+            os.utime(path, (age, age))
+    assert len(list(cache.joinpath(CACHE_FOLDER).glob("[0-9a-f]*"))) == 2
+    assert Job(tmp_path / "4", plan_in(cache), "x = 3").files() == {"small"}
+
+
+def test_a_job_without_a_compiler_and_a_service_without_a_cache_keep_nothing(tmp_path: Path, cache: Path) -> None:
+    for number, plan in enumerate((plan_in(cache, {}), replace(plan_in(cache), cache_folder=""))):
+        job = Job(tmp_path / str(number), plan)
+        assert job.compiled.summaries == ()
+        assert job.compiled.keep() == ()
+    assert not cache.exists()
+
+
+def test_a_cache_that_is_held_or_cannot_be_written_is_said_and_the_job_goes_on(tmp_path: Path, cache: Path) -> None:
+    job = Job(tmp_path / "1", plan_in(cache))
+    job.write("x")
+    with open(cache / CACHE_FOLDER / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (told,) = job.compiled.keep(timeout_s=0.1)
+        assert "has held" in told
+        other = Job(tmp_path / "2", plan_in(cache), timeout_s=0.1)
+        assert "not used" in other.compiled.summaries[0]
+        assert other.compiled.keep() == ()
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where the cache would be")
+    assert "not used" in Job(tmp_path / "3", plan_in(blocked)).compiled.summaries[0]

@@ -1,0 +1,49 @@
+"""Rules of the profiler by names that guides use and no client library has."""
+
+import pytest
+
+from clary.control.profiling.configured import MEANT, configured_rules
+from clary.control.profiling.rules import RULES
+from clary.control.services.sagemaker.profiler_requests import profiler_warnings
+
+
+def asked(kind, **parameters):
+    return {
+        "RuleConfigurationName": "mine",
+        "RuleEvaluatorImage": "registry.example/rules:1",
+        "RuleParameters": {"rule_to_invoke": kind, **parameters},
+    }
+
+
+def test_hardware_utilization_is_evaluated_as_the_rules_that_it_means():
+    (rule,) = configured_rules([asked("HardwareUtilization", LowGPUUtilization_window="20")])
+    assert [type(one).__name__ for one in rule.rules] == ["OverallSystemUsage", "LowGPUUtilization"]
+    assert rule.rules[1].window == 20
+    assert not rule.is_report
+    assert "understood as OverallSystemUsage and LowGPUUtilization" in rule.understood
+
+
+def test_a_parameter_of_hardware_utilization_without_its_rule_is_refused_with_the_right_form():
+    (rule,) = configured_rules([asked("HardwareUtilization", CPUBottleneck_threshold="20")])
+    assert "parameters of HardwareUtilization are called <rule>_<parameter>" in rule.error
+    assert not rule.rules
+    assert rule.understood == ""
+
+
+def test_names_that_are_meant_are_no_rules_and_mean_rules_that_there_are():
+    assert not MEANT.keys() & RULES.keys()
+    assert {name for names in MEANT.values() for name in names} <= RULES.keys()
+
+
+def test_the_job_is_told_once_what_was_understood():
+    (words,) = profiler_warnings({"ProfilerRuleConfigurations": [asked("HardwareUtilization"), asked("CPUBottleneck")]})
+    assert words.startswith("profiler rule mine: there is no rule HardwareUtilization; understood as")
+
+
+@pytest.mark.parametrize("kind", ["HardwareUtilization", "ProfilerReport", "OverallSystemUsage"])
+def test_a_rule_of_the_profiler_among_those_of_the_debugger_is_told_its_place(kind):
+    (words,) = profiler_warnings({"DebugRuleConfigurations": [asked(kind)]})
+    assert f"{kind} is a rule of the profiler" in words
+    assert "ProfilerRuleConfigurations" in words
+    others = [asked("VanishingGradient"), asked(kind, source_s3_uri="s3://bucket/of_the_user.py")]
+    assert profiler_warnings({"DebugRuleConfigurations": others}) == ()
