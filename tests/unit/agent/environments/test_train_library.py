@@ -50,6 +50,7 @@ def test_the_folder_holds_the_train_side_the_foreign_names_and_nothing_else(libr
         "clary_autoload.py",
         "clary_cuda_on_cpu",
         "clary_rehearsal.py",
+        "horovod",
         "smdebug",
         "smdistributed",
     ]
