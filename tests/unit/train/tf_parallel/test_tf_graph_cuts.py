@@ -69,6 +69,9 @@ def test_digests_see_parts_and_inputs():
         return Graph(nodes).digest(["y"])
 
     assert digest(0, "x") == digest(0, "x")
+    nodes = [Node("capture/7", "P", is_fed=True), Node("y", "Add", (Output("capture/7", 0),))]
+    others = [Node("capture/9", "P", is_fed=True), Node("y", "Add", (Output("capture/9", 0),))]
+    assert Graph(nodes).digest(["y", "capture/7"]) == Graph(others).digest(["y", "capture/9"])
     assert len({digest(0, "x"), digest(1, "x"), digest(0, "z")}) == 3
 
 

@@ -84,12 +84,20 @@ class Graph:
         return found
 
     def digest(self, names: Iterable[str]) -> str:
-        """Return a text that is equal on ranks where these operations, by name, kind, part and inputs, are equal."""
-        lines = sorted(
-            f"{node.name} {node.kind} {node.part} {' '.join(map(str, node.inputs))}"
-            for node in map(self.nodes.__getitem__, names)
-        )
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        """Return a text that is equal on ranks where these operations, by name, kind, part and inputs, are equal.
+
+        Values from outside are counted instead of named: names of captured variables may have a process's own numbers.
+        """
+        wanted = set(names)
+        fed = [name for name, node in self.nodes.items() if name in wanted and node.is_fed]
+        known = {name: f"fed {number}" for number, name in enumerate(fed)}
+        lines = [
+            f"{known.get(name, name)} {node.kind} {node.part} "
+            + " ".join(f"{known.get(one.node, one.node)}:{one.index}" for one in node.inputs)
+            for name, node in self.nodes.items()
+            if name in wanted
+        ]
+        return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def _in_order(nodes: Sequence[Node]) -> list[Node]:
