@@ -15,7 +15,7 @@ from clary.train.parallel import runtime
 from clary.train.parallel.configuration import read_configuration
 from clary.train.parallel.fsdp.cuts import cuts_by_name
 from clary.train.parallel.fsdp.layers.cutting import cut_layers
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.tensor.collectives import TensorGroup, gather_whole
 from clary.train.parallel.tensor.huggingface.reader import translators
 from clary.train.parallel.tensor.registry import set_tensor_parallelism

@@ -9,7 +9,7 @@ from torch.nn import functional
 from whole_states import gather_state_dict
 
 from clary.train.parallel import runtime
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.tensor import collectives
 from clary.train.parallel.tensor.collectives import NotDivisibleError
 from clary.train.parallel.tensor.embedding import DistributedEmbedding

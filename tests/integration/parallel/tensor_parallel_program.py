@@ -17,7 +17,7 @@ from whole_states import gather_state_dict
 
 from clary.train.parallel import runtime
 from clary.train.parallel.configuration import read_configuration
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.tensor import collectives
 from clary.train.parallel.tensor.attention import DistributedAttentionLayer
 from clary.train.parallel.tensor.collectives import TensorGroup

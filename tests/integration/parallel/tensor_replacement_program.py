@@ -8,8 +8,8 @@ from whole_states import gather_state_dict
 
 from clary.train.parallel import runtime
 from clary.train.parallel.configuration import read_configuration
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.memory.delayed import delay_param_initialization, materialize
-from clary.train.parallel.mesh import Along
 from clary.train.parallel.tensor.collectives import TensorGroup
 from clary.train.parallel.tensor.embedding import DistributedEmbedding
 from clary.train.parallel.tensor.linear import DistributedLinear

@@ -151,7 +151,7 @@ def _is_in_backward() -> bool:
 
 
 def _leave_uncompiled(*codes: CodeType) -> None:
-    """Have torch run these functions as they are where it begins with them; functions they call are compiled as ever."""
+    """Have torch run these functions as they are; functions that they call are compiled as ever."""
     frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     skip: Any = getattr(frames, "skip_code", None)
     if hasattr(frames, "set_code_exec_strategy"):

@@ -1,6 +1,6 @@
 """Model parallelism on torch: a model cut over ranks, trained as if it were whole.
 
-mesh            which rank lies where, and the groups along every axis
+layout/         which rank lies where, the groups along every axis, and their names
 configuration   the keys that scripts and jobs set, checked
 runtime         what a process knows: its place, its groups, its device
 groups          process groups of a mesh, and objects between ranks

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clary.train.parallel.keys import integer, key, names_without_effect, number, one_of, read_keys, switch, text
-from clary.train.parallel.mesh import PLACEMENTS, Mesh, make_mesh
+from clary.train.parallel.layout.mesh import PLACEMENTS, Mesh, make_mesh
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 MEMORY_WEIGHTS = {"speed": 0.2, "memory": 0.8}

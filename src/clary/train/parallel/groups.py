@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from clary.train.parallel.mesh import Along, Mesh
+from clary.train.parallel.layout.mesh import Along, Mesh
 
 _OBJECT_TAG = 0x0B1  # of sends and receives of objects, so that they are not taken for a program's own
 

@@ -31,10 +31,10 @@ from clary.train.collective.settings import CollectiveSettings
 from clary.train.parallel import runtime
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.hooks import Handle, Hooks
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.memory.checkpointing import use_offloader, use_placement
 from clary.train.parallel.memory.delayed import materialize
 from clary.train.parallel.memory.offloading import Offloader
-from clary.train.parallel.mesh import Along
 from clary.train.parallel.misuse import OptimizerWatch, Passes, check_tensor_degree
 from clary.train.parallel.partition.decision import decide
 from clary.train.parallel.partition.placement import (

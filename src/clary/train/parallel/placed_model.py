@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from clary.train.parallel.layers_around import LayerAround
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.runtime import Runtime
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from clary.train.parallel.errors import ParallelError
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.misuse import NO_BACKWARD, Passes
 from clary.train.parallel.reduce.buckets import Replicated
 from clary.train.parallel.reduce.hooks import CommunicationHook, Hook

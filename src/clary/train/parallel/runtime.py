@@ -21,8 +21,8 @@ from clary.train.collective.settings import CollectiveSettings
 from clary.train.parallel import one_library
 from clary.train.parallel.configuration import Configuration
 from clary.train.parallel.groups import Groups
-from clary.train.parallel.mesh import Along, Mesh
-from clary.train.parallel.place import Place, find_place, find_timeout_s
+from clary.train.parallel.layout.mesh import Along, Mesh
+from clary.train.parallel.layout.place import Place, find_place, find_timeout_s
 
 _MASTER_PORT = 29500  # where neither launcher nor configuration names one; torch's habit
 

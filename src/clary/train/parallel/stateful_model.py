@@ -21,7 +21,7 @@ from clary.train.parallel.checkpoint.model_state import (
     slices_of,
 )
 from clary.train.parallel.hooks import Hooks
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.placed_model import PlacedModel
 from clary.train.parallel.runtime import Runtime
 from clary.train.parallel.sharded.model import ShardedModel

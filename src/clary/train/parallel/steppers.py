@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.optimizers.norms import Norms
 from clary.train.parallel.optimizers.ranks import NormsOverRanks
 from clary.train.parallel.runtime import Runtime

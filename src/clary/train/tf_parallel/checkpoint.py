@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from clary.train.parallel.errors import CheckpointError
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel import session
 from clary.train.tf_parallel.checkpoint_files import bring_to_replicas, check_cut, complete_ones, write_cut
 

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from clary.train.parallel.errors import CheckpointError
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel.links import Links
 
 _CUT_FILE = "partition.json"

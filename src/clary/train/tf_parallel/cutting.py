@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.partition.plan import Plan, plan_partition
 from clary.train.tf_parallel.costs import layer_costs
 from clary.train.tf_parallel.errors import GraphBuildError

@@ -19,7 +19,7 @@ import numpy as np
 from clary.train._native.interface import ReduceOp
 from clary.train.collective.adapters.numpy import World
 from clary.train.collective.adapters.tensorflow.blocks import Blocks
-from clary.train.parallel.mesh import Along, Mesh
+from clary.train.parallel.layout.mesh import Along, Mesh
 
 _OBJECT_TAG = 0x0B1
 FIRST_TENSOR_TAG = 0x1000  # of messages of a step, whose numbers follow

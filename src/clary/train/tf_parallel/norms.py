@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from clary.train.collective.adapters.tensorflow.ordered import run_ordered
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel import session, tracing
 from clary.train.tf_parallel.errors import GraphBuildError
 
@@ -60,6 +60,8 @@ def _whole_norm(tensors: Sequence[Any]) -> Any:
 
     def added(arrays: list[np.ndarray]) -> list[np.ndarray]:
         told = links.allgather(np.array(arrays[0]), Along.PP)
-        return [np.asarray(np.sum(np.stack(told), dtype=np.float64), np.float32)]
+        total = links.room((), np.dtype(np.float32))
+        total[...] = np.sum(np.stack(told), dtype=np.float64)
+        return [total]
 
     return tf.sqrt(run_ordered(added, [squares], [squares])[0])

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel.errors import GraphBuildError
 from clary.train.tf_parallel.graphs.levels import find_levels, held_back
 from clary.train.tf_parallel.graphs.nodes import Graph, Output

@@ -13,7 +13,7 @@ import numpy as np
 from clary.train._native.errors import CollectiveError
 from clary.train.collective.adapters.tensorflow.memory import array_of, tensor_of
 from clary.train.parallel.errors import ParallelError, RankLost
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel.graphs.nodes import Output
 from clary.train.tf_parallel.graphs.order import Task
 from clary.train.tf_parallel.graphs.work import Message

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from clary.train.collective.adapters.tensorflow.memory import array_of
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel.session import Session
 from clary.train.tf_parallel.variables import fill, give_up, variable_of
 

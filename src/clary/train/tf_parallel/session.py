@@ -20,8 +20,8 @@ import tensorflow as tf
 from clary.train.collective.adapters import numpy as arrays
 from clary.train.collective.settings import CollectiveSettings
 from clary.train.parallel.configuration import Configuration
-from clary.train.parallel.mesh import Along, Mesh
-from clary.train.parallel.place import Place, find_place, find_timeout_s
+from clary.train.parallel.layout.mesh import Along, Mesh
+from clary.train.parallel.layout.place import Place, find_place, find_timeout_s
 from clary.train.tf_parallel.links import Links
 
 _NEEDED_THREADS = 4

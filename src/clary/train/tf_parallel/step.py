@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from clary.train.collective.adapters.tensorflow.memory import array_of, tensor_of
 from clary.train.collective.adapters.tensorflow.ordered import run_ordered
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel import session
 from clary.train.tf_parallel.arguments import Arguments, read_arguments
 from clary.train.tf_parallel.errors import GraphBuildError

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from clary.train.parallel import runtime
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.model import DistributedModel
 from clary.train.parallel.optimizer import DistributedOptimizer
 from clary.train.trainers.arguments import choose_devices_by

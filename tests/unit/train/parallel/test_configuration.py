@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clary.train.parallel.configuration import Configuration, parse_parameters, read_configuration
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 
 DDP = {"ddp": True}
 

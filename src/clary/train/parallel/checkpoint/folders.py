@@ -37,7 +37,7 @@ from clary.train.parallel.checkpoint.places import (
     write_text,
 )
 from clary.train.parallel.errors import CheckpointError
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.runtime import Runtime
 
 _NEWEST = "newest"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.runtime import Runtime
 from clary.train.parallel.tensor import slices
 

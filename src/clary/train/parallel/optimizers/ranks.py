@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.optimizers.norms import Norms
 from clary.train.parallel.runtime import Runtime
 

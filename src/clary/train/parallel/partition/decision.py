@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from clary.train.parallel.errors import ParallelError
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.marks import marks_of
-from clary.train.parallel.mesh import Along
 from clary.train.parallel.misuse import check_parts
 from clary.train.parallel.partition.plan import Plan, placed_by_hand, plan_partition
 from clary.train.parallel.partition.trace import costs_by_size, indivisible_modules, trace_costs

@@ -15,7 +15,7 @@ from clary.train.collective.adapters.torch.store import TorchStore
 from clary.train.collective.bootstrap.hosts import host_identity
 from clary.train.collective.bootstrap.streams import connect_streams
 from clary.train.collective.settings import CollectiveSettings
-from clary.train.parallel.mesh import Along, Axis
+from clary.train.parallel.layout.mesh import Along, Axis
 from clary.train.parallel.pipeline.hand_over import HandOver, agree, own_seat
 from clary.train.parallel.pipeline.lending import CudaLender
 from clary.train.parallel.pipeline.links import Links

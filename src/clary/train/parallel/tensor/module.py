@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from clary.train.parallel import runtime
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.tensor.collectives import TensorGroup
 from clary.train.parallel.tensor.layout import Layout
 from clary.train.parallel.tensor.randomness import same_randomness

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.train.parallel.configuration import Configuration, parse_parameters, read_configuration
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel import session, tracing
 from clary.train.tf_parallel.gradients import teach_optimizers
 from clary.train.tf_parallel.norms import teach_tensorflow

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from clary.train.parallel import runtime
-from clary.train.parallel.rank_groups import CommGroup as CommGroup
-from clary.train.parallel.rank_groups import RankType as RankType
+from clary.train.parallel.layout.rank_groups import CommGroup as CommGroup
+from clary.train.parallel.layout.rank_groups import RankType as RankType
 
 WORLD = CommGroup.WORLD
 MP_GROUP = CommGroup.MP_GROUP

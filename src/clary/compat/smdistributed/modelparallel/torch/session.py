@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from clary.train.parallel import runtime, step
 from clary.train.parallel.configuration import Configuration, parse_parameters, read_configuration
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 
 _PARAMETERS = "SM_HP_MP_PARAMETERS"
 _LOG = logging.getLogger("clary.smp")

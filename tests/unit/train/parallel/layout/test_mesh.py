@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.train.parallel.mesh import PLACEMENTS, Along, Axis, Mesh, make_mesh
+from clary.train.parallel.layout.mesh import PLACEMENTS, Along, Axis, Mesh, make_mesh
 
 # 8 ranks, two on every axis: (rdp, pp, tp) of each rank, then groups as digits.
 TABLES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from clary.train.parallel.mesh import Along
+from clary.train.parallel.layout.mesh import Along
 
 
 class CommGroup(Enum):
