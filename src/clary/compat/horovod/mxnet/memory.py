@@ -52,7 +52,8 @@ def view(tensor: mx.nd.NDArray) -> np.ndarray:
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(tensor.handle, ctypes.byref(address)))
     memory = (ctypes.c_byte * num_bytes).from_address(address.value or 0)
-    return np.frombuffer(memory, dtype).reshape(tensor.shape)
+    found: np.ndarray = np.frombuffer(memory, dtype).reshape(tensor.shape)
+    return found
 
 
 def place_of(tensor: mx.nd.NDArray) -> str:
