@@ -6,6 +6,8 @@ import numpy as np
 import smdistributed.dataparallel.tensorflow as sdp
 import tensorflow as tf
 
+from clary.train.collective.adapters.tensorflow.memory import tensor_of
+
 sdp.init()
 
 
@@ -51,6 +53,14 @@ def check_reductions_of_each_type_eagerly_and_in_a_function(rank, size):
 
 def check_an_average_of_whole_numbers_is_refused(rank, size):
     raises(TypeError, lambda: sdp.oob_allreduce(tf.constant(1)), "cast it to a floating type")
+
+
+def check_an_array_of_any_alignment_becomes_a_tensor(rank, size):
+    whole = np.zeros(100, np.float32)
+    for first in range(16):
+        part = whole[first : first + 20]
+        part[:] = first
+        assert float(tensor_of(part)[3]) == first
 
 
 def check_scalars_empty_and_large_tensors(rank, size):

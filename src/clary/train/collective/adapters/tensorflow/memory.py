@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from clary.train.collective.adapters.tensorflow.layout import ALIGNMENT
+
 _BFLOAT16 = "bfloat16"
 
 
@@ -28,10 +30,12 @@ def array_of(tensor: Any) -> np.ndarray:
 def tensor_of(array: np.ndarray) -> Any:
     """Return an eager tensor that lies in the memory of an array, which nobody may write from now on.
 
-    An array that is read-only is copied.
+    An array that is read-only, or does not begin at a multiple of 64 bytes, is copied: memory of another alignment ends
+    the process.
     """
     if array.dtype.name == _BFLOAT16:  # unknown to NumPy's DLPack
         return tf.bitcast(tensor_of(array.view(np.uint16)), tf.bfloat16)
-    if array.dtype.kind not in "fiub" or not array.flags.writeable:  # which NumPy's DLPack refuses
+    is_aligned = array.__array_interface__["data"][0] % ALIGNMENT == 0
+    if array.dtype.kind not in "fiub" or not array.flags.writeable or not is_aligned:  # read-only is refused by DLPack
         return tf.convert_to_tensor(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
