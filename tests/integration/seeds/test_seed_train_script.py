@@ -23,7 +23,7 @@ def test_train_py_and_estimator_as_printed_but_for_account_and_xla_run_32_ranks_
 ):
     if os.environ.get(SEED):
         pytest.skip(
-            "32 ranks take two minutes of two quiet cores, and more beside other tests: make test-all runs them"
+            "32 ranks take two minutes of two quiet cores: make test-all runs them"
         )
     require_python(SDK2_PYTHON)
     listing = Listing(
