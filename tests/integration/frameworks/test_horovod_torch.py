@@ -110,6 +110,9 @@ def test_horovodrun_starts_ranks_and_passes_its_settings_on(tmp_path):
     ended = run_horovodrun("-np", "2", "--fusion-threshold-mb", "3", "--gloo", "python3", str(program))
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["[0]<stdout>:0 2 3145728", "[1]<stdout>:1 2 3145728"]
+    code = "import os; print(len(os.environ['CLARY_COLLECTIVE_SECRET']))"
+    ended = run_horovodrun("-np", "2", "python3", "-c", code)
+    assert sorted(ended.stdout.splitlines()) == ["[0]<stdout>:64", "[1]<stdout>:64"]
     folder = tmp_path / "output"
     ended = run_horovodrun("-np", "2", "--output-filename", str(folder), "python3", "-c", "print('here')")
     assert ended.returncode == 0, ended.stderr
