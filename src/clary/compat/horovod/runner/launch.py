@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from horovod.runner import options as lines
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-_SECRET = "CLARY_COLLECTIVE_SECRET"  # by which ranks know each other
+_SHARED_WORD = "CLARY_COLLECTIVE_SHARED_WORD"  # by which ranks know each other
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL
 _LOOK_S = 0.05
 _FAILED = 1
@@ -124,7 +124,9 @@ def run_command(
     Raises: OSError if the command cannot be started.
     """
     port = _free_port()
-    secret = os.environ.get(_SECRET) or secrets.token_hex(32)  # without one any user of this machine could be a rank
+    secret = os.environ.get(_SHARED_WORD) or secrets.token_hex(
+        32
+    )  # without one any user of this machine could be a rank
     ranks: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     stopped = threading.Event()
@@ -134,7 +136,7 @@ def run_command(
                 files = _files(folder, rank, count)
                 process = subprocess.Popen(
                     list(command),
-                    env={**os.environ, _SECRET: secret, **(variables or {}), **rank_variables(rank, count, port)},
+                    env={**os.environ, _SHARED_WORD: secret, **(variables or {}), **rank_variables(rank, count, port)},
                     stdout=files[0] if files else subprocess.PIPE,
                     stderr=files[1] if files else subprocess.PIPE,
                     start_new_session=True,
