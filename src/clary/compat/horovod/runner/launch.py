@@ -124,9 +124,7 @@ def run_command(
     Raises: OSError if the command cannot be started.
     """
     port = _free_port()
-    secret = os.environ.get(_SHARED_WORD) or secrets.token_hex(
-        32
-    )  # without one any user of this machine could be a rank
+    secret = os.environ.get(_SHARED_WORD) or secrets.token_hex(32)  # else any user of this machine could be a rank
     ranks: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     stopped = threading.Event()
