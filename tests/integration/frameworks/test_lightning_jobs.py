@@ -10,6 +10,7 @@ from library_jobs import facts_of, library_service, request_of, run_ranks
 PROGRAM = "lightning_smddp_program.py"
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(400),
     pytest.mark.xdist_group("lightning-jobs"),
     pytest.mark.needs("lightning"),

@@ -8,7 +8,7 @@ from seed_listings import completed_of, facts_of, run_listings
 from clary.contract.settings.distribution import MEANT_BY_GUIDES
 from needs import require_python
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("seeds")]
+pytestmark = [pytest.mark.long, pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("seeds")]
 
 RIGHT_SMDDP = '{"smdistributed": {"dataparallel": {"enabled": True}}}'
 NOTICE = "clary: smdistributed.dataparallel has no DistributedDataParallel of its own in AWS's library; understood as"

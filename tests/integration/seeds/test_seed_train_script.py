@@ -22,9 +22,7 @@ def test_train_py_and_estimator_as_printed_but_for_account_and_xla_run_32_ranks_
     service, digits, buckets, tmp_path
 ):
     if os.environ.get(SEED):
-        pytest.skip(
-            "32 ranks take two minutes of two quiet cores: make test-all runs them"
-        )
+        pytest.skip("32 ranks take two minutes of two quiet cores: make test-all runs them")
     require_python(SDK2_PYTHON)
     listing = Listing(
         text=printed("mpi_estimator.txt"),

@@ -9,7 +9,7 @@ from seed_listings import CLIENT_TIMEOUT_S, HERE, completed_of, facts_of, printe
 
 from needs import require_python
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("seeds")]
+pytestmark = [pytest.mark.long, pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("seeds")]
 
 
 @pytest.fixture(scope="module")
