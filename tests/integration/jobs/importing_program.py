@@ -14,8 +14,8 @@ import sys
 import traceback
 import types
 
-FRAMEWORKS = ("torch", "numpy", "tensorflow", "transformers", "boto3", "botocore", "deepspeed")
-REFUSES = ("smdebug.mxnet", "smdebug.tensorflow", "smdebug.xgboost", "smdistributed.dataparallel.tensorflow")
+FRAMEWORKS = ("torch", "numpy", "tensorflow", "transformers", "boto3", "botocore", "deepspeed", "mxnet", "keras")
+REFUSES = ("smdebug.mxnet", "smdebug.tensorflow", "smdebug.xgboost")
 
 
 class FakeClass(type):
@@ -75,7 +75,7 @@ class FakeModule(types.ModuleType):
     __path__ = ()
 
     def __getattr__(self, name):
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__internal__":  # of TensorFlow
             raise AttributeError(name)
         made = FakeClass(name, (FakeThing,), {})
         setattr(self, name, made)
@@ -105,7 +105,7 @@ class FakeFrameworks:
 def modules_of(folder):
     """Return the names of all modules in the folder on PYTHONPATH."""
     found = []
-    for name in ("clary/base", "clary/contract", "clary/train", "smdebug", "smdistributed", "clary_cuda_on_cpu"):
+    for name in ("clary/base", "clary/contract", "clary/train", "smdebug", "smdistributed", "horovod", "clary_cuda_on_cpu"):
         place = os.path.realpath(os.path.join(folder, name))
         prefix = name.replace("/", ".")
         found.append(prefix)
