@@ -105,7 +105,8 @@ class FakeFrameworks:
 def modules_of(folder):
     """Return the names of all modules in the folder on PYTHONPATH."""
     found = []
-    for name in ("clary/base", "clary/contract", "clary/train", "smdebug", "smdistributed", "horovod", "clary_cuda_on_cpu"):
+    ours = ("clary/base", "clary/contract", "clary/train")
+    for name in (*ours, "smdebug", "smdistributed", "horovod", "clary_cuda_on_cpu"):
         place = os.path.realpath(os.path.join(folder, name))
         prefix = name.replace("/", ".")
         found.append(prefix)
