@@ -125,7 +125,8 @@ def test_what_the_program_sees_holds_no_token_and_its_words_arrive(run_agent) ->
         sys.executable,
         "-c",
         "import os, sys, pathlib\n"
-        "harmless = ('CLARY_STOP_', 'CLARY_ERRORS_', 'CLARY_COLLECTIVE_', 'CLARY_STEPS_', 'CLARY_PROFILES_', 'CLARY_HOST_')\n"
+        "harmless = ('CLARY_STOP_', 'CLARY_ERRORS_', 'CLARY_COLLECTIVE_', 'CLARY_STEPS_',\n"
+        "            'CLARY_PROFILES_', 'CLARY_HOST_')\n"
         "names = [name for name in os.environ if name.startswith('CLARY') and not name.startswith(harmless)]\n"
         "print('token', names)\n"
         "print('loss=0.25')\n"
