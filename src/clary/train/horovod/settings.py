@@ -1,10 +1,12 @@
 """Settings of Horovod that programs and launchers put into the environment.
 
-Each variable of Horovod is read, or named in `WITHOUT_EFFECT`; a log line says so at the start.
+Each variable HOROVOD_... is read here or in `places`, is a launcher's own, or has no effect. Rank 0 logs at the start
+which variables have none.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +27,45 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "MPI is not used",
     "HOROVOD_BATCH_D2D_MEMCOPIES": "tensors of a GPU travel through memory of the host",
 }
+_PREFIX = "HOROVOD_"
+_READ = frozenset(
+    {
+        "HOROVOD_FUSION_THRESHOLD",
+        "HOROVOD_CYCLE_TIME",
+        "HOROVOD_CACHE_CAPACITY",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        "HOROVOD_STALL_CHECK_DISABLE",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        "HOROVOD_GLOO_IFACE",
+        "HOROVOD_LOG_LEVEL",
+        "HOROVOD_TIMELINE",
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        "HOROVOD_DYNAMIC_PROCESS_SETS",
+    }
+)
+# Places of ranks, for `places`, and what launchers tell their own ranks; nobody set these by hand.
+_OF_LAUNCHERS = frozenset(
+    {
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_CROSS_RANK",
+        "HOROVOD_CROSS_SIZE",
+        "HOROVOD_HOSTNAME",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    }
+)
+_LOG_LEVELS: Mapping[str, int] = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +82,8 @@ class HorovodSettings:
         timeline: HOROVOD_TIMELINE, path of a file; "" for none.
         marks_cycles: HOROVOD_TIMELINE_MARK_CYCLES.
         has_dynamic_sets: HOROVOD_DYNAMIC_PROCESS_SETS.
+        interface: HOROVOD_GLOO_IFACE, of the network; "" leaves it to CLARY_COLLECTIVE_INTERFACE.
+        log_level: HOROVOD_LOG_LEVEL, as logging numbers it.
     """
 
     fusion_bytes: int = 128 * _MIB
@@ -52,6 +95,8 @@ class HorovodSettings:
     timeline: str = ""
     marks_cycles: bool = False
     has_dynamic_sets: bool = False
+    interface: str = ""
+    log_level: int = logging.WARNING
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> HorovodSettings:
@@ -69,13 +114,23 @@ class HorovodSettings:
             timeline=environ.get("HOROVOD_TIMELINE", "").strip(),
             marks_cycles=_is_set(environ, "HOROVOD_TIMELINE_MARK_CYCLES"),
             has_dynamic_sets=_is_set(environ, "HOROVOD_DYNAMIC_PROCESS_SETS"),
+            interface=environ.get("HOROVOD_GLOO_IFACE", "").strip(),
+            log_level=_log_level(environ),
         )
 
 
 def without_effect(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a sentence on each variable that is set and has no effect here."""
-    found = (name for name in WITHOUT_EFFECT if environ.get(name, "").strip() not in ("", "0"))
-    return tuple(f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in found)
+    """Return a sentence on each variable HOROVOD_... that is set and has no effect here."""
+    names = sorted(name for name in environ if name.startswith(_PREFIX) and name not in _READ | _OF_LAUNCHERS)
+    found = (name for name in names if environ[name].strip() not in ("", "0"))
+    return tuple(f"{name} has no effect: {WITHOUT_EFFECT.get(name, 'nothing here reads it')}" for name in found)
+
+
+def _log_level(environ: Mapping[str, str]) -> int:
+    text = environ.get("HOROVOD_LOG_LEVEL", "").strip().lower() or "warning"
+    if text not in _LOG_LEVELS:
+        raise ValueError(f"HOROVOD_LOG_LEVEL is {text!r}; expected one of {', '.join(_LOG_LEVELS)}")
+    return _LOG_LEVELS[text]
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

@@ -76,6 +76,7 @@ def start(members: Sequence[int] | None = None, *, allows_new_sets: bool = False
         if _world is not None:
             return
         settings = HorovodSettings.from_environment(os.environ)
+        _LOG.setLevel(settings.log_level)
         place = _among(own_place(), members)
         _num_starts += 1
         try:
@@ -213,7 +214,8 @@ def _among(place: Place, members: Sequence[int] | None) -> Place:
 
 
 def _form(place: Place, settings: HorovodSettings, name: str, allows_new_sets: bool) -> _World:
-    collective = replace(CollectiveSettings.from_environment(os.environ), timeout_s=settings.timeout_s)
+    given = CollectiveSettings.from_environment(os.environ)
+    collective = replace(given, timeout_s=settings.timeout_s, interface=given.interface or settings.interface)
     group = open_group(
         _store_of(place, collective), rank=place.rank, size=place.size, group_name=name, settings=collective
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import pytest
@@ -21,6 +22,8 @@ def test_every_variable_is_read():
             "HOROVOD_TIMELINE": "/tmp/t.json",
             "HOROVOD_TIMELINE_MARK_CYCLES": "1",
             "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+            "HOROVOD_GLOO_IFACE": "eth7",
+            "HOROVOD_LOG_LEVEL": "DEBUG",
         }
     )
     assert settings == HorovodSettings(
@@ -33,6 +36,8 @@ def test_every_variable_is_read():
         timeline="/tmp/t.json",
         marks_cycles=True,
         has_dynamic_sets=True,
+        interface="eth7",
+        log_level=logging.DEBUG,
     )
 
 
@@ -50,5 +55,12 @@ def test_what_is_no_number_is_refused_by_name(text):
 
 def test_variables_without_effect_are_said():
     assert without_effect({"HOROVOD_AUTOTUNE": "0"}) == ()
+    (unknown,) = without_effect({"HOROVOD_OF_TOMORROW": "1", "HOROVOD_RANK": "1", "HOROVOD_CYCLE_TIME": "2"})
+    assert unknown == "HOROVOD_OF_TOMORROW has no effect: nothing here reads it"
     (sentence,) = without_effect({"HOROVOD_AUTOTUNE": "1"})
     assert sentence.startswith("HOROVOD_AUTOTUNE has no effect: ")
+
+
+def test_a_level_of_the_log_that_is_none_is_refused_by_name():
+    with pytest.raises(ValueError, match="HOROVOD_LOG_LEVEL is 'loud'; expected one of trace"):
+        HorovodSettings.from_environment({"HOROVOD_LOG_LEVEL": "loud"})
