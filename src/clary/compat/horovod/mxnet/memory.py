@@ -11,21 +11,8 @@ import ctypes
 
 import mxnet as mx
 import numpy as np
+from horovod.common.arrays import DTYPES
 from mxnet.base import _LIB, check_call
-
-from clary.train._native.interface import Dtype
-from clary.train.collective.buffers import Buffer
-
-DTYPES = {
-    "float32": Dtype.FLOAT32,
-    "float64": Dtype.FLOAT64,
-    "float16": Dtype.FLOAT16,
-    "int8": Dtype.INT8,
-    "int32": Dtype.INT32,
-    "int64": Dtype.INT64,
-    "uint8": Dtype.UINT8,
-    "bool": Dtype.BOOL,
-}
 
 
 def view(tensor: mx.nd.NDArray) -> np.ndarray:
@@ -64,9 +51,3 @@ def place_of(tensor: mx.nd.NDArray) -> str:
 def new_like(array: np.ndarray, tensor: mx.nd.NDArray) -> mx.nd.NDArray:
     """Return a new array of MXNet with the values of one of NumPy, where `tensor` lies."""
     return mx.nd.array(array, ctx=tensor.context, dtype=tensor.dtype)
-
-
-def buffer(array: np.ndarray) -> Buffer:
-    """Describe a contiguous array of NumPy."""
-    address: int = array.__array_interface__["data"][0]
-    return Buffer(address, array.size, DTYPES[array.dtype.name], True, array)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
+from horovod.common.arrays import Scaling
 from horovod.common.basics import HorovodBasics as _basics
 from horovod.common.basics import (
     ccl_built,
@@ -40,7 +41,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.common.util import handle_average
 from horovod.mxnet import operations
-from horovod.mxnet.operations import Call, Scaling
+from horovod.mxnet.operations import call_of
 
 from clary.train.horovod.requests import Reduction
 
@@ -69,7 +70,7 @@ def allreduce(
     """
     scaling = Scaling(handle_average(op, average), prescale_factor, postscale_factor)
     target = mx.nd.empty(tensor.shape, ctx=tensor.context, dtype=tensor.dtype)
-    operations.all_reduce([tensor], [target], Call(name, process_set), scaling)
+    operations.all_reduce([tensor], [target], call_of(name, process_set), scaling)
     return target
 
 
@@ -88,7 +89,7 @@ def allreduce_(
     Args: as `allreduce`.
     """
     scaling = Scaling(handle_average(op, average), prescale_factor, postscale_factor)
-    operations.all_reduce([tensor], [tensor], Call(name, process_set), scaling)
+    operations.all_reduce([tensor], [tensor], call_of(name, process_set), scaling)
     return tensor
 
 
@@ -108,7 +109,7 @@ def grouped_allreduce(
     """
     scaling = Scaling(handle_average(op, average), prescale_factor, postscale_factor)
     targets = [mx.nd.empty(tensor.shape, ctx=tensor.context, dtype=tensor.dtype) for tensor in tensors]
-    operations.all_reduce(tensors, targets, Call(name, process_set, is_group=True), scaling)
+    operations.all_reduce(tensors, targets, call_of(name, process_set, is_group=True), scaling)
     return targets
 
 
@@ -127,7 +128,7 @@ def grouped_allreduce_(
     Args: as `allreduce`.
     """
     scaling = Scaling(handle_average(op, average), prescale_factor, postscale_factor)
-    operations.all_reduce(tensors, tensors, Call(name, process_set, is_group=True), scaling)
+    operations.all_reduce(tensors, tensors, call_of(name, process_set, is_group=True), scaling)
     return tensors
 
 
@@ -145,7 +146,7 @@ def allgather(
 
     Raises: HorovodInternalError.
     """
-    return operations.all_gather([tensor], Call(name, process_set))[0]
+    return operations.all_gather([tensor], call_of(name, process_set))[0]
 
 
 def grouped_allgather(
@@ -158,7 +159,7 @@ def grouped_allgather(
 
     Args: as `allgather`.
     """
-    gathered: list[mx.nd.NDArray] = operations.all_gather(tensors, Call(name, process_set, is_group=True))
+    gathered: list[mx.nd.NDArray] = operations.all_gather(tensors, call_of(name, process_set, is_group=True))
     return gathered
 
 
@@ -179,7 +180,7 @@ def broadcast(
     Raises: HorovodInternalError.
     """
     target = mx.nd.empty(tensor.shape, ctx=tensor.context, dtype=tensor.dtype)
-    operations.broadcast(tensor, target, root_rank, Call(name, process_set))
+    operations.broadcast(tensor, target, root_rank, call_of(name, process_set))
     return target
 
 
@@ -194,7 +195,7 @@ def broadcast_(
 
     Args: as `broadcast`.
     """
-    operations.broadcast(tensor, tensor, root_rank, Call(name, process_set))
+    operations.broadcast(tensor, tensor, root_rank, call_of(name, process_set))
     return tensor
 
 
@@ -217,7 +218,7 @@ def alltoall(
     given = splits
     if given is not None and not isinstance(given, mx.nd.NDArray):
         given = mx.nd.array(given, dtype="int32")
-    rows, counts = operations.all_to_all(tensor, given, Call(name, process_set))
+    rows, counts = operations.all_to_all(tensor, given, call_of(name, process_set))
     return rows if splits is None else (rows, counts)
 
 
@@ -241,7 +242,7 @@ def reducescatter(
     """
     _check_scatter([tensor], op)
     scaling = Scaling(Reduction(op), prescale_factor, postscale_factor)
-    return operations.reduce_scatter([tensor], Call(name, process_set), scaling)[0]
+    return operations.reduce_scatter([tensor], call_of(name, process_set), scaling)[0]
 
 
 def grouped_reducescatter(
@@ -259,7 +260,7 @@ def grouped_reducescatter(
     """
     _check_scatter(tensors, op)
     scaling = Scaling(Reduction(op), prescale_factor, postscale_factor)
-    parts: list[mx.nd.NDArray] = operations.reduce_scatter(tensors, Call(name, process_set, is_group=True), scaling)
+    parts: list[mx.nd.NDArray] = operations.reduce_scatter(tensors, call_of(name, process_set, is_group=True), scaling)
     return parts
 
 

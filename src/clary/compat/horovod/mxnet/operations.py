@@ -6,64 +6,42 @@ operations in different orders wait for each other, unless the operations stand 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import mxnet as mx
 import numpy as np
+from horovod.common.arrays import (
+    Call,
+    Room,
+    Scaling,
+    buffer_of,
+    counts_of,
+    dtype_of,
+    root_index,
+    scaled,
+    scaling_in_place,
+)
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
 from horovod.mxnet import memory
 
-from clary.train.collective.buffers import Buffer
 from clary.train.horovod import world
 from clary.train.horovod.requests import Description, Reduction, Request, Verb
 
-_TWO_BYTES = 2  # of float16
 
-
-@dataclass(frozen=True)
-class Call:
-    """One operation, as it was called.
+def call_of(name: str | None, process_set: ProcessSet, *, is_group: bool = False) -> Call:
+    """Return an operation as it was called.
 
     Args:
-        name: equal on all ranks; None: made up, in the order in which nameless operations are called.
+        name: equal on all ranks, or None.
         process_set: ranks that take part.
         is_group: whether its arrays are ready all at once or not at all.
+
+    Raises: ValueError for a process set that was not added.
     """
-
-    name: str | None
-    process_set: ProcessSet
-    is_group: bool = False
-
-    @property
-    def number(self) -> int:
-        """The number of the process set. Raises: ValueError for one that was not added."""
-        number: int | None = self.process_set.process_set_id
-        if number is None:
-            raise ValueError(f"{self.process_set} was not added: give it to init or to add_process_set")
-        return number
-
-    def named(self, verb: str, count: int) -> tuple[str, list[str], bool]:
-        """Return the name of the operation, one for each of its arrays, and whether they were made up."""
-        is_nameless = self.name is None
-        base = world.engine(self.number).make_name(verb) if is_nameless else f"{verb}.{self.name}"
-        if count == 1 and not self.is_group:
-            return base, [base], is_nameless
-        return base, [f"{base}_{place + 1}of{count}" for place in range(count)], is_nameless
-
-    def group(self, base: str, count: int) -> tuple[str, int]:
-        """Return name and size of the group for a description."""
-        return (base, count) if self.is_group else ("", 0)
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """A reduction and the factors before and after it."""
-
-    op: Reduction
-    before: float = 1.0
-    after: float = 1.0
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} was not added: give it to init or to add_process_set")
+    return Call(name, process_set.process_set_id, is_group)
 
 
 def all_reduce(
@@ -101,10 +79,10 @@ def reduce_all(
         group, group_size = call.group(base, len(tensors))
         for name, tensor, target in zip(names, tensors, targets, strict=True):
             source, result = memory.view(tensor), memory.view(target)
-            taken, factor = _divided(scaling, source.dtype, call.number)
+            taken, factor = scaling.divided(source.dtype, call.process_set)
             description = Description(
                 Verb.ALLREDUCE,
-                memory.DTYPES[source.dtype.name],
+                dtype_of(source),
                 source.shape,
                 taken,
                 group=group,
@@ -114,14 +92,15 @@ def reduce_all(
             request = Request(
                 name,
                 description,
-                memory.buffer(_scaled(source, scaling.before)),
-                memory.buffer(result),
+                buffer_of(scaled(source, scaling.before)),
+                buffer_of(result),
                 is_nameless=is_nameless,
-                finish=_scaling_in_place(result, factor),
+                finish=scaling_in_place(result, factor),
             )
             requests.append(request)
             written.append((target, result))
-    _run(requests, calls[0][2] if calls else None)
+    if calls:
+        calls[0][2].run(requests)
     for target, result in written:
         _write_back(target, result)
 
@@ -138,16 +117,16 @@ def all_gather(tensors: Sequence[mx.nd.NDArray], call: Call) -> list[mx.nd.NDArr
         rows = memory.view(tensor)
         description = Description(
             Verb.ALLGATHER,
-            memory.DTYPES[rows.dtype.name],
+            dtype_of(rows),
             rows.shape[1:],
             group=group,
             group_size=group_size,
             place=memory.place_of(tensor),
         )
-        room = _Room(rows)
-        requests.append(_rows_request(name, description, rows, room, is_nameless))
+        room = Room(rows, take=_block)
+        requests.append(room.request(name, description, rows, is_nameless=is_nameless))
         rooms.append(room)
-    _run(requests, call)
+    call.run(requests)
     return [memory.new_like(room.result(), tensor) for room, tensor in zip(rooms, tensors, strict=True)]
 
 
@@ -162,20 +141,18 @@ def broadcast(tensor: mx.nd.NDArray, target: mx.nd.NDArray, root_rank: int, call
 
     Raises: HorovodInternalError, also for a root that is not in the process set.
     """
-    ranks = world.ranks_of(call.number)
-    if root_rank not in ranks:
-        raise HorovodInternalError(f"broadcast: root rank {root_rank} is not among the ranks {list(ranks)}")
+    root = root_index(root_rank, call.process_set)
     _, (name,), is_nameless = call.named("broadcast", 1)
     source, result = memory.view(tensor), memory.view(target)
     description = Description(
         Verb.BROADCAST,
-        memory.DTYPES[source.dtype.name],
+        dtype_of(source),
         source.shape,
-        root=ranks.index(root_rank),
+        root=root,
         place=memory.place_of(tensor),
     )
-    request = Request(name, description, memory.buffer(source), memory.buffer(result), is_nameless=is_nameless)
-    _run([request], call)
+    request = Request(name, description, buffer_of(source), buffer_of(result), is_nameless=is_nameless)
+    call.run([request])
     _write_back(target, result)
 
 
@@ -190,15 +167,13 @@ def all_to_all(tensor: mx.nd.NDArray, splits: mx.nd.NDArray | None, call: Call) 
     Raises: ValueError for splits of another type; HorovodInternalError, also for splits that do not fit.
     """
     rows = memory.view(tensor)
-    counts = _counts_of(rows, splits, len(world.ranks_of(call.number)))
+    counts = _counts_of(rows, splits, len(world.ranks_of(call.process_set)))
     _, (name,), is_nameless = call.named("alltoall", 1)
-    room = _Room(rows)
-    description = Description(
-        Verb.ALLTOALL, memory.DTYPES[rows.dtype.name], rows.shape[1:], place=memory.place_of(tensor)
-    )
-    request = _rows_request(name, description, rows, room, is_nameless)
+    room = Room(rows, take=_block)
+    description = Description(Verb.ALLTOALL, dtype_of(rows), rows.shape[1:], place=memory.place_of(tensor))
+    request = room.request(name, description, rows, is_nameless=is_nameless)
     request.splits, request.on_splits = counts, room.take_counts
-    _run([request], call)
+    call.run([request])
     return memory.new_like(room.result(), tensor), mx.nd.array(room.counts, dtype="int32")
 
 
@@ -217,29 +192,21 @@ def reduce_scatter(tensors: Sequence[mx.nd.NDArray], call: Call, scaling: Scalin
     requests, rooms = [], []
     for name, tensor in zip(names, tensors, strict=True):
         rows = memory.view(tensor)
-        taken, factor = _divided(scaling, rows.dtype, call.number)
+        taken, factor = scaling.divided(rows.dtype, call.process_set)
         description = Description(
             Verb.REDUCESCATTER,
-            memory.DTYPES[rows.dtype.name],
+            dtype_of(rows),
             rows.shape,
             taken,
             group=group,
             group_size=group_size,
             place=memory.place_of(tensor),
         )
-        room = _Room(rows, factor)
-        requests.append(_rows_request(name, description, _scaled(rows, scaling.before), room, is_nameless))
+        room = Room(rows, factor, take=_block)
+        requests.append(room.request(name, description, scaled(rows, scaling.before), is_nameless=is_nameless))
         rooms.append(room)
-    _run(requests, call)
+    call.run(requests)
     return [memory.new_like(room.result(), tensor) for room, tensor in zip(rooms, tensors, strict=True)]
-
-
-def _run(requests: list[Request], call: Call | None) -> None:
-    """Submit requests, and wait until all have ended."""
-    if requests and call is not None:
-        engine = world.engine(call.number)
-        engine.submit(requests, wakes_thread=False)
-        engine.wait([request.handle for request in requests])
 
 
 def _write_back(target: mx.nd.NDArray, result: np.ndarray) -> None:
@@ -248,89 +215,15 @@ def _write_back(target: mx.nd.NDArray, result: np.ndarray) -> None:
         target[:] = result
 
 
-class _Room:
-    """Memory of a result whose number of rows is known only when the operation runs."""
-
-    def __init__(self, like: np.ndarray, factor: float = 1.0) -> None:
-        self._like = like
-        self._factor = factor
-        self._memory: np.ndarray | None = None
-        self.counts: list[int] = []
-
-    def allocate(self, rows: int) -> Buffer:
-        """Return memory for so many rows."""
-        self._memory = np.empty((rows, *self._like.shape[1:]), self._like.dtype)
-        found: Buffer = memory.buffer(self._memory)
-        return found
-
-    def take_counts(self, counts: list[int]) -> None:
-        """Keep the number of rows that each rank sends."""
-        self.counts = counts
-
-    def finish(self) -> None:
-        """Scale the result."""
-        if self._memory is not None and self._factor != 1.0:
-            self._memory[...] = _scaled(self._memory, self._factor)
-
-    def result(self) -> np.ndarray:
-        """Return the result, once the operation has ended."""
-        if self._memory is None:
-            raise HorovodInternalError("the operation has left no result")
-        return self._memory
-
-
-def _rows_request(name: str, what: Description, rows: np.ndarray, room: _Room, is_nameless: bool) -> Request:
-    return Request(
-        name,
-        what,
-        memory.buffer(rows),
-        allocate=room.allocate,
-        row_elements=int(np.prod(rows.shape[1:], dtype=np.int64)),
-        rows=rows.shape[0],
-        is_nameless=is_nameless,
-        finish=room.finish,
-    )
-
-
 def _counts_of(rows: np.ndarray, splits: mx.nd.NDArray | None, num_ranks: int) -> list[int]:
-    if splits is None:
-        if rows.shape[0] % num_ranks:
-            raise HorovodInternalError(
-                f"alltoall without splits: {rows.shape[0]} rows are no multiple of {num_ranks} ranks"
-            )
-        return [rows.shape[0] // num_ranks] * num_ranks
-    if np.dtype(splits.dtype) != np.int32:
+    if splits is not None and np.dtype(splits.dtype) != np.int32:
         raise ValueError(f"splits are whole numbers of 32 bits; got {np.dtype(splits.dtype).name}")
-    counts = [int(count) for count in splits.asnumpy()]
-    if len(counts) != num_ranks or min(counts) < 0 or sum(counts) > rows.shape[0]:
-        raise HorovodInternalError(
-            f"splits {counts}: expected {num_ranks} counts of 0 or more, together at most {rows.shape[0]} rows"
-        )
-    return counts
+    given = None if splits is None else [int(count) for count in splits.asnumpy()]
+    try:
+        return counts_of(rows.shape[0], given, num_ranks)  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise HorovodInternalError(str(error)) from error
 
 
-def _divided(scaling: Scaling, dtype: np.dtype, process_set: int) -> tuple[Reduction, float]:
-    """Return the reduction that runs and the factor after it: averages of whole numbers are sums, divided later."""
-    if scaling.op is Reduction.AVERAGE and dtype.kind in "iub":
-        return Reduction.SUM, scaling.after / len(world.ranks_of(process_set))
-    return scaling.op, scaling.after
-
-
-def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    """Return the array times a factor, rounded to zero where it holds whole numbers; itself for 1."""
-    if factor == 1.0:
-        return array
-    if array.dtype.kind in "iub":
-        return np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
-    wide = np.float32 if array.dtype.itemsize == _TWO_BYTES else array.dtype.type
-    return np.asarray((array.astype(wide) * wide(factor)).astype(array.dtype))
-
-
-def _scaling_in_place(array: np.ndarray, factor: float) -> Callable[[], None] | None:
-    if factor == 1.0:
-        return None
-
-    def scale() -> None:
-        array[...] = _scaled(array, factor)
-
-    return scale
+def _block(num_bytes: int) -> np.ndarray:
+    return np.empty(num_bytes, np.uint8)

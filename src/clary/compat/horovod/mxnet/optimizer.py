@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
+from horovod.common.arrays import Scaling
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.mxnet import operations
 from horovod.mxnet.compression import Compression, Compressor
-from horovod.mxnet.operations import Call, Scaling
+from horovod.mxnet.operations import call_of
 
 from clary.train.horovod.requests import Reduction
 
@@ -145,7 +146,7 @@ def _reduce(
 ) -> None:
     """Average arrays in place, all submitted at once, so that small ones travel together."""
     if num_groups <= 0:
-        calls = [([tensor], [tensor], Call(name, process_set)) for name, tensor in named]
+        calls = [([tensor], [tensor], call_of(name, process_set)) for name, tensor in named]
         operations.reduce_all(calls, scaling)
         return
     calls = []
@@ -156,5 +157,5 @@ def _reduce(
         for entries in by_type.values():
             tensors = [tensor for _, tensor in entries]
             name = f"{entries[0][0]}:{entries[-1][0]}"
-            calls.append((tensors, tensors, Call(name, process_set, is_group=True)))
+            calls.append((tensors, tensors, call_of(name, process_set, is_group=True)))
     operations.reduce_all(calls, scaling)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from horovod.common.arrays import Call
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import operations
-from horovod.tensorflow.arrays import Call
 from horovod.tensorflow.mpi_ops import allgather, broadcast, rank
 
 

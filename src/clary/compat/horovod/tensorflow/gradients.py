@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from horovod.common.arrays import Call, Scaling
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.tensorflow import operations
-from horovod.tensorflow.arrays import Call, Scaling
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import Adasum, Average, size_op
 from horovod.tensorflow.reductions import _check_adasum, _reduce_sparse, grouped_allreduce

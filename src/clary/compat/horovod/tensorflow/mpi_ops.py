@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from horovod.common import basics
+from horovod.common.arrays import Call, Scaling
 from horovod.common.basics import (
     ccl_built,
     cross_rank,
@@ -39,7 +40,6 @@ from horovod.common.process_sets import ProcessSet, add_process_set, global_proc
 from horovod.common.util import handle_average as handle_average_backwards_compatibility
 from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.tensorflow import operations
-from horovod.tensorflow.arrays import Call, Scaling
 
 from clary.train.collective.adapters.tensorflow.ordered import run_ordered
 from clary.train.collective.adapters.tensorflow.xla import keep_from_xla

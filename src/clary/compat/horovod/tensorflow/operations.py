@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from horovod.common.arrays import Call, Scaling
 from horovod.tensorflow import arrays as exchange
-from horovod.tensorflow.arrays import Call, Scaling
 
 from clary.train.collective.adapters.tensorflow.ordered import run_ordered
 from clary.train.horovod import world
