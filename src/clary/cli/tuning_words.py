@@ -102,7 +102,7 @@ def trials_text(page: Mapping[str, Any], *, now: datetime, width: int | None = N
     best = None if page["best"] is None else page["best"]["number"]
     rows = []
     for trial in page["trials"]:
-        why = trial["stop_reason"] or trial["failure_reason"]
+        why = _why(trial)
         rows.append(
             (
                 f"{trial['number']}{'*' if trial['number'] == best else ''}",
@@ -131,9 +131,15 @@ def trial_line(trial: Mapping[str, Any], metric: str) -> str:
         metric: name of the objective.
     """
     value = "no objective" if trial["value"] is None else f"{metric}={_number(trial['value'])}"
-    why = trial["stop_reason"] or trial["failure_reason"]
+    why = _why(trial)
     text = f"trial {trial['number']} is {trial['status']}: {value} with {_pairs(trial['parameters'])}"
     return visible(f"{text}; {why.splitlines()[0]}" if why else text)
+
+
+def _why(trial: Mapping[str, Any]) -> str:
+    """Return where a trial began, if another one had trained its configuration, and why it ended early."""
+    begun = f"goes on from trial {trial['continues']}" if trial.get("continues") else ""
+    return "; ".join(filter(None, (begun, trial["stop_reason"] or trial["failure_reason"])))
 
 
 def _importance_lines(page: Mapping[str, Any]) -> list[str]:

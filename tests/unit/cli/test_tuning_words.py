@@ -105,6 +105,12 @@ def test_a_line_on_a_trial_has_its_objective_its_parameters_and_why_it_ended():
     )
 
 
+def test_a_trial_that_goes_on_from_the_checkpoints_of_another_says_of_which():
+    trial = {**ENDED, "continues": 2, "stop_reason": "Hyperband: after 3 values of loss others of its rung are better"}
+    line = trial_line(trial, "loss")
+    assert line.endswith("; goes on from trial 2; Hyperband: after 3 values of loss others of its rung are better")
+
+
 def test_the_list_has_a_row_for_each():
     row = {**PAGE, "max_trials": 40}
     assert list_text([row], now=NOW).splitlines()[1].split() == (

@@ -1,9 +1,9 @@
 """The host that stands by on a machine of a warm pool: its model, its place and its end.
 
-Where: the agent of a pool keeps one of these from job to job. At the end of each attempt it has a host made like the
-one that has just gone, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that host's folder
-and start the program there, if it fits. If it does not, nothing is lost but the work ahead, and where hosts have mounts
-nothing in this one has seen that `/opt/ml`.
+Where: the agent of a pool keeps one of these from job to job. At the end of each attempt, or while it runs, it has a
+host made like the attempt's own, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that
+host's folder and start the program there, if it fits. If it does not, nothing is lost but the work ahead, and where
+hosts have mounts nothing in this one has seen that `/opt/ml`.
 
     <pool folder>/HOST/places/N/   ml, and what the host has changed
 """
@@ -25,10 +25,11 @@ from clary.agent.host.standby import StandbyHost
 from clary.agent.host.standby_policy import plan_standby
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation, LaunchPlan
-from clary.contract.limits.cgroup_names import host_cgroup_name
+from clary.contract.limits.cgroup_names import host_cgroup_name, next_cgroup_name
 
 PLACES_FOLDER = "places"
 _POOL_ATTEMPT = 1
+_MAKING_LIMIT_S = 10.0  # of a host's first process; it takes a tenth of a second
 
 logger = logging.getLogger(__name__)
 
@@ -42,24 +43,43 @@ class _Example:
     processes: tuple[ProcessSpec, ...]
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A host that stands by, and its folder."""
+
+    host: StandbyHost
+    place: Path
+
+
 class StandbyKeeper:
-    """Keeps at most one host standing by; one attempt uses it at a time."""
+    """Keeps at most one host standing by, and the folder of the attempt in progress.
+
+    The next host gets ready at the end of an attempt; where the plan says that another job is sure to come, as soon
+    as the program of the present one has started.
+
+    Args:
+        host: name.
+    """
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._lock = threading.Lock()  # `close` may come from the thread of a signal's handler
-        self._standby: StandbyHost | None = None
-        self._place: Path | None = None  # folder of `_standby`, or of the attempt that uses it
+        self._ready: _Ready | None = None
+        self._is_promised = False  # whether an attempt builds its tree in the place of `_ready`
+        self._used_place: Path | None = None  # of the attempt in progress
         self._example: _Example | None = None
         self._num_places = 0
+        self._making: threading.Thread | None = None
+        self._num_closings = 0  # what is made meanwhile is for nobody
 
     def folder_for(self, plan: LaunchPlan) -> Path | None:
         """Return the folder in which an attempt's host is to be built; None if no host stands by for its pool."""
         with self._lock:
-            example = self._example
-            if self._standby is None or example is None or example.plan.pool_folder != plan.pool_folder:
+            ready, example = self._ready, self._example
+            if ready is None or example is None or example.plan.pool_folder != plan.pool_folder:
                 return None
-            return self._place
+            self._is_promised = True
+            return ready.place
 
     def start(
         self,
@@ -79,8 +99,45 @@ class StandbyKeeper:
         Raises: AgentError as `Program.start`.
         """
         with self._lock:
-            standby, self._standby = self._standby, None
+            ready, self._ready = (self._ready, None) if self._is_promised else (None, self._ready)
+            self._is_promised = False
+            if ready is not None:
+                self._used_place = ready.place
             self._example = _Example(plan, sandbox, tuple(processes))
+        program = self._start(ready.host if ready is not None else None, sandbox, processes, on_output)
+        if plan.has_standby_early:
+            self._making = threading.Thread(target=self._make, name="standby-making", daemon=True)
+            self._making.start()
+        return program
+
+    def prepare(self) -> None:
+        """Put the last attempt's place away and have a host stand by like its own, where that can be had."""
+        if self._making is not None:
+            self._making.join(_MAKING_LIMIT_S)
+        with self._lock:
+            # An attempt that was given up before its program started has left files there.
+            spoiled, self._ready = (self._ready, None) if self._is_promised else (None, self._ready)
+            self._is_promised = False
+            place, self._used_place = self._used_place, None
+        self._remove(spoiled, place)
+        self._make()
+
+    def close(self) -> None:
+        """Take the host that stands by away, and the place of an attempt that has ended; harmless when repeated."""
+        with self._lock:
+            self._num_closings += 1
+            ready, self._ready = self._ready, None
+            place, self._used_place = self._used_place, None
+            self._is_promised = False
+        self._remove(ready, place)
+
+    def _start(
+        self,
+        standby: StandbyHost | None,
+        sandbox: Sandbox,
+        processes: Sequence[ProcessSpec],
+        on_output: Callable[[int, bytes], None],
+    ) -> Program:
         if standby is None:
             return Program.start(processes, sandbox, on_output=on_output)
         # A program that the interpreter cannot become is of another make, and gets nothing of what the last one left.
@@ -91,17 +148,18 @@ class StandbyKeeper:
             return Program.start(processes, sandbox, on_output=on_output)
         return standby.start(processes, binds=standby.late_binds(sandbox), on_output=on_output)
 
-    def prepare(self) -> None:
-        """Put the last attempt's place away and have a host stand by like its own, where that can be had."""
-        self.close()
-        example = self._example
-        if example is None or not example.plan.has_standby:
-            return
+    def _make(self) -> None:
+        """Make a host that stands by, like the last attempt's; do nothing where one stands by or the plan wants no such host."""
+        with self._lock:
+            example, is_there, closings = self._example, self._ready is not None, self._num_closings
+            if is_there or example is None or not example.plan.has_standby:
+                return
+            self._num_places += 1
+            number = self._num_places
         folder = Path(example.plan.pool_folder) / self._host
-        if self._num_places == 0:
+        if number == 1:
             remove_tree(str(folder / PLACES_FOLDER))  # of an agent that was killed
-        self._num_places += 1
-        place = folder / PLACES_FOLDER / str(self._num_places)
+        place = folder / PLACES_FOLDER / str(number)
         late_roots = [path for path in (Path(example.plan.cache_folder), folder / POOL_CACHE_FOLDER) if path.is_dir()]
         # Plain processes see the tree where it lies.
         is_moved = example.sandbox.isolation is Isolation.PROCESSES
@@ -112,7 +170,7 @@ class StandbyKeeper:
         try:
             (place / "ml").mkdir(parents=True)
             standby = StandbyHost.prepare(
-                _sandbox_like(example, place),
+                _sandbox_like(example, place, number),
                 python=planned.python,
                 environment=planned.environment,
                 preload=planned.preload,
@@ -122,35 +180,42 @@ class StandbyKeeper:
             logger.warning("no host stands by: %s", error)
             remove_tree(str(place))
             return
+        made = _Ready(standby, place)
         with self._lock:
-            self._standby, self._place = standby, place
+            is_wanted = self._ready is None and closings == self._num_closings
+            if is_wanted:
+                self._ready = made
+        if not is_wanted:
+            self._remove(made, None)
 
-    def close(self) -> None:
-        """Take the host that stands by away, and the place of an attempt that has ended; harmless when repeated."""
-        with self._lock:
-            standby, self._standby = self._standby, None
-            place, self._place = self._place, None
-        if standby is not None:
-            standby.close()
+    def _remove(self, ready: _Ready | None, place: Path | None) -> None:
+        if ready is not None:
+            ready.host.close()
+            _remove_later(ready.place)
         if place is not None:
-            self._remove_later(place)
-
-    def _remove_later(self, place: Path) -> None:
-        """Rename a place and remove it in the background: removal may take long, and the service waits."""
-        gone = place.with_name(f"gone-{place.name}")
-        with contextlib.suppress(OSError):
-            place.rename(gone)
-            threading.Thread(target=remove_tree, args=(str(gone),), name="place-removal", daemon=True).start()
+            _remove_later(place)
 
 
-def _sandbox_like(example: _Example, place: Path) -> Sandbox:
-    """Return the host to make: like the last one in all that does not belong to its job alone."""
+def _remove_later(place: Path) -> None:
+    """Rename a place and remove it in the background: removal may take long, and the service waits."""
+    gone = place.with_name(f"gone-{place.name}")
+    with contextlib.suppress(OSError):
+        place.rename(gone)
+        threading.Thread(target=remove_tree, args=(str(gone),), name="place-removal", daemon=True).start()
+
+
+def _sandbox_like(example: _Example, place: Path, number: int) -> Sandbox:
+    """Return the host to make: like the last one in all that does not belong to its job alone.
+
+    The host before it may still run, so that every other one has the same cgroup.
+    """
     plan, sandbox = example.plan, example.sandbox
+    cgroup = host_cgroup_name(plan.pool, _POOL_ATTEMPT, host=sandbox.hostname, work_folder=plan.pool_folder)
     return replace(
         sandbox,
         host_folder=str(place),
         ml_folder=str(place / "ml"),
-        cgroup_name=host_cgroup_name(plan.pool, _POOL_ATTEMPT, host=sandbox.hostname, work_folder=plan.pool_folder),
+        cgroup_name=cgroup if number % 2 else next_cgroup_name(cgroup),
         binds=tuple(bind for bind in sandbox.binds if _is_of_every_job(bind)),
     )
 

@@ -26,6 +26,15 @@ def host_cgroup_name(job_name: str, attempt: int, *, host: str, work_folder: str
     return f"{job_name}-{attempt}-{host}-{digest}"
 
 
+def next_cgroup_name(host_cgroup: str) -> str:
+    """Return the name of the cgroup of a host that stands by while the one before it still runs a program.
+
+    Args:
+        host_cgroup: of a pool's host.
+    """
+    return f"{host_cgroup}-next"
+
+
 def rules_cgroup_name(host_cgroup: str) -> str:
     """Return the name of the cgroup of the rules beside a host's program."""
     return f"{host_cgroup}-rules"

@@ -26,12 +26,15 @@ MP_PARAMETERS = "mp_parameters"
 CUDA_ON_CPU = "sagemaker_clary_cuda_on_cpu"  # ours; by its prefix every toolkit keeps it from the program
 CUDA_ON_CPU_VARIABLE = "CLARY_CUDA_ON_CPU"  # what `clary.compat.clary_cuda_on_cpu` looks for in a program's environment
 MIXED_PRECISION = "sagemaker_amp"  # ours: training runs under autocast without a change of the script
+HOST_SHARE = "sagemaker_clary_host_share"  # ours: fraction of each host that the job gets
 COMPILER_ENABLED = "sagemaker_training_compiler_enabled"  # compiler_config of SDK v2
 COMPILER_DEBUG_MODE = "sagemaker_training_compiler_debug_mode"
 # What `clary.train.compilation` looks for in a program's environment.
 MIXED_PRECISION_VARIABLE = "CLARY_AMP"
 COMPILE_VARIABLE = "CLARY_COMPILE"
 COMPILE_DEBUG_VARIABLE = "CLARY_COMPILE_DEBUG"  # folder for what torch.compile says
+
+LEAST_HOST_SHARE = 0.01  # the kernel limits processor time no finer
 
 # Keys that toolkits consume themselves. Every other `sagemaker_*` key is a framework parameter (a launcher's setting),
 # every other key at all is the user's.
@@ -95,6 +98,26 @@ def is_enabled(hyperparameters: Mapping[str, str], name: str) -> bool:
     if isinstance(value, str):
         return value.strip().lower() == "true"
     return bool(value)
+
+
+def host_share(hyperparameters: Mapping[str, str]) -> float:
+    """Return the fraction of each host that the job gets: above 0 and up to 1; 1 where nothing is said.
+
+    Raises: ValueError with a sentence for anything else.
+    """
+    text = platform_text(hyperparameters, HOST_SHARE)
+    if text is None:
+        return 1.0
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not LEAST_HOST_SHARE <= share <= 1.0:  # false for nan, too
+        raise ValueError(
+            f"hyperparameter {HOST_SHARE}: expected a fraction of a host from {LEAST_HOST_SHARE:g} to 1, "
+            f"such as 0.25, got {text[:40]!r}"
+        )
+    return share
 
 
 def model_parallel_parameters(hyperparameters: Mapping[str, str]) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from clary.contract.settings.hyperparameters import (
     COMPILER_DEBUG_MODE,
     COMPILER_ENABLED,
     CUDA_ON_CPU,
+    HOST_SHARE,
     MIXED_PRECISION,
     PLATFORM_PREFIX,
     TOOLKIT_KEYS,
@@ -36,6 +37,7 @@ LAUNCHER_KEYS = frozenset(
         COMPILER_DEBUG_MODE,
         MIXED_PRECISION,
         CUDA_ON_CPU,
+        HOST_SHARE,
     }
 )
 # SDKs send them by themselves; no launcher needs them.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clary.contract.launch_plan import Channel, InputMode, MetricDefinition, Output
+from clary.contract.settings.hyperparameters import host_share
 from clary.control.file_systems import folder_below
 from clary.control.instance_choice import settled
 from clary.control.jobs.members.told_defaults import MAX_RUNTIME_S
@@ -101,6 +102,11 @@ class JobRequest:
     def hyperparameters(self) -> Mapping[str, str]:
         """HyperParameters, byte-exact."""
         return self.request.get("HyperParameters") or {}
+
+    @property
+    def host_share(self) -> float:
+        """The fraction of each host that the job gets, from its hyperparameter; checked when a job is created."""
+        return host_share(self.hyperparameters)
 
     @property
     def environment(self) -> Mapping[str, str]:

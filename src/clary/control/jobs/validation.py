@@ -13,6 +13,7 @@ from typing import Any
 from clary.base.errors import WireError
 from clary.contract.settings.distribution import refusals
 from clary.contract.settings.distribution import warnings as distribution_warnings
+from clary.contract.settings.hyperparameters import host_share
 from clary.contract.settings.named_places import local_folder_problem, s3_uri_problem
 from clary.contract.settings.platform_keys import warnings as key_warnings
 from clary.control import instance_choice
@@ -37,6 +38,10 @@ def check(request: Mapping[str, Any], site: Site) -> None:
     _check_places(request)
     debug_request.check(request)
     job = JobRequest(request)
+    try:
+        host_share(job.hyperparameters)
+    except ValueError as error:
+        raise WireError("ValidationException", f"{error}.") from None
     groups = [group.name for group in job.instance_groups]
     for reason in refusals(job.hyperparameters, has_command=job.command is not None, instance_groups=groups):
         raise WireError("ValidationException", reason)

@@ -200,6 +200,8 @@ def matches(job: TrainingJob, holder: TrainingJob) -> bool:
     groups, held = JobRequest(job.request).instance_groups, JobRequest(holder.request).instance_groups
     if groups != held or JobRequest(job.request).is_spot:
         return False
+    if JobRequest(job.request).host_share != JobRequest(holder.request).host_share:
+        return False
     return all(_member(job.request, path) == _member(holder.request, path) for path in _MATCHING_MEMBERS)
 
 

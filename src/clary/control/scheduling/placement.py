@@ -5,7 +5,8 @@ made; the reconcile loop asks `decide` for each waiting job, oldest first. Pure:
 
 CPUs are shared by limits, not reserved: every host may use as many as its type has, and `Capacity.max_hosts` bounds
 how many hosts there are. Memory is given out once: a job starts when what its hosts may use fits beside what others'
-may, unless setting `memory_overcommit` says otherwise. GPUs belong to one job at a time.
+may, unless setting `memory_overcommit` says otherwise. GPUs belong to one job at a time, or to several that have named
+fractions of a host (`host_shares`), of which a host counts by its fraction.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from clary.contract.launch_plan import Resources
 from clary.control.scheduling import memory
 from clary.control.scheduling.catalogue import LOCAL_GPU, InstanceShape
+from clary.control.scheduling.host_shares import ROUNDING, WHOLE, note_of, share_shape
 from clary.control.scheduling.machine import Machine
 from clary.control.settings import SETTINGS_FILE, Settings
 
@@ -73,6 +75,8 @@ class HostMapping:
 
     hosts: tuple[HostShare, ...]
     num_gpus: int  # distinct GPUs of this machine that the job holds; fewer than its hosts want when they share
+    share: float = WHOLE  # fraction of a host that each of them counts as
+    of_gpu: float = WHOLE  # fraction of each GPU that the job holds
     notes: tuple[str, ...]  # how they differ from what the request names: this machine stands for others
     warnings: tuple[str, ...] = ()  # of types that nobody knows
 
@@ -95,6 +99,7 @@ def map_hosts(
     *,
     machine: Machine,
     settings: Settings,
+    share: float = WHOLE,
 ) -> HostMapping:
     """Divide `machine` among the hosts of one job.
 
@@ -105,10 +110,15 @@ def map_hosts(
     Args:
         groups: in the request's order, which numbers the hosts.
         shapes: by instance type, from `catalogue.lookup`.
+        share: fraction of each host that the job is to have.
     """
     capacity = capacity_of(machine, settings)
+    of_share = [note for shape in shapes.values() if (note := note_of(shape, share))]
+    shared = {name: share_shape(shape, share) for name, shape in shapes.items()}
+    shapes = {name: one.shape for name, one in shared.items()}
     gpus_by_group, num_gpus, notes = _divide_gpus(groups, shapes, machine)
-    given = _divide_memory(groups, shapes, capacity)
+    notes = [*of_share, *notes]
+    given = _divide_memory(groups, shapes, capacity, share)
     hosts: list[HostShare] = []
     warnings: list[str] = []
     for group, gpus_per_host in zip(groups, gpus_by_group, strict=True):
@@ -117,8 +127,10 @@ def map_hosts(
             (notes if shape.is_known else warnings).append(shape.explanation)
         processes = _processes(shape, gpus_per_host, machine, settings, notes)
         resources = _cpus_and_link(shape, machine, notes)
+        resources = replace(resources, num_cpus=resources.num_cpus * share)
         sizes = given[len(hosts) : len(hosts) + group.num_hosts]
-        advice = _memory_advice(shape, sizes, groups, shapes, machine=machine, settings=settings, notes=notes)
+        whole = [round(size / share) for size in sizes]
+        advice = _memory_advice(shape, whole, groups, shapes, machine=machine, settings=settings, notes=notes)
         hosts.extend(
             HostShare(
                 name=f"algo-{index + 1}",
@@ -134,6 +146,8 @@ def map_hosts(
     return HostMapping(
         hosts=tuple(hosts),
         num_gpus=num_gpus,
+        share=share,
+        of_gpu=min(one.of_gpu for one in shared.values()) if num_gpus else WHOLE,
         notes=tuple(dict.fromkeys(notes)),
         warnings=tuple(dict.fromkeys(warnings)),
     )
@@ -148,6 +162,8 @@ class Need:
     gpus_per_host: tuple[int, ...]  # one entry a host
     num_gpus: int  # distinct GPUs; fewer than the sum when hosts share
     memory_bytes: int = 0  # of all its hosts
+    share: float = WHOLE  # fraction of a host that each of them counts as
+    of_gpu: float = WHOLE  # fraction of each GPU
 
     @classmethod
     def of(cls, job_name: str, mapping: HostMapping) -> Need:
@@ -158,6 +174,8 @@ class Need:
             gpus_per_host=tuple(host.num_gpus for host in mapping.hosts),
             num_gpus=mapping.num_gpus,
             memory_bytes=mapping.memory_bytes,
+            share=mapping.share,
+            of_gpu=mapping.of_gpu,
         )
 
     @property
@@ -174,6 +192,13 @@ class Holding:
     num_hosts: int
     gpu_indices: tuple[int, ...] = ()
     memory_bytes: int = 0  # what the limits of its hosts add up to
+    share: float = WHOLE  # fraction of a host that each of them counts as
+    of_gpu: float = WHOLE  # fraction of each of its GPUs
+
+    @property
+    def hosts_used(self) -> float:
+        """Hosts of the capacity that it takes up."""
+        return self.num_hosts * self.share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,12 +237,12 @@ def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_
         return refusal
     if queue_ahead:
         return Wait(reason=behind([older.job_name for older in queue_ahead]))
-    free_hosts = capacity.max_hosts - sum(holding.num_hosts for holding in running)
-    if need.num_hosts > free_hosts:
-        held = [(holding.job_name, holding.num_hosts) for holding in running if holding.num_hosts]
-        return Wait(reason=_waiting("host", need.num_hosts, max(free_hosts, 0), capacity.max_hosts, held))
-    taken = {index for holding in running for index in holding.gpu_indices}
-    free_gpus = [index for index in range(capacity.num_gpus) if index not in taken]
+    free_hosts = round(capacity.max_hosts - sum(holding.hosts_used for holding in running), 6)
+    if need.num_hosts * need.share > free_hosts + ROUNDING:
+        held = [(holding.job_name, round(holding.hosts_used, 6)) for holding in running if holding.num_hosts]
+        wanted = round(need.num_hosts * need.share, 6)
+        return Wait(reason=_waiting("host", wanted, max(free_hosts, 0), capacity.max_hosts, held))
+    free_gpus = _free_gpus(need, running, capacity.num_gpus)
     if need.num_gpus > len(free_gpus):
         held = [(holding.job_name, len(holding.gpu_indices)) for holding in running if holding.gpu_indices]
         return Wait(reason=_waiting("GPU", need.num_gpus, len(free_gpus), capacity.num_gpus, held))
@@ -226,6 +251,17 @@ def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_
     if need.memory_bytes > free_bytes and any(holding.memory_bytes for holding in running):
         return Wait(reason=_waiting_for_memory(need, max(free_bytes, 0), running, capacity))
     return Place(gpus=_assign_gpus(need, free_gpus[: need.num_gpus]))
+
+
+def _free_gpus(need: Need, running: Sequence[Holding], num_gpus: int) -> list[int]:
+    """Return the GPUs with room for the need's fraction of one; those come first that others use the most."""
+    used = [0.0] * num_gpus
+    for holding in running:
+        for index in holding.gpu_indices:
+            if index < num_gpus:
+                used[index] += holding.of_gpu
+    free = [index for index in range(num_gpus) if used[index] + need.of_gpu <= WHOLE + ROUNDING]
+    return sorted(free, key=lambda index: -round(used[index], 6))
 
 
 def behind(names_ahead: Sequence[str]) -> str:
@@ -309,11 +345,11 @@ def _units(shape: InstanceShape) -> str:
 
 
 def _divide_memory(
-    groups: Sequence[InstanceGroup], shapes: Mapping[str, InstanceShape], capacity: Capacity
+    groups: Sequence[InstanceGroup], shapes: Mapping[str, InstanceShape], capacity: Capacity, share: float = WHOLE
 ) -> list[int]:
     """Return how much memory each host may use, in the order of hosts."""
     wanted = [
-        min(shapes[group.instance_type].memory_bytes, capacity.memory_per_host_bytes)
+        int(min(shapes[group.instance_type].memory_bytes, capacity.memory_per_host_bytes) * share)
         for group in groups
         for _ in range(group.num_hosts)
     ]
@@ -388,12 +424,12 @@ def _assign_gpus(need: Need, free_gpus: Sequence[int]) -> tuple[tuple[int, ...],
     return tuple(assigned)
 
 
-def _waiting(unit: str, num_needed: int, num_free: int, num_all: int, held: Sequence[tuple[str, int]]) -> str:
-    shown = [f"{name} holds {count}" for name, count in held[:MAX_NAMES_IN_REASON]]
+def _waiting(unit: str, num_needed: float, num_free: float, num_all: int, held: Sequence[tuple[str, float]]) -> str:
+    shown = [f"{name} holds {count:g}" for name, count in held[:MAX_NAMES_IN_REASON]]
     if len(held) > MAX_NAMES_IN_REASON:
         rest = held[MAX_NAMES_IN_REASON:]
-        shown.append(f"{len(rest)} more jobs hold {sum(count for _, count in rest)}")
-    free = f"{num_free} of {_count(num_all, unit, unit + 's')} {'is' if num_free == 1 else 'are'} free"
+        shown.append(f"{len(rest)} more jobs hold {sum(count for _, count in rest):g}")
+    free = f"{num_free:g} of {_count(num_all, unit, unit + 's')} {'is' if num_free == 1 else 'are'} free"
     return f"Needs {_count(num_needed, unit, unit + 's')}; {free}: {', '.join(shown)}."
 
 
@@ -417,5 +453,5 @@ def _some_names(names: Sequence[str]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+def _count(number: float, one: str, many: str) -> str:
+    return f"{number:g} {one if number == 1 else many}"

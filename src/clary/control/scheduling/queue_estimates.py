@@ -108,7 +108,12 @@ def estimate_starts(
         estimates[name] = StartEstimate(start_in_s=now_s, basis=basis, reason=_REASONS[basis])
         gpus = tuple(sorted({index for indices in decision.gpus for index in indices}))
         holding = Holding(
-            job_name=name, num_hosts=job.need.num_hosts, gpu_indices=gpus, memory_bytes=job.need.memory_bytes
+            job_name=name,
+            num_hosts=job.need.num_hosts,
+            gpu_indices=gpus,
+            memory_bytes=job.need.memory_bytes,
+            share=job.need.share,
+            of_gpu=job.need.of_gpu,
         )
         ends[name] = (now_s + job.lasting.seconds, job.lasting.basis, holding)
     return estimates

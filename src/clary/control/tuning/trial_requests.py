@@ -45,13 +45,16 @@ def trial_name(job: TuningJob, number: int) -> str:
     return f"{job.name}-{number:03d}-{hashlib.sha256(identity.encode()).hexdigest()[:_NUM_DIGITS]}"
 
 
-def trial_request(definition: Definition, parameters: Mapping[str, str], name: str) -> dict[str, Any]:
+def trial_request(
+    definition: Definition, parameters: Mapping[str, str], name: str, *, continues: str = ""
+) -> dict[str, Any]:
     """Return the request for a training job.
 
     Args:
         definition: of the training job.
         parameters: tuned hyperparameters as text.
         name: of the training job.
+        continues: name of the training job whose checkpoints it goes on with and adds to; empty for its own.
     """
     given = definition.definition
     request = {member: given[member] for member in _SAME_MEMBERS if given.get(member) is not None}
@@ -63,7 +66,7 @@ def trial_request(definition: Definition, parameters: Mapping[str, str], name: s
     request["ResourceConfig"] = resources_of(definition)
     if given.get("CheckpointConfig"):
         place = dict(given["CheckpointConfig"])
-        place["S3Uri"] = f"{place['S3Uri'].rstrip('/')}/{name}"
+        place["S3Uri"] = f"{place['S3Uri'].rstrip('/')}/{continues or name}"
         request["CheckpointConfig"] = place
     return request
 

@@ -65,6 +65,7 @@ class Trial:
     definition: str  # name of the training job definition; empty for the only one
     parameters: Mapping[str, str]  # tuned hyperparameters, as the training job gets them
     created_at: datetime
+    continues: int = 0  # number of the trial whose configuration it trains on from its checkpoints; 0 for a new one
     stop_reason: str = ""  # why the tuning job ended it early, in words
     outcome: TrialOutcome | None = None
 

@@ -83,3 +83,17 @@ def test_mp_parameters_are_an_object_or_nothing() -> None:
     assert hps.model_parallel_parameters({"mp_parameters": "{}"}) is None
     assert hps.model_parallel_parameters({"mp_parameters": "ddp"}) is None
     assert hps.model_parallel_parameters({}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("0.25", 0.25), ('"0.25"', 0.25), ("1", 1.0), ("0.01", 0.01), ("null", 1.0), ('""', 1.0)]
+)
+def test_the_share_of_a_host_is_read_in_both_dialects(text: str, share: float) -> None:
+    assert hps.host_share({hps.HOST_SHARE: text}) == share
+    assert hps.host_share({}) == 1.0
+
+
+@pytest.mark.parametrize("text", ["0", "-0.5", "1.5", "nan", "half", "0.001", "[0.5]", "true"])
+def test_no_other_share_of_a_host_is_taken(text: str) -> None:
+    with pytest.raises(ValueError, match=r"sagemaker_clary_host_share: expected a fraction of a host from 0.01 to 1"):
+        hps.host_share({hps.HOST_SHARE: text})

@@ -142,6 +142,7 @@ def test_only_a_pool_of_the_api_that_is_there_can_be_updated():
         {"EnableNetworkIsolation": True},
         {"EnableInterContainerTrafficEncryption": True},
         {"EnableManagedSpotTraining": True},
+        {"HyperParameters": {"sagemaker_clary_host_share": "0.5"}},
     ],
     ids=str,
 )

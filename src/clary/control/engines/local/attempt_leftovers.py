@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clary.base.errors import EngineError
 from clary.base.processes import ProcessId, exec_deadline, read_arguments
-from clary.contract.limits.cgroup_names import host_cgroup_name, rules_cgroup_name
+from clary.contract.limits.cgroup_names import host_cgroup_name, next_cgroup_name, rules_cgroup_name
 from clary.control.engines.local import anchors, attempt_record, cleaning, killing, machine_census
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import AttemptRecord
@@ -84,6 +84,7 @@ def cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord
     job_name, attempt = attempt_folder.parent.name, int(attempt_folder.name)
     work_folder = str(attempt_folder)
     names = [host_cgroup_name(job_name, attempt, host=host, work_folder=work_folder) for host in hosts]
+    names += [next_cgroup_name(name) for name in names]
     return cleaning.host_cgroups(places, [*names, *(rules_cgroup_name(name) for name in names)])
 
 

@@ -8,7 +8,9 @@ Where: the answers to /clary/v1/tuning and /clary/v1/tuning/NAME; the console an
 The page of one has the members of its row, what `tuning_facts.facts_of` adds, and
 
     {"trials": [{"number", "job", "definition", "status", "state", "value", "parameters", "created_at", "started_at",
-      "ended_at", "stop_reason", "failure_reason", "curve"}],      curve: values of the objective, 200 at most
+      "ended_at", "continues", "stop_reason", "failure_reason", "curve"}],
+           continues: number of the trial whose checkpoints it goes on from, or 0; curve: values of the objective, 200
+           at most
      "best_so_far": [[number of the trial, ended at, best value]],         in the order of ends, in milliseconds
      "importance": {hyperparameter: share}, or null and "importance_why"}
 
@@ -108,6 +110,7 @@ class TuningPages:
             "value": trial.value,
             "parameters": dict(trial.parameters),
             "created_at": to_plain(trial.created_at),
+            "continues": trial.continues,
             "started_at": to_plain(started_at if outcome is None else outcome.training_started_at),
             "ended_at": to_plain(None if outcome is None else outcome.training_ended_at),
             "stop_reason": trial.stop_reason,

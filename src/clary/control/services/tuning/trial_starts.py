@@ -12,14 +12,13 @@ from clary.control.services.call import Call, Services
 from clary.control.services.sagemaker.training_jobs import store_training_job
 from clary.control.store.damage import JobUnreadable
 from clary.control.tuning.completion import next_definition
+from clary.control.tuning.configurations import Curves, configurations_of, promoted
 from clary.control.tuning.search import Observation, Question, propose
 from clary.control.tuning.trial_requests import trial_name, trial_request
 from clary.control.tuning.tuning_job import Trial, TuningJob
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 from clary.control.tuning.validation import without_effect
 from clary.control.tuning.warm_start import observations_of
-
-Curves = Mapping[str, tuple[float, ...]]  # training job that runs -> values of the objective that it has told
 
 
 class TrialStarter:
@@ -49,17 +48,24 @@ class TrialStarter:
         request = TuningRequest(job.request)
         definition = next_definition(request, trials)
         number = await self._next_number(job, trials)
+        configurations = configurations_of(trials, definition.name)
         observations = list(await self._parent_observations(job, definition))
-        observations += [observed(one, curves) for one in trials if one.definition == definition.name]
+        observations += [one.observed(curves) for one in configurations]
         question = question_of(job, definition, observations, number=number)
-        parameters = await asyncio.to_thread(propose, question)
+        resources = request.hyperband_resources
+        going_on = await asyncio.to_thread(promoted, configurations, question, definition, resources)
+        if going_on is not None:
+            parameters: Mapping[str, str] = going_on.first.parameters
+        else:
+            parameters = await asyncio.to_thread(propose, question)
+        first = None if going_on is None else going_on.first
         name = trial_name(job, number)
         tags = await self._services.store.get_tags(job.arn)  # those that were added since too
         region = job.arn.split(":")[3]
         call = Call(
             services=self._services,
             params={
-                **trial_request(definition, parameters, name),
+                **trial_request(definition, parameters, name, continues="" if first is None else first.job_name),
                 "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
             },
             region=region,
@@ -75,9 +81,12 @@ class TrialStarter:
             definition=definition.name,
             parameters=parameters,
             created_at=job.now(self._services.clock),
+            continues=0 if first is None else first.number,
         )
-        notes = (f"It is trial {number} of tuning job {job.name}.", *without_effect(request))
-        await store_training_job(call, trial=trial, tuning_job_arn=job.arn, notes=notes)
+        notes = [f"It is trial {number} of tuning job {job.name}.", *without_effect(request)]
+        if first is not None:
+            notes.insert(1, f"It goes on from the checkpoints of trial {first.number}, {first.job_name}.")
+        await store_training_job(call, trial=trial, tuning_job_arn=job.arn, notes=tuple(notes))
         return trial
 
     async def _next_number(self, job: TuningJob, trials: Sequence[Trial]) -> int:
@@ -103,20 +112,6 @@ class TrialStarter:
                 found += observations_of(await self._services.store.tuning.trials(parent), definition)
             self._parents[job.name] = tuple(found)
         return self._parents[job.name]
-
-
-def observed(trial: Trial, curves: Curves) -> Observation:
-    """Return a trial as the search sees it.
-
-    Args:
-        trial: the record.
-        curves: training job that runs -> values that it has told.
-    """
-    if trial.outcome is not None:
-        return Observation(
-            parameters=trial.parameters, value=trial.outcome.value, is_over=True, curve=trial.outcome.curve
-        )
-    return Observation(parameters=trial.parameters, value=None, is_over=False, curve=curves.get(trial.job_name, ()))
 
 
 def question_of(

@@ -20,11 +20,12 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Services
 from clary.control.services.job_acts import stop_job
 from clary.control.services.tuning.trial_outcomes import curve_of, outcome_of
-from clary.control.services.tuning.trial_starts import TrialStarter, observed, question_of
+from clary.control.services.tuning.trial_starts import TrialStarter, question_of
 from clary.control.store.damage import JobUnreadable
 from clary.control.store.tracking.tuning_records import TrialRefused
 from clary.control.tuning import early_stopping
 from clary.control.tuning.completion import Decision, decide
+from clary.control.tuning.configurations import HYPERBAND, configurations_of, place_of
 from clary.control.tuning.search import is_pruned
 from clary.control.tuning.trial_requests import keep_alive_of, trial_name
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob, TuningStatus
@@ -235,12 +236,15 @@ class TuningKeeper:
         if request.strategy != "Hyperband":
             ended = [one.outcome.curve for one in same if one.outcome is not None and one.outcome.value is not None]
             return early_stopping.why_stop(curve, ended, definition.objective)
-        observations = [observed(one, {**self._curves, trial.job_name: curve}) for one in same]
+        configurations = configurations_of(same, trial.definition)
+        place = place_of(configurations, trial)
+        observations = [one.observed({**self._curves, trial.job_name: curve}) for one in configurations]
         question = question_of(job, definition, observations, number=trial.number)
-        is_hopeless = await asyncio.to_thread(is_pruned, question, same.index(trial), request.hyperband_resources)
+        is_hopeless = await asyncio.to_thread(is_pruned, question, place, request.hyperband_resources)
         if not is_hopeless:
             return ""
-        return f"Hyperband: after {len(curve)} values of {definition.objective.metric} others of its rung are better"
+        num_values, metric = len(observations[place].curve), definition.objective.metric
+        return f"{HYPERBAND}after {num_values} values of {metric} others of its rung are better"
 
     async def _stop(self, trial: Trial, why: str) -> None:
         training = self._services.hub.live_job(trial.job_name)

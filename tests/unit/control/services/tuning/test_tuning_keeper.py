@@ -703,3 +703,56 @@ async def test_time_alone_ends_a_tuning_job(plane, runs, monkeypatch):
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def run_hyperband(runs, *, most, definition):
+    """Let Hyperband's trials run one after the other; the first two are the best by far."""
+    hyperband = {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": 9}}
+    config = {"Strategy": "Hyperband", "StrategyConfig": hyperband}
+    await runs.create(most=most, parallel=1, config=config, TrainingJobDefinition=definition)
+    losses = {}
+    for number in range(1, most + 1):
+        (name,) = await runs.open_names()
+        trial = (await runs.trials())[-1]
+        loss = losses.setdefault(trial.job_name, losses.get(trial.continues, float(number)))
+        losses[number] = loss
+        agent = await runs.run(name)
+        for _ in range(9):
+            await runs.tell(name, loss)
+            await runs.look()
+            if (await runs.trials())[-1].stop_reason:
+                break
+        await runs.end(agent)
+        await runs.look()
+    return await runs.trials()
+
+
+async def test_hyperband_goes_on_with_a_trial_from_its_checkpoints_when_others_have_made_room(plane, runs):
+    definition = definition_of(CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"})
+    trials = await run_hyperband(runs, most=24, definition=definition)
+    going_on = [one for one in trials if one.continues]
+    assert going_on
+    for one in going_on:
+        first = trials[one.continues - 1]
+        assert one.parameters == first.parameters
+        assert first.stop_reason.startswith("Hyperband: ")
+        training = await plane.job(one.job_name)
+        assert training.request["CheckpointConfig"]["S3Uri"] == f"s3://bucket/checkpoints/{first.job_name}"
+        said = f"It goes on from the checkpoints of trial {first.number}, {first.job_name}."
+        assert any(said in note for note in training.warnings), training.warnings
+    assert len(trials) == 24
+    assert await runs.status() == "Completed"
+
+
+async def test_hyperband_begins_nothing_again_without_checkpoints(runs):
+    trials = await run_hyperband(runs, most=24, definition=definition_of())
+    assert not [one for one in trials if one.continues]
+
+
+async def test_hosts_of_trials_have_the_next_interpreter_get_ready_while_one_runs(plane, runs):
+    await runs.create(most=2, parallel=1)
+    (name,) = await runs.open_names()
+    assert (await plane.job(name)).plan["has_standby_early"] is True
+    await plane.create("alone")
+    await plane.passes()
+    assert (await plane.job("alone")).plan["has_standby_early"] is False

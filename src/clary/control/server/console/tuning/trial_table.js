@@ -49,7 +49,10 @@ export class TrialTable {
   #columns() {
     const page = this.#page;
     const names = [...new Set(page.definitions.flatMap((one) => one.ranges.map((range) => range.name)))];
-    const why = (trial) => trial.stop_reason || trial.failure_reason;
+    const why = (trial) =>
+      [trial.continues && `goes on from trial ${trial.continues}`, trial.stop_reason || trial.failure_reason]
+        .filter(Boolean)
+        .join("; ");
     return [
       { key: "number", title: "#", of: (trial) => trial.number, cell: (trial) => trial.number },
       { key: "job", title: "Job", of: (trial) => trial.job, cell: jobLink },

@@ -1,0 +1,94 @@
+"""Hyperband goes on with trials from their checkpoints: nothing is trained twice, and no byte of a set is copied."""
+
+import time
+
+import pytest
+from boto3_clients import Clients, job_request, log_of
+from program_jobs import archive_of, put
+from running_service import start_service
+
+pytestmark = [pytest.mark.timeout(280), pytest.mark.xdist_group("tuning-promotion")]
+
+EPOCHS, NUM_TRIALS = 9, 24
+PROGRAM = """
+import json, os, signal, time
+place = "/opt/ml/checkpoints/state"
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # between two epochs or in one: the last whole one is stored
+# Each configuration is worse than those before it, so that Hyperband has ended good ones by the time others come.
+state = {"epoch": 0, "loss": int(os.environ["TRAINING_JOB_NAME"].split("-")[1])}
+if os.path.exists(place):
+    state = json.load(open(place))
+print(f"begins with epoch {state['epoch']}", flush=True)
+for epoch in range(state["epoch"], 9):
+    time.sleep(0.4)
+    state["epoch"] = epoch + 1
+    with open(place + ".new", "w") as file:
+        json.dump(state, file)
+    os.replace(place + ".new", place)
+    print(f"epoch {epoch} loss={state['loss']}", flush=True)
+"""
+
+
+@pytest.fixture
+def service(tmp_path):
+    made = start_service(tmp_path / "home")
+    yield made
+    made.clary("down")
+
+
+def request(aws):
+    job = job_request("x", "")
+    specification = {key: value for key, value in job["AlgorithmSpecification"].items() if "Container" not in key}
+    specification["MetricDefinitions"] = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}]
+    return {
+        "HyperParameterTuningJobName": "promotes",
+        "HyperParameterTuningJobConfig": {
+            "Strategy": "Hyperband",
+            "StrategyConfig": {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": EPOCHS}},
+            "RandomSeed": 3,
+            "ResourceLimits": {"MaxNumberOfTrainingJobs": NUM_TRIALS, "MaxParallelTrainingJobs": 2},
+            "HyperParameterTuningJobObjective": {"Type": "Minimize", "MetricName": "loss"},
+            "ParameterRanges": {"ContinuousParameterRanges": [{"Name": "point", "MinValue": "0", "MaxValue": "1"}]},
+        },
+        "TrainingJobDefinition": {
+            **{member: job[member] for member in ("RoleArn", "OutputDataConfig", "StoppingCondition")},
+            "AlgorithmSpecification": specification,
+            "HyperParameterTuningResourceConfig": job["ResourceConfig"],
+            "CheckpointConfig": {"S3Uri": "s3://clary/promotes"},
+            "StaticHyperParameters": {
+                "sagemaker_program": "train.py",
+                "sagemaker_submit_directory": put(aws, "code/promotes.tar.gz", archive_of({"train.py": PROGRAM})),
+            },
+        },
+    }
+
+
+@pytest.mark.long
+def test_a_trial_that_goes_on_begins_where_the_one_before_it_was_stopped(service):
+    aws = Clients(service)
+    aws.sagemaker.create_hyper_parameter_tuning_job(**request(aws))
+    deadline_s = time.monotonic() + 240
+    while True:
+        facts = aws.sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName="promotes")
+        if facts["HyperParameterTuningJobStatus"] != "InProgress":
+            break
+        assert time.monotonic() < deadline_s, facts
+        time.sleep(0.5)
+    assert facts["HyperParameterTuningJobStatus"] == "Completed", facts.get("FailureReason")
+    rows = aws.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(
+        HyperParameterTuningJobName="promotes", MaxResults=100
+    )["TrainingJobSummaries"]
+    assert len(rows) == NUM_TRIALS
+    jobs = {row["TrainingJobName"]: aws.sagemaker.describe_training_job(**{"TrainingJobName": row["TrainingJobName"]})
+            for row in rows}  # fmt: skip
+    prefixes = {name: job["CheckpointConfig"]["S3Uri"].rpartition("/")[2] for name, job in jobs.items()}
+    going_on = {name: first for name, first in prefixes.items() if first != name}
+    assert going_on, "Hyperband goes on with some"
+    for name, first in going_on.items():
+        (begun,) = [int(line.split()[-1]) for line in log_of(aws, name) if line.startswith("begins with epoch")]
+        told = [line for line in log_of(aws, first) if line.startswith("epoch ")]
+        assert begun >= 1, "not from the beginning"
+        assert begun >= len(told), "no epoch that the first trial has told is trained again"
+        assert jobs[name]["HyperParameters"]["point"] == jobs[first]["HyperParameters"]["point"]
+    page = service.clary("tuning", "promotes").stdout
+    assert "goes on from trial" in page

@@ -1,0 +1,144 @@
+"""Configurations: the trials that trained one, what the search sees of it, and when Hyperband goes on with one."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clary.contract.statuses import TrainingJobStatus
+from clary.control.tuning.configurations import HYPERBAND, Configuration, configurations_of, place_of, promoted
+from clary.control.tuning.search import Question, is_pruned
+from clary.control.tuning.tuning_job import Trial, TrialOutcome
+from clary.control.tuning.tuning_request import TuningRequest
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+RESOURCES = (1, 27)
+RANGES = {"ContinuousParameterRanges": [{"Name": "lr", "MinValue": "0", "MaxValue": "1"}]}
+
+
+def definition_with(**members):
+    request = {
+        "HyperParameterTuningJobConfig": {
+            "HyperParameterTuningJobObjective": {"Type": "Minimize", "MetricName": "loss"},
+            "ParameterRanges": RANGES,
+        },
+        "TrainingJobDefinition": {"RoleArn": "role", **members},
+    }
+    return TuningRequest(request).definitions[0]
+
+
+CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://bucket/prefix"}}
+
+
+def trial(number, *curve, stopped=True, continues=0, **fields):
+    """Return a trial that has ended, stopped by Hyperband unless the test says otherwise."""
+    outcome = TrialOutcome(
+        status=TrainingJobStatus.STOPPED if stopped else TrainingJobStatus.COMPLETED,
+        value=curve[-1] if curve else None,
+        curve=curve,
+    )
+    return replace(
+        Trial(
+            tuning_job="tuned",
+            number=number,
+            job_name=f"tuned-{number}",
+            job_arn="",
+            definition="",
+            parameters={"lr": f"0.{number}"},
+            created_at=NOW,
+            continues=continues,
+            stop_reason=f"{HYPERBAND}after so many" if stopped else "",
+            outcome=outcome,
+        ),
+        **fields,
+    )
+
+
+def question_of(configurations, parents=(), strategy="Hyperband"):
+    return Question(
+        strategy=strategy,
+        space=definition_with().space,
+        is_maximized=False,
+        observations=[*parents, *(one.observed({}) for one in configurations)],
+        seed=1,
+        number=len(configurations) + 1,
+    )
+
+
+def promoted_of(trials, *, definition=None, strategy="Hyperband", parents=()):
+    configurations = configurations_of(trials, "")
+    asked = question_of(configurations, parents, strategy)
+    return promoted(configurations, asked, definition or definition_with(**CHECKPOINTS), RESOURCES)
+
+
+def test_trials_that_go_on_belong_to_the_configuration_of_the_first():
+    trials = [trial(1, 3.0), trial(2, 2.0), trial(3, 1.0, continues=1), trial(4, 0.5, continues=1)]
+    found = configurations_of(trials, "")
+    assert [[one.number for one in each.trials] for each in found] == [[1, 3, 4], [2]]
+    assert [place_of(found, one) for one in trials] == [0, 1, 0, 0]
+    assert found[0].observed({}).curve == (3.0, 1.0, 0.5)
+    assert found[0].observed({}).value == 0.5
+    assert found[0].observed({}).parameters == {"lr": "0.1"}
+    assert configurations_of(trials, "another") == []
+
+
+def test_a_configuration_that_runs_has_the_values_that_were_told_so_far_and_is_not_over():
+    running = trial(2, continues=1, outcome=None, stop_reason="")
+    found = Configuration((trial(1, 3.0), running)).observed({"tuned-2": (2.5,)})
+    assert (found.curve, found.value, found.is_over) == ((3.0, 2.5), None, False)
+
+
+def test_a_trial_whose_first_one_is_lost_begins_its_own():
+    assert [each.first.number for each in configurations_of([trial(3, 1.0, continues=1)], "")] == [3]
+
+
+def trials_with_a_late_good_one():
+    """Return trials of which number 2 was stopped when only the better first one was known; 3 to 30 are worse."""
+    return [trial(1, 1.0), trial(2, 2.0), *(trial(number, 10.0 + number) for number in range(3, 31))]
+
+
+def test_the_best_paused_configuration_goes_on_when_others_have_made_room():
+    trials = trials_with_a_late_good_one()
+    found = promoted_of(trials)
+    assert found is not None
+    assert found.first.number == 1
+    rest = [*trials, trial(31, 0.9, 0.8, 0.7, continues=1)]
+    second = promoted_of(rest)
+    assert second is not None
+    assert second.first.number in (1, 2)
+
+
+def test_what_ends_by_itself_failed_or_runs_is_not_gone_on_with():
+    others = [trial(number, 10.0 + number, stopped=False) for number in range(2, 31)]
+    assert promoted_of([trial(1, 1.0, stopped=False), *others]) is None
+    assert promoted_of([trial(1, stopped=True), *others]) is None, "no value"
+    assert promoted_of([trial(1, 1.0, stop_reason="early stopping"), *others]) is None
+    assert promoted_of([trial(1, 1.0), *others, trial(31, continues=1, outcome=None)]) is None, "it runs"
+
+
+def test_without_checkpoints_or_with_another_strategy_nothing_goes_on():
+    trials = trials_with_a_late_good_one()
+    assert promoted_of(trials, definition=definition_with()) is None
+    assert promoted_of(trials, strategy="Bayesian") is None
+    assert promoted_of([]) is None
+
+
+def test_trials_of_parents_do_not_move_configurations_to_other_brackets():
+    trials = trials_with_a_late_good_one()
+    parents = [one.observed({}) for one in configurations_of([trial(number, 0.1) for number in range(1, 8)], "")]
+    assert promoted_of(trials, parents=parents) == promoted_of(trials)
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 100), min_size=1, max_size=9), min_size=1, max_size=12),
+    st.sets(st.integers(0, 11)),
+)
+def test_only_what_is_paused_and_would_not_be_ended_again_goes_on(curves, completed):
+    trials = [trial(number, *curve, stopped=number not in completed) for number, curve in enumerate(curves, start=1)]
+    found = promoted_of(trials)
+    if found is not None:
+        configurations = configurations_of(trials, "")
+        assert found.is_paused
+        place = place_of(configurations, found.first)
+        assert not is_pruned(question_of(configurations), place, RESOURCES)
