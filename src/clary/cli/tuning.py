@@ -32,6 +32,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-f", "--follow", action="store_true", help="go on until it has ended; exit code 1 if it has failed"
     )
+    parser.add_argument("--stop", action="store_true", help="start no further trial and stop those that run")
     parser.add_argument("--names", action="store_true", help="print names alone, one a line")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -40,13 +41,16 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the list, or one tuning job. Raises: ClaryError (fault USER)."""
     if options.tuning_job is None:
-        if options.follow:
-            raise ClaryError("expected the name of a tuning job: clary tuning NAME --follow", fault=Fault.USER)
+        if options.follow or options.stop:
+            option = "--stop" if options.stop else "--follow"
+            raise ClaryError(f"expected the name of a tuning job: clary tuning NAME {option}", fault=Fault.USER)
         _print_list(connect(), options)
         return 0
     if options.names:
         raise ClaryError("--names lists all tuning jobs: leave out the name", fault=Fault.USER)
     connection = connect()
+    if options.stop:
+        connection.post(f"tuning/{quote(options.tuning_job, safe='')}/stop", {})
     page = _page(connection, options.tuning_job)
     if options.follow:
         page = _followed(connection, page, is_quiet=options.json)

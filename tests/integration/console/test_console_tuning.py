@@ -98,6 +98,30 @@ def test_a_tuning_job_is_found_followed_to_its_end_and_its_trials_lead_back(page
     expect(page.get_by_role("heading", name="Tuning", level=1)).to_be_visible()
 
 
+def test_one_is_stopped_once_it_is_said_what_will_happen(page, console):
+    asked = []
+
+    def stopped(route):
+        asked.append(route.request.headers.get("x-clary-csrf"))
+        route.fulfill(json={"name": "many", "status": "Stopping"})
+
+    page.route("**/clary/v1/tuning/many/stop", stopped)
+    answer(page, "many", is_running=True)
+    open_tuning(page, console, "many")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("No further trial starts.")
+    dialog.get_by_role("button", name="Keep it running").click()
+    assert asked == []
+    page.get_by_role("button", name="Stop", exact=True).click()
+    answer(page, "many")
+    dialog.get_by_role("button", name="Stop the tuning job").click()
+    expect(page.get_by_text("many is stopping")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+    assert len(asked) == 1
+    assert asked[0], "a change carries the session's token"
+
+
 def test_the_best_is_shown_over_trials_and_over_time_and_the_address_says_which(page, console):
     answer(page, "many")
     open_tuning(page, console, "many")

@@ -43,7 +43,11 @@ class FakeService:
     """Answers pages one after the other; an error is raised."""
 
     def __init__(self, *answers):
-        self.answers, self.asked = list(answers), []
+        self.answers, self.asked, self.posted = list(answers), [], []
+
+    def post(self, path, body):
+        self.posted.append(path)
+        return {}
 
     def get(self, path, query=None):
         self.asked.append(path)
@@ -98,7 +102,14 @@ def test_one_that_there_is_not_is_said_with_the_exit_code_of_absence(use, capsys
     assert capsys.readouterr().err == "clary: there is no tuning job 'x y'\n"
 
 
-@pytest.mark.parametrize("arguments", [["--follow"], ["tuned", "--names"]])
+def test_one_is_stopped_and_then_shown(use, capsys):
+    fake = use(page_of([trial(1, 0.9)], **{**RUNS, "status": TuningStatus.STOPPING}))
+    assert main(["tuning", "tu ned", "--stop"]) == 0
+    assert fake.posted == ["tuning/tu%20ned/stop"]
+    assert "Stopping" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--follow"], ["--stop"], ["tuned", "--names"]])
 def test_options_that_do_not_go_together_are_refused(use, capsys, arguments):
     use()
     assert main(["tuning", *arguments]) == 2

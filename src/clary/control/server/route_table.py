@@ -194,6 +194,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET HEAD", _V1 + "/compare", OWNER, lambda own, ask: compare_page(own.services, ask.query)),
     Route("GET HEAD", _V1 + "/hosts", OWNER, lambda own, ask: hosts_page(own.services, own.samples, own.machine)),
     Route("GET HEAD", _V1 + "/tuning", OWNER, lambda own, ask: own.tuning.listed(), hides_secrets=True),
+    Route("POST", _TUNING + "/stop", OWNER, lambda own, ask: own.tuning.stop(ask.values["name"])),
     Route("GET HEAD", _TUNING, OWNER, lambda own, ask: own.tuning.page(ask.values["name"]), hides_secrets=True),
     *(
         Route(ANY, f"{_V1}/{page}", OWNER, _wrong_method("{path} is only read"))

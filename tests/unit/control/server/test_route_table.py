@@ -40,7 +40,7 @@ ROUTES = [
     ("scraper", "GET", "/metrics"),
     *(("owner", "GET", f"{V1}/{page}") for page in ("jobs", "hosts", "compare", "spot", "rehearsal", "state")),
     *(("owner", "GET", f"{V1}/{page}") for page in ("quarantine", "tuning", "tuning/nobody")),
-    *(("owner", "POST", f"{V1}/{act}") for act in ("spot", "quarantine", "backup")),
+    *(("owner", "POST", f"{V1}/{act}") for act in ("spot", "quarantine", "backup", "tuning/nobody/stop")),
     *(("owner", "GET", path) for path in (JOB, f"{JOB}/", f"{JOB}/nothing", f"{V1}/jobs/nobody", f"{V1}/nothing")),
     *(("owner", "GET", f"{JOB}/{page}") for page in PAGES),
     *(("owner", "POST", f"{JOB}/{act}") for act in ACTS),

@@ -31,9 +31,10 @@ from clary.base.plain import to_plain
 from clary.control.jobs.job_state import job_state
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Services
+from clary.control.services.tuning.tuning_acts import stop_tuning
 from clary.control.services.tuning_answers import trial_status
 from clary.control.services.tuning_descriptions import live_jobs
-from clary.control.store.tracking.tuning_records import TuningQuery
+from clary.control.store.tracking.tuning_records import TuningJobNotFound, TuningQuery
 from clary.control.tuning.importance import Importance, importance_of
 from clary.control.tuning.tuning_facts import facts_of, few, row_of
 from clary.control.tuning.tuning_job import Trial, TuningJob
@@ -65,11 +66,8 @@ class TuningPages:
 
     async def page(self, name: str) -> dict[str, Any]:
         """Return the page of a tuning job. Raises: WireError 404."""
-        records = self._services.store.tuning
-        job = await records.get(name) if _NAME.fullmatch(name) else None
-        if job is None:
-            raise WireError("NotFound", f"there is no tuning job {name[:100]!r}", http_status=404)
-        trials = await records.trials(job.name)
+        job = await self._find(name)
+        trials = await self._services.store.tuning.trials(job.name)
         live = live_jobs(self._services, trials)
         importance = await self._importance_of(job, trials)
         return {
@@ -78,6 +76,21 @@ class TuningPages:
             "importance": None if importance.shares is None else dict(importance.shares),
             "importance_why": importance.why,
         }
+
+    async def stop(self, name: str) -> dict[str, Any]:
+        """Stop a tuning job and its trials. Raises: WireError 404, and 400 for one that is over."""
+        job = await self._find(name)
+        try:
+            changed = await stop_tuning(self._services, job)
+        except TuningJobNotFound as error:
+            raise _not_found(name) from error
+        return {"name": changed.name, "status": changed.status.value}
+
+    async def _find(self, name: str) -> TuningJob:
+        job = await self._services.store.tuning.get(name) if _NAME.fullmatch(name) else None
+        if job is None:
+            raise _not_found(name)
+        return job
 
     async def _row(self, job: TuningJob) -> dict[str, Any]:
         key = _key(job)
@@ -133,6 +146,10 @@ class TuningPages:
 def tuning_name(job: TrainingJob) -> str:
     """Return the name of the tuning job whose trial a job is, or an empty text for any other job."""
     return job.tuning_job_arn.rpartition("/")[2]
+
+
+def _not_found(name: str) -> WireError:
+    return WireError("NotFound", f"there is no tuning job {name[:100]!r}", http_status=404)
 
 
 def _key(job: TuningJob) -> tuple[str, str]:

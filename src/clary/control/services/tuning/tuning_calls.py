@@ -13,6 +13,7 @@ from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.sagemaker.training_jobs import check_training_job
 from clary.control.services.tags import check_tags
+from clary.control.services.tuning.tuning_acts import stop_tuning
 from clary.control.services.tuning_answers import trial_status, trial_summary, tuning_summary
 from clary.control.services.tuning_descriptions import describe_tuning, live_jobs
 from clary.control.store.errors import BadToken
@@ -137,29 +138,10 @@ async def stop_tuning_job(call: Call) -> Mapping[str, Any]:
     Raises: WireError(ResourceNotFound, ValidationException).
     """
     job = await _find(call)
-    services = call.services
-    now = job.now(services.clock)
-
-    def change(current: TuningJob) -> TuningJob:
-        if current.is_terminal:
-            raise WireError(
-                "ValidationException",
-                f"The request was rejected because the hyperparameter tuning job is in status {current.status.value}.",
-            )
-        return replace(
-            current,
-            status=TuningStatus.STOPPING,
-            ends_as=TuningStatus.STOPPED,
-            stops_running=True,
-            end_reason="it was stopped",
-            modified_at=now,
-        )
-
     try:
-        await services.store.tuning.change(job.name, change)
+        await stop_tuning(call.services, job)
     except TuningJobNotFound as error:
         raise _not_found(job.name) from error
-    services.tuning.wake(job.name)
     return {}
 
 

@@ -183,3 +183,29 @@ async def test_a_trial_names_its_tuning_job_on_its_own_page():
     assert document(await FewParts(FakeServices([job])).handle(request(f"{V1}/jobs/job-1")))["tuning_job"] == "tuned"
     plain = await FewParts(FakeServices([running_job()])).handle(request(f"{V1}/jobs/job-1"))
     assert document(plain)["tuning_job"] == ""
+
+
+def pages_that_stop(store, woken):
+    people = pages(store)
+    people.parts.services.tuning = SimpleNamespace(wake=woken.append)
+    return people
+
+
+async def test_one_that_goes_on_is_stopped_and_its_keeper_told(store):
+    await add(store, tuning_job("tuned", **RUNS))
+    woken = []
+    asked = request(f"{V1}/tuning/tuned/stop", method="POST", body=b"{}")
+    answer = document(await pages_that_stop(store, woken).handle(asked))
+    assert answer == {"name": "tuned", "status": "Stopping"}
+    assert woken == ["tuned"]
+    stored = await store.tuning.get("tuned")
+    assert (stored.status, stored.ends_as, stored.stops_running) == (TuningStatus.STOPPING, TuningStatus.STOPPED, True)
+
+
+@pytest.mark.parametrize(("name", "words"), [("tuned", "is in status Completed"), ("other", "no tuning job 'other'")])
+async def test_what_is_over_or_not_there_is_not_stopped(store, name, words):
+    await add(store, tuning_job("tuned"))
+    woken = []
+    with pytest.raises(WireError, match=words):
+        await pages_that_stop(store, woken).handle(request(f"{V1}/tuning/{name}/stop", method="POST", body=b"{}"))
+    assert woken == []

@@ -1,11 +1,13 @@
 // A tuning job in words: its head, its trials counted, its ranges and fixed hyperparameters.
 
 import { element } from "../base/element.js";
+import { icon } from "../base/icons.js";
 import { panel } from "../base/places.js";
 import { jobPath, link } from "../base/router.js";
 import { badge, isOver } from "../base/statuses.js";
 import { duration, moment, number } from "../base/words.js";
 import { valueWords } from "./range_scales.js";
+import { askStopTuning } from "./stop_tuning_dialog.js";
 
 const COUNTED = {
   Completed: "completed",
@@ -41,8 +43,8 @@ export function tookS(row) {
   return Math.max(0, end - Date.parse(row.created_at)) / 1000;
 }
 
-/** Make the head of a page: name, status, facts in short. */
-export function tuningHead(page) {
+/** Make the head of a page: name, status, what can be done, facts in short; `again` runs when something was done. */
+export function tuningHead(page, again) {
   const isOverNow = isOver(page.status);
   const parts = [
     ["Best", best(page)],
@@ -55,8 +57,20 @@ export function tuningHead(page) {
     page.parents.length > 0 && ["Begins with trials of", page.parents.join(", ")],
     page.status === "InProgress" ? ["Ends", page.ends.join("; ")] : page.status !== "Failed" && ["Ended", page.end_reason],
   ].filter(Boolean);
+  const stop = element(
+    "button",
+    { class: "button", type: "button", on: { click: () => askStopTuning(page, again) } },
+    icon("stop"),
+    "Stop",
+  );
   return [
-    element("div", { class: "page-head" }, element("h1", {}, page.name), badge(page.status, "", { large: true })),
+    element(
+      "div",
+      { class: "page-head" },
+      element("h1", {}, page.name),
+      badge(page.status, "", { large: true }),
+      element("div", { class: "acts" }, page.status === "InProgress" && stop),
+    ),
     element(
       "dl",
       { class: "head-facts tuning-facts", "aria-label": "In short" },

@@ -29,12 +29,13 @@ export function tuningJobPage({ name, signal }) {
   refill(places.head, skeleton(60));
   let page = null;
   let parts = null; // what is drawn of the trials
+  let lookAgain = () => {};
 
   async function load() {
     page = await get(`tuning/${encodeURIComponent(name)}`, {}, signal);
     const { trials, definitions, ...facts } = page;
     const now = page.ended_at ? 0 : Math.floor(Date.now() / EVERY_MS);
-    kept.show(places.head, [facts, now], () => tuningHead(page));
+    kept.show(places.head, [facts, now], () => tuningHead(page, () => lookAgain()));
     kept.show(
       places.told,
       [page.status, page.end_reason],
@@ -103,6 +104,7 @@ export function tuningJobPage({ name, signal }) {
             failure(error, () => again()),
           ),
       });
+      lookAgain = again;
     },
   };
 }
