@@ -38,6 +38,7 @@ class RunResult:
     statuses: dict[str, int]  # of jobs
     violations: tuple[str, ...]
     wall_s: float
+    num_tuned: int = 0  # tuning jobs that have ended and were audited
 
     @property
     def total(self) -> KindCounts:
@@ -68,7 +69,10 @@ class RunResult:
             for item in (*self.counts, self.total)
         ]
         jobs = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items()))
-        return "\n".join([*rows, f"{sum(self.statuses.values())} jobs: {jobs}; {self.wall_s:.0f} s, seed {self.seed}"])
+        tuned = f"{self.num_tuned} tuning jobs"
+        return "\n".join(
+            [*rows, f"{sum(self.statuses.values())} jobs: {jobs}; {tuned}; {self.wall_s:.0f} s, seed {self.seed}"]
+        )
 
 
 def count_by_kind(

@@ -20,11 +20,12 @@ from clary.testing.faults.fault_clients import NoAnswer
 from clary.testing.faults.fault_counts import RunResult, count_by_kind
 from clary.testing.faults.fault_damage import Damage, damage_of
 from clary.testing.faults.fault_executor import strike as strike_world
-from clary.testing.faults.fault_fleet import Book, Fleet, Strike
+from clary.testing.faults.fault_fleet import STORE_AFTERMATH_S, Book, Fleet, Strike
 from clary.testing.faults.fault_ledger import Harm, Violation, compare_endings, compare_lists
-from clary.testing.faults.fault_plan import Fault, Moment, make_jobs, name_prefix
+from clary.testing.faults.fault_plan import Fault, FaultKind, Moment, make_jobs, name_prefix
 from clary.testing.faults.fault_row_strikes import held_records
 from clary.testing.faults.fault_ruin import BrokenPromise
+from clary.testing.faults.fault_tuning import TuningDriver
 from clary.testing.faults.fault_world import FaultWorld
 
 NUM_JOBS = 6  # in flight
@@ -45,12 +46,16 @@ class FaultRun:
         self._journal = journal
         self._book = Book()
         self._fleet = Fleet(world, make_jobs(seed, world.run), self._book, num_jobs=NUM_JOBS, say=say)
+        self._tuning = TuningDriver(
+            world, f"tuned-{seed}-{world.run}-", struck_since=self._struck_since, tell=self._tell
+        )
         self._standing: list[threading.Thread] = []  # each mends one fault at its time
         self._started_at_s = time.monotonic()
 
     def run(self, faults: tuple[Fault, ...], num_faults: int) -> None:
         """Strike until `num_faults` have met somebody; then wait for the jobs and check everything once more."""
         self._fleet.start()
+        self._tuning.start()
         try:
             for fault in faults:
                 if len(self._book.strikes) >= num_faults:
@@ -66,6 +71,7 @@ class FaultRun:
             self._mend_all()
             self._world.set_clock(0.0)
             self._fleet.finish()
+            self._tuning.finish()
         self._check()
         self._check_quarantine()
         self._check_endings()
@@ -82,6 +88,7 @@ class FaultRun:
                 for violation, cause in self._book.violations
             ),
             wall_s=wall_s,
+            num_tuned=self._tuning.num_ended,
         )
 
     def _strike(self, fault: Fault) -> bool:
@@ -172,6 +179,15 @@ class FaultRun:
                 continue
             for violation in compare_endings(name, entry.ending, now):
                 self._tell(violation)
+
+    def _struck_since(self, began_s: float) -> set[FaultKind]:
+        """Return the kinds of faults that stood at some time since a moment, as the monotonic clock counts."""
+        with self._book.changed:
+            return {
+                strike.kind
+                for strike in self._book.strikes
+                if strike.mended_at_s is None or strike.mended_at_s + STORE_AFTERMATH_S >= began_s
+            }
 
     def _tell(self, violation: Violation) -> None:
         self._book.add_violation(violation)

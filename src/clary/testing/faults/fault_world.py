@@ -167,7 +167,7 @@ class FaultWorld:
     def processes_of_jobs(self) -> dict[str, dict[int, str]]:
         """Return job name -> pid -> command line of every living process that names a job of this folder."""
         found: dict[str, dict[int, str]] = {}
-        name = re.compile(rf"fault-\d+-{self.run}-\d{{5}}")
+        name = re.compile(rf"fault-\d+-{self.run}-\d{{5}}|tuned-\d+-{self.run}-\d+-\d{{3}}-[0-9a-f]{{8}}")
         deadline = exec_deadline()
         for path in Path("/proc").glob("[0-9]*"):
             command = " ".join(read_arguments(int(path.name), deadline))
