@@ -1,8 +1,9 @@
 """Say which names of SMP and SMDDP the scripts of a folder use, and which of them are missing here or called otherwise.
 
-Run it with a Python that has torch:
+Run it with a Python that has torch, and for names of TensorFlow with one that has that:
 
     PYTHONPATH=src:src/clary/compat .venvs/train/bin/python tools/find_smp_calls.py FOLDER [--json]
+    PYTHONPATH=src:src/clary/compat .venvs/tensorflow/bin/python tools/find_smp_calls.py FOLDER [--json]
 
 Scripts and notebooks are read, never run; of a notebook its code, and the Python files that cells write. Names are
 those that come from `smdistributed` and `torch.sagemaker`: of modules that are imported, of what is imported from them,
@@ -11,7 +12,7 @@ DistributedOptimizer or smp.init's `state` gave. Where smdistributed is imported
 DistributedOptimizer, and `model` of a function under `smp.step` for a DistributedModel. Keys that `init` is given as a
 dict are `init[KEY]`.
 A call is held against the signature of what is called here. The exit status is 1 if anything is missing or called
-otherwise.
+otherwise; names of a framework that this Python does not have are told apart, and not looked at.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ _CONFIGURATIONS = {
     "smdistributed.modelparallel.torch.init": ("clary.train.parallel.configuration", "Configuration"),
     "torch.sagemaker.init": ("clary.train.parallel.fsdp.configuration", "FsdpConfiguration"),
 }
+_FRAMEWORKS = ("torch", "tensorflow")
+_NOT_LOOKED_AT = "not looked at"
+
+
+class NotLookedAt(LookupError):
+    """A name of a framework that this Python does not have."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +93,11 @@ def main() -> int:
             print(f"{one.reason}: {one.name} ({len(one.places)} places, such as {one.places[0]})")
         for path in unread:
             print(f"not read, or a cell of it is not, as it is no Python 3: {path}")
-        print(f"{sum(counts.values())} uses of {len(counts)} names; {len(findings)} are missing or called otherwise")
-    return 1 if findings else 0
+        others = sum(one.reason.startswith(_NOT_LOOKED_AT) for one in findings)
+        more = f", {others} not looked at" if others else ""
+        wrong = len(findings) - others
+        print(f"{sum(counts.values())} uses of {len(counts)} names; {wrong} are missing or called otherwise{more}")
+    return 1 if any(not one.reason.startswith(_NOT_LOOKED_AT) for one in findings) else 0
 
 
 def look_at(folder: Path) -> tuple[dict[str, int], list[Finding], list[str]]:
@@ -158,6 +168,8 @@ def what_is_wrong(use: Use) -> str | None:
     """Return why a use would fail here; None if it would not."""
     try:
         target = resolve(use.name)
+    except NotLookedAt as error:
+        return f"{_NOT_LOOKED_AT} ({error})"
     except LookupError as error:
         return f"missing ({error})"
     if target is None or not use.is_call or use.num_positional is None:
@@ -179,7 +191,7 @@ def what_is_wrong(use: Use) -> str | None:
 def resolve(name: str) -> Any:
     """Return the object that a dotted name means in this installation.
 
-    Raises: LookupError saying which part is missing.
+    Raises: LookupError saying which part is missing; NotLookedAt.
     """
     words = name.split(".")
     if words[0] in CLASSES:
@@ -211,7 +223,7 @@ def _reach(words: list[str], length: int) -> Any:
 def _key(init: str, key: str) -> None:
     """Look for a key of a configuration; keys that begin with an underscore are always accepted."""
     module, kind = _CONFIGURATIONS[init]
-    configuration = getattr(importlib.import_module(module), kind)
+    configuration = getattr(_imported_module(module), kind)
     if not key.startswith("_") and not hasattr(configuration, key):
         raise LookupError(f"{init} takes no key {key}")
 
@@ -250,9 +262,9 @@ def _of_instance(class_name: str, *attributes: str) -> Any:
 
 
 def _classes() -> dict[str, Any]:
-    smp = importlib.import_module("smdistributed.modelparallel.torch")
-    moe = importlib.import_module("torch.sagemaker.moe.moe_config")
-    delayed = importlib.import_module("torch.sagemaker.delayed_param")
+    smp = _imported_module("smdistributed.modelparallel.torch")
+    moe = _imported_module("torch.sagemaker.moe.moe_config")
+    delayed = _imported_module("torch.sagemaker.delayed_param")
     return {
         "DistributedModel": smp.DistributedModel,
         "DistributedOptimizer": smp.DistributedOptimizer,
@@ -264,7 +276,7 @@ def _classes() -> dict[str, Any]:
 
 
 def _class_of_torch(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
+    return getattr(_imported_module(module), name)
 
 
 def _is_method(name: str) -> bool:
@@ -274,9 +286,18 @@ def _is_method(name: str) -> bool:
 
 def _module(name: str) -> ModuleType | None:
     try:
-        return importlib.import_module(name)
+        return _imported_module(name)
     except ImportError:
         return None
+
+
+def _imported_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name in _FRAMEWORKS:
+            raise NotLookedAt(f"this Python has no {error.name}") from None
+        raise
 
 
 def _is_ours(name: str) -> bool:

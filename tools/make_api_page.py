@@ -12,7 +12,9 @@ from pathlib import Path
 
 from clary.control.jobs.members.judging import TABLES
 from clary.control.jobs.members.member import Member, Outcome, Rule
+from clary.control.jobs.members.place import HERE
 from clary.control.jobs.members.told_defaults import TOLD, TOLD_OTHERWISE
+from clary.control.services.unread_members import UNREAD
 
 TARGET = Path(__file__).parent.parent / "docs/api.md"
 HEAD = """# What becomes of each member of a request
@@ -24,7 +26,8 @@ job's log and below `warnings` in `clary describe`. A refusal is a ValidationExc
 job is made. A row for a structure decides on everything inside of it. A member with `false`, zero or nothing in it says
 what its absence says, unless its row says otherwise. How this machine and its environment differ from what the request
 names (CPUs, memory, GPUs, versions of an image) stands below `emulation`, apart from warnings; an instance type that
-nobody knows is a warning.
+nobody knows is a warning. Sentences are those of engine local; with slurm and boxes they name nodes, their disks and
+the network between them. A member that this release does not know is a warning of a job, and refused elsewhere.
 
 Rules on several members together, such as InstanceGroups beside InstanceType, refuse in words of their own.
 """
@@ -47,12 +50,22 @@ PROFILER = """
 DisableProfiler. A ProfilerConfig that says `DisableProfiler: true` and nothing else, which SDK v2 sends for
 `disable_profiler=True`, is not told: the SDK's own tests expect none of the real service.
 """
+OTHERS = """
+## Other operations
+
+Every member of every other operation that is answered is honoured or refused in its own words, but for these.
+
+| operation | members | without effect, because |
+|---|---|---|
+"""
 COLUMNS = "| member | decision | what it does, or what is said |\n|---|---|---|\n"
 
 
 def page() -> str:
     """Return the text of the page."""
-    return HEAD + "".join(_section(operation, members) for operation, members in TABLES.items()) + _defaults()
+    return (
+        HEAD + "".join(_section(operation, members) for operation, members in TABLES.items()) + _defaults() + _others()
+    )
 
 
 def main() -> int:
@@ -78,6 +91,15 @@ def _defaults() -> str:
     return DEFAULTS + told + OTHERWISE + otherwise + PROFILER
 
 
+def _others() -> str:
+    rows = []
+    for (service, operation), reasons in UNREAD.items():
+        for why in dict.fromkeys(reasons.values()):
+            members = ", ".join(f"`{member}`" for member, reason in reasons.items() if reason == why)
+            rows.append(f"| {service}: {operation} | {members} | {why} |\n")
+    return OTHERS + "".join(rows)
+
+
 def _row(member: Member) -> str:
     decisions = ["honoured"] if member.is_honoured else []
     decisions += [_decision(rule) for rule in member.rules]
@@ -93,7 +115,7 @@ def _decision(rule: Rule) -> str:
 
 def _spoken(rule: Rule, member: Member) -> str:
     sentence = rule.sentence.replace("{item!r}", "'...'").replace("{item}", "...").replace("{value}", "...")
-    return f'"{sentence.replace("{path}", member.path.replace("[]", ""))}"'
+    return f'"{sentence.format(path=member.path.replace("[]", ""), place=HERE)}"'
 
 
 def _cell(text: str) -> str:

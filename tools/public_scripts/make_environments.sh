@@ -15,11 +15,5 @@ echo "$PWD/$(ls -d .venvs/train/lib/python3*/site-packages)" > "$packages/base.p
     sentencepiece
 "$python/bin/pip" install --quiet --no-deps --no-build-isolation torchnet visdom
 "$python/bin/pip" install --quiet tornado websocket-client networkx jsonpatch scipy six sagemaker-training
-# torchvision from the package index is built for GPUs: beside torch for CPUs its own operators do not load, and it does
-# not import. Declared, and without any implementation, they let it.
-file="$packages/torchvision/_meta_registrations.py"
-grep -q 'torch.library.define("torchvision::nms' "$file" || for name in nms qnms; do
-    sed -i "s/^@torch.library.register_fake(\"torchvision::$name\")/\
-torch.library.define(\"torchvision::$name\", \"(Tensor dets, Tensor scores, float iou_threshold) -> Tensor\")\n&/" "$file"
-done
+# torchvision is the base's, whose operators tools/torchvision_operators.py has declared.
 "$python/bin/python" -W ignore -c "import torchnet.dataset, torchvision, transformers"

@@ -272,6 +272,9 @@ def test_states_are_saved_and_loaded_by_the_names_of_before_1_10(rank, size):
     assert saved.keys() == own.keys()
     train_step(model, *batch_of(SharedPerceptron, 1))
     optimizer.step()
+    optimizer.load_state_dict(saved, 1)
+    optimizer.zero_grad(set_grads_to_None=True)
+    assert all(one.grad is None for one in model.parameters())
     optimizer.load_optimizer_backcompat(saved, 1)
     torch.testing.assert_close(optimizer.local_state_dict(), saved, rtol=0, atol=0)
 

@@ -8,6 +8,7 @@ from torch_ranks import assert_passed, names
 
 PROGRAM = Path(__file__).with_name("smp_as_called_program.py")
 MISTAKES = Path(__file__).with_name("smp_mistakes_program.py")
+SILENT = Path(__file__).with_name("smp_silent_program.py")
 
 
 @pytest.mark.timeout(200)
@@ -23,3 +24,10 @@ def test_on_two_ranks(name: str) -> None:
 @pytest.mark.parametrize("name", names(MISTAKES))
 def test_mistakes_on_two_ranks(name: str) -> None:
     assert_passed(MISTAKES, name, 2, **VARIABLES)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.xdist_group("smp-silent")
+@pytest.mark.parametrize("name", names(SILENT))
+def test_silent_mistakes_on_two_ranks(name: str) -> None:
+    assert_passed(SILENT, name, 2, **VARIABLES)

@@ -21,6 +21,8 @@ class GradScaler(torch.amp.GradScaler):
     Args: torch's, without the device, which is the rank's.
     """
 
+    agrees_over_ranks = True  # see `mistakes.scaling`
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(runtime.current().device.type, *args, **kwargs)
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 import ctypes
 import io
 import pickle
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.layout.mesh import Along, Mesh
 
 _OBJECT_TAG = 0x0B1  # of sends and receives of objects, so that they are not taken for a program's own
@@ -30,18 +32,25 @@ class Groups:
     Args:
         rank: the own one in the world.
         timeout: of one operation of a group.
+        check: called before any group of the mesh is made, since ranks of different meshes would wait for each other;
+            objects may be gathered from the whole world in it.
     """
 
-    def __init__(self, mesh: Mesh, rank: int, *, timeout: timedelta) -> None:
+    def __init__(
+        self, mesh: Mesh, rank: int, *, timeout: timedelta, check: Callable[[Groups], None] | None = None
+    ) -> None:
         self.mesh = mesh
         self.rank = rank
+        self._timeout_s = timeout.total_seconds()
+        # Objects are bytes in host memory, whatever backend carries tensors.
+        self._objects = dist.new_group(list(range(mesh.size)), timeout=timeout, backend="gloo")
+        if check is not None:
+            check(self)
         self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for along in Along:
             for ranks in mesh.groups(along):
                 if ranks not in self._made:
                     self._made[ranks] = dist.new_group(list(ranks), timeout=timeout)
-        # Objects are bytes in host memory, whatever backend carries tensors.
-        self._objects = dist.new_group(list(range(mesh.size)), timeout=timeout, backend="gloo")
 
     def process_group(self, along: Along) -> dist.ProcessGroup:
         """Return this rank's group along these axes, for torch.distributed's functions."""
@@ -107,13 +116,23 @@ class Groups:
                 self.send(obj, group_rank, along)
 
     def allgather(self, obj: Any, along: Along) -> list[Any]:
-        """Return the objects of all members, by their ranks in the group. All call it."""
+        """Return the objects of all members, by their ranks in the group. All call it.
+
+        Raises: ParallelError naming a member that does not come.
+        """
         ranks = self.ranks(along)
         gathered: list[Any] = [obj if rank == self.rank else None for rank in ranks]
         for distance in range(1, len(ranks)):  # in every round each sends to one and receives from one
             own = ranks.index(self.rank)
             to, source = (own + distance) % len(ranks), (own - distance) % len(ranks)
-            gathered[source] = self._exchange(obj, to, source, along)
+            try:
+                gathered[source] = self._exchange(obj, to, source, along)
+            except RuntimeError as error:  # gloo's, which names no rank
+                raise ParallelError(
+                    f"rank {self.rank} waits for rank {ranks[source]} and gives up after {self._timeout_s:g} s or at "
+                    "its end: what gathers from ranks, such as state_dict of a DistributedModel and "
+                    f"save_checkpoint, is called by all of them, and not by rank 0 alone ({error})"
+                ) from error
         return gathered
 
     def barrier(self, along: Along) -> None:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from clary.train.parallel.errors import ParallelError
 
 _MOST_REASONS = 3  # that one error names
+_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "deepspeed.runtime.engine")  # where their classes are
 _is_stepping: ContextVar[bool] = ContextVar("clary_is_stepping", default=False)
 
 NO_BACKWARD = (
@@ -28,14 +29,16 @@ NO_BACKWARD = (
 
 @dataclass
 class Passes:
-    """Which passes have begun: forward ones that keep a graph, and backward ones."""
+    """Which passes have begun: forward ones that keep a graph, backward ones, and forward ones of any kind."""
 
     forward: bool = False
     backward: bool = False
+    called: bool = False
 
     def add(self, other: Passes) -> None:
         """Take note of those of another time."""
         self.forward, self.backward = self.forward or other.forward, self.backward or other.backward
+        self.called = self.called or other.called
 
 
 @contextlib.contextmanager
@@ -95,18 +98,64 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
         )
 
 
-def refuse_originals(originals: Iterable[weakref.ref[torch.nn.Module]], arguments: Iterable[Any]) -> None:
-    """Refuse the model that was wrapped as an argument of a step.
+def refuse_originals(
+    originals: Iterable[weakref.ref[torch.nn.Module]], arguments: Iterable[Any], model: torch.nn.Module
+) -> None:
+    """Refuse the model that was wrapped, or another wrapper around the DistributedModel, as an argument of a step.
+
+    Args:
+        model: the DistributedModel.
 
     Raises: ParallelError.
     """
     found = [one() for one in originals]
     for argument in arguments:
-        if isinstance(argument, torch.nn.Module) and any(argument == one for one in found):
+        if not isinstance(argument, torch.nn.Module) or argument is model:
+            continue
+        if any(argument == one for one in found):
             raise ParallelError(
                 f"smp.step was called with the {type(argument).__name__} that was wrapped: pass what "
                 "smp.DistributedModel returned, which cuts it, casts it and has `backward`"
             )
+        if _is_wrapper(argument) and any(child is model for child in argument.children()):
+            raise ParallelError(
+                f"smp.step was called with a {type(argument).__name__} around the DistributedModel: pass the "
+                "DistributedModel, which averages gradients over replicas by itself"
+            )
+
+
+def refuse_other_wrappers(module: torch.nn.Module) -> None:
+    """Refuse a model that something else averages, or cuts, already.
+
+    Raises: ValueError naming it.
+    """
+    for name, one in module.named_modules():
+        if _is_wrapper(one):
+            place = f"with a {type(one).__name__} at {name}" if name else f"in a {type(one).__name__}"
+            raise ValueError(
+                f"smp.DistributedModel was given a model {place}: both would place parameters and average gradients; "
+                "give it the model itself"
+            )
+
+
+def _is_wrapper(module: torch.nn.Module) -> bool:
+    return any(kind.__module__.startswith(_WRAPPERS) for kind in type(module).__mro__)
+
+
+def refuse_untouched(goes: Passes, *, have_gradients: bool) -> None:
+    """Refuse a step whose backward pass has not reached the DistributedModel, which was not called either.
+
+    Args:
+        goes: the passes of the step.
+
+    Raises: ParallelError.
+    """
+    if goes.backward and not goes.called and not have_gradients:
+        raise ParallelError(
+            "model.backward ran in a step in which the DistributedModel was not called, so another model is trained, "
+            "on one rank of each pipeline and averaged by nobody: put all that is trained together into the one "
+            "DistributedModel, or train the other model outside of smp.step"
+        )
 
 
 def check_tensor_degree(root: torch.nn.Module, degree: int, reasons: Sequence[str]) -> None:

@@ -35,7 +35,15 @@ from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.memory.checkpointing import use_offloader, use_placement
 from clary.train.parallel.memory.delayed import materialize
 from clary.train.parallel.memory.offloading import Offloader
-from clary.train.parallel.misuse import OptimizerWatch, Passes, check_tensor_degree
+from clary.train.parallel.mistakes import clipping, scaling
+from clary.train.parallel.mistakes.alike import check_inputs, check_models
+from clary.train.parallel.mistakes.parts import refuse_states
+from clary.train.parallel.misuse import (
+    OptimizerWatch,
+    Passes,
+    check_tensor_degree,
+    refuse_other_wrappers,
+)
 from clary.train.parallel.partition.decision import decide
 from clary.train.parallel.partition.placement import (
     checkpointing_placement,
@@ -101,6 +109,10 @@ class DistributedModel(ReducingModel):
             raise ValueError(f"trace_device is {trace_device!r}; expected gpu or cpu")
         if backward_passes_per_step < 1:
             raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
+        refuse_other_wrappers(module)
+        check_models(module, now.groups)
+        clipping.install()
+        scaling.install()
         replaced = replace_modules(module)
         super().__init__(
             replaced.root,
@@ -134,6 +146,7 @@ class DistributedModel(ReducingModel):
         self._offloader: Offloader | None = None
         self.step_hooks = Hooks()
         self._optimizer_watch = OptimizerWatch(self)
+        self._has_checked_inputs = False
         self._runtime.model = self
         if self._num_parts == 1:
             self._place({name: 0 for name, _ in self.inner.named_modules()})
@@ -149,6 +162,9 @@ class DistributedModel(ReducingModel):
             raise ParallelError(
                 "the model lies on several pipeline ranks: call it inside a function decorated with smp.step"
             )
+        if microbatch() is None:
+            self.follow_changes()
+        self._goes.called = True
         if self.training and torch.is_grad_enabled():
             self._goes.forward = True
         if self.dtype is None:
@@ -229,6 +245,20 @@ class DistributedModel(ReducingModel):
 
     # What `step` and the optimizer call.
 
+    def check_first_inputs(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """See, before the first step, that ranks which work on one batch were given the same. All ranks call it.
+
+        Args:
+            function: that of the step.
+            args: of its call.
+            kwargs: of its call.
+
+        Raises: ValueError naming the argument that differs.
+        """
+        if not self._has_checked_inputs:
+            self._has_checked_inputs = True
+            check_inputs(function, args, kwargs, self._runtime)
+
     def run_step(self, body: Callable[..., Any], total: int) -> list[Any]:
         """Run the step's function for every microbatch; return its results, on all ranks.
 
@@ -239,6 +269,7 @@ class DistributedModel(ReducingModel):
             if self._traces_on_device and not any(one.is_meta for one in self.inner.parameters()):
                 self.inner.to(self._runtime.device)
             self._place(self._stored_owners or self._decide(lambda: body(0, is_traced=True)))
+        self.follow_changes()
         with self._gradients_followed():
             if self._server is None:
                 results = [self._run_body(body, number, total) for number in range(total)]
@@ -283,6 +314,7 @@ class DistributedModel(ReducingModel):
         if self._is_sharded:
             self.sharded = self._shard()
         self._follow_gradients()
+        self._parts_handles = refuse_states(self._partial_modules())
         self.load_stored_states()
         self.partition_hooks.call_once(self, now.optimizer)
 

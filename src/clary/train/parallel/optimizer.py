@@ -18,6 +18,7 @@ import torch
 
 from clary.train.parallel import runtime
 from clary.train.parallel.checkpoint.model_state import IS_PARTIAL
+from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.loss_scale import LossScale
 from clary.train.parallel.misuse import check_parameters, stepping
 from clary.train.parallel.numbering import Numbering
@@ -99,8 +100,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: called first, with gradients on.
 
-        Raises: RuntimeError before the first step of a pipeline; ParallelError where no backward pass has run.
+        Raises: RuntimeError before the first step of a pipeline; ParallelError where no backward pass has run, or where
+            losses are scaled for another optimizer.
         """
+        if self._runtime.optimizer is not self and self._runtime.configuration.fp16:
+            raise ParallelError(
+                "a DistributedOptimizer was made after this one, and with fp16 losses are scaled for one of them: make "
+                "one optimizer of all parameters, in groups"
+            )
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -113,8 +120,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._scale.update(self.overflow)
         return result
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
+    def zero_grad(self, set_to_none: bool = True, *, set_grads_to_None: bool | None = None) -> None:
+        """Forget all gradients.
+
+        Args:
+            set_grads_to_None: the name that scripts of SMP before 1.10 give `set_to_none`.
+        """
+        set_to_none = set_to_none if set_grads_to_None is None else set_grads_to_None
         if self.stepper is None:
             self.optimizer.zero_grad(set_to_none=set_to_none)
         else:
@@ -183,8 +195,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return {**self.optimizer.state_dict(), **self._scale_state()}
         return {**self.stepper.full_state(), **self._scale_state()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a local or full state; later, once modules have their ranks, if they do not yet."""
+    def load_state_dict(self, state_dict: dict[str, Any], gather_if_shard: bool = True) -> None:
+        """Load a local or full state; later, once modules have their ranks, if they do not yet.
+
+        Args:
+            gather_if_shard: taken for the sake of scripts; a state says itself whether it is one rank's shard.
+        """
         if self.stepper is None:
             if state_dict.get("state") or set(state_dict) - {"state", "param_groups"}:
                 self._stored = state_dict

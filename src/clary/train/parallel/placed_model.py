@@ -88,6 +88,13 @@ class PlacedModel(torch.nn.Module):
         """Yield the buffers of this rank."""
         return (buffer for _, buffer in self.local_named_buffers())
 
+    def _partial_modules(self) -> Iterator[torch.nn.Module]:
+        """Yield the modules whose own parameters lie on another pipeline rank."""
+        for name, module in self.inner.named_modules():
+            is_elsewhere = self._owners[name] != self._runtime.pipeline_rank
+            if is_elsewhere and next(module.parameters(recurse=False), None) is not None:
+                yield module
+
     def virtual_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield the same as `named_parameters`: no parameter is virtual here."""
         yield from self.named_parameters()

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.layout.mesh import Along
-from clary.train.parallel.misuse import NO_BACKWARD, Passes
+from clary.train.parallel.mistakes.changes import Watched, refuse_newly_trained
+from clary.train.parallel.misuse import NO_BACKWARD, Passes, refuse_untouched
 from clary.train.parallel.reduce.buckets import Replicated
 from clary.train.parallel.reduce.hooks import CommunicationHook, Hook
 from clary.train.parallel.reduce.joining import joining
@@ -65,6 +66,7 @@ class ReducingModel(StatefulModel):
         self._reducer: GradientReducer | None = None
         self._ordered: OrderedSums | None = None
         self._hook_handles: list[Any] = []  # on parameters
+        self._watched: Watched | None = None  # once modules have their ranks
         self._communication_hook: CommunicationHook | None = None
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
@@ -190,11 +192,33 @@ class ReducingModel(StatefulModel):
         if self.sharded is not None:
             trained = [one for one in self.local_parameters() if one.requires_grad]
         else:
-            trained = self._make_reducer()
+            trained = self._make_reducer(are_equal=False)
         self._hook_handles += [one.register_hook(self._on_gradient) for one in trained]
+        self._watched = Watched(self.inner)
 
-    def _make_reducer(self) -> list[torch.nn.Parameter]:
-        """Make replicas equal, and the reducer of their gradients; return the parameters that are trained."""
+    def follow_changes(self) -> None:
+        """Follow the gradients of parameters that were frozen and are trained from now on. All ranks call it.
+
+        Raises: ParallelError where they cannot be followed, or for parameters that came into the model later.
+        """
+        names = [] if self._watched is None else self._watched.newly_trained()
+        if not names:
+            return
+        if self.sharded is not None:
+            refuse_newly_trained(names, "shards of what was not trained then take no gradients")
+        if self.is_joined:
+            refuse_newly_trained(names, "replicas in join are told of no others")
+        for follower in (*self._hook_handles, self._ordered, self._reducer):
+            if follower is not None:
+                follower.remove()
+        self._hook_handles = [one.register_hook(self._on_gradient) for one in self._make_reducer(are_equal=True)]
+
+    def _make_reducer(self, *, are_equal: bool) -> list[torch.nn.Parameter]:
+        """Make the reducer of gradients; return the parameters that are trained.
+
+        Args:
+            are_equal: whether replicas have the same values; they are given them if not.
+        """
         configuration = self._runtime.configuration
         replicated = [
             Replicated(name, parameter, self._runtime.groups.process_group(along))
@@ -202,7 +226,8 @@ class ReducingModel(StatefulModel):
         ]
         self._groups_of = {id(one.parameter): one.group for one in replicated}
         self._replicated = replicated
-        self._make_replicas_equal(0)
+        if not are_equal:
+            self._make_replicas_equal(0)
         trained = [one for one in replicated if one.parameter.requires_grad]
         if configuration.deterministic_server and configuration.partitions > 1:
             self._ordered = OrderedSums(one.parameter for one in trained)
@@ -235,6 +260,7 @@ class ReducingModel(StatefulModel):
             if reducer is not None:
                 reducer.forbid_sending(has_failed=has_failed)
         self._has_gone.add(self._goes)
+        refuse_untouched(self._goes, have_gradients=self._has_gradients)
         if self._has_gradients:
             self._is_dirty = True
             self._num_passes += 1

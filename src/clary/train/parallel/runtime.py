@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from clary.train.collective.settings import CollectiveSettings
 from clary.train.parallel import one_library
 from clary.train.parallel.configuration import Configuration
 from clary.train.parallel.groups import Groups
+from clary.train.parallel.layout.agreement import check_keys
 from clary.train.parallel.layout.mesh import Along, Mesh
 from clary.train.parallel.layout.place import Place, find_place, find_timeout_s
 
@@ -84,7 +86,8 @@ def initialize(configuration: Configuration) -> Runtime:
     """Make this process a rank of a parallel program. Every rank calls it; a second call with equal keys does nothing.
 
     Raises:
-        ValueError: the number of ranks does not fit the degrees, or CLARY_PARALLEL_TIMEOUT_S is no positive number.
+        ValueError: the number of ranks does not fit the degrees, ranks were given different keys, or
+            CLARY_PARALLEL_TIMEOUT_S is no positive number.
         RuntimeError: it is initialised with other keys already, `tsm.init` was called, or ranks do not come; torch's
             words.
     """
@@ -102,7 +105,8 @@ def initialize(configuration: Configuration) -> Runtime:
     mesh = configuration.mesh(place.size)  # before anybody waits for anybody
     if not dist.is_initialized():
         _join(configuration, place, _device(place), timeout_s)
-    groups = Groups(mesh, place.rank, timeout=timedelta(seconds=timeout_s))
+    check = partial(check_keys, vars(configuration))
+    groups = Groups(mesh, place.rank, timeout=timedelta(seconds=timeout_s), check=check)
     if is_untold and place.size > 1:
         place = _place_on_host(place, groups)
     device = _device(place)

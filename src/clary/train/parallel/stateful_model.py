@@ -5,6 +5,7 @@ Where: what `DistributedModel` is; `checkpoint.folders` calls it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,7 @@ class StatefulModel(PlacedModel):
         self.tensor_slices = slices_of(self.inner)
         self.partition_hooks = Hooks()
         self._stored_states: list[tuple[State, bool, bool]] = []
+        self._parts_handles: list[Any] = []  # of what refuses to tell a state of parts, see `mistakes.parts`
 
     def local_state_dict(self, *_args: Any, **_kwargs: Any) -> State:
         """Return the part of the state that lies on this rank, marked as partial. Raises: RuntimeError."""
@@ -113,12 +115,23 @@ class StatefulModel(PlacedModel):
         whole = full_state(state_dict, self._runtime)
         return load_full(self.inner, self._owners, self._runtime.pipeline_rank, whole, strict)
 
+    def _partial_modules(self) -> Iterator[torch.nn.Module]:
+        """Yield the modules whose own parameters lie on another pipeline rank, or in shards."""
+        if self.sharded is None:
+            yield from super()._partial_modules()
+            return
+        for module in self.inner.modules():
+            if any(self.sharded.is_cut(one) for one in module.parameters(recurse=False)):
+                yield module
+
     def cpu(self) -> Self:
         """Gather all stages to every rank, in host memory; slices stay slices. All ranks of a model call it.
 
         It trains no more.
         """
         state = self.state_dict()
+        for handle in self._parts_handles:
+            handle.remove()
         for parameter in self.inner.parameters():
             parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
         for module in self.inner.modules():

@@ -82,13 +82,15 @@ def step(
         now = runtime.current()
         total = now.configuration.microbatches
         if now.model is not None:
-            refuse_originals(now.model.originals, (*args, *kwargs.values()))
+            refuse_originals(now.model.originals, (*args, *kwargs.values()), now.model)
         elif now.configuration.partitions > 1:
             raise ParallelError(
                 f"smp.step was called with no DistributedModel, and pipeline_parallel_degree is "
                 f"{now.configuration.partitions}: wrap the model in smp.DistributedModel first"
             )
         pieces = split_arguments(wrapped, args, kwargs, total, whole=non_split_inputs, axes=input_split_axes)
+        if now.model is not None:
+            now.model.check_first_inputs(wrapped, args, kwargs)
 
         def body(number: int, *, is_traced: bool = False) -> Any:
             with _entered(Microbatch(number, total, is_traced)):

@@ -11,12 +11,13 @@ Where: `DistributedOptimizer` chooses one once modules lie where they will.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.optimizers.norms import Norms
 from clary.train.parallel.optimizers.ranks import NormsOverRanks
@@ -53,8 +54,16 @@ class Stepper(Protocol):
     def zero_grad(self, set_to_none: bool) -> None:
         """Forget all gradients."""
 
-    def clip(self, max_norm: float, loss_scale: float) -> float:
-        """Clip gradients to a norm over the whole model; return the norm before, -1 where it is not finite."""
+    def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
+        """Clip gradients to a norm over the whole model; return the norm before, -1 where it is not finite.
+
+        Args:
+            max_norm: the largest norm that stays.
+            loss_scale: by which gradients are multiplied.
+            among: ids of the parameters, or of what is stepped in their place, that are clipped; None clips all.
+
+        Raises: ParallelError where only all can be clipped, and some are not among them.
+        """
 
     def take_parameters(self) -> None:
         """Step on from the parameters as they are now: they were loaded."""
@@ -104,9 +113,14 @@ class Whole:
         """See `Stepper`."""
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
-    def clip(self, max_norm: float, loss_scale: float) -> float:
-        """See `Stepper`."""
-        grads = [(one, one.grad) for one in self._local.values() if one.grad is not None]
+    def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
+        """See `Stepper`.
+
+        Args: as `Stepper.clip`.
+        """
+        # What a script names may be more than the optimizer has.
+        own = self._local.values() if among is None else self._runtime.model.local_parameters()
+        grads = [(one, one.grad) for one in own if one.grad is not None and (among is None or id(one) in among)]
         return clip_gradients(grads, max_norm, self._runtime)
 
     def take_parameters(self) -> None:
@@ -155,7 +169,10 @@ class Whole:
 
 
 class Half(Whole):
-    """Steps float32 copies (masters) of half-precision parameters."""
+    """Steps float32 copies (masters) of half-precision parameters.
+
+    What a script writes into parameters between two steps, as by clamping them, masters take before the next.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         super().__init__(optimizer, runtime)
@@ -170,6 +187,8 @@ class Half(Whole):
             for number, master in self._masters.items()
             if getattr(self._local[number], "tensor_slice", None) is not None
         }
+        self._versions: dict[int, int] = {}  # of parameters, as their masters wrote them
+        self._note_versions()
         for group in optimizer.param_groups:
             group["params"] = [of_parameter.get(id(one), one) for one in group["params"]]
 
@@ -178,6 +197,7 @@ class Half(Whole):
 
     def step(self, loss_scale: float) -> bool:
         """See `Stepper`."""
+        self._take_writes()
         grads = [grad for _, grad in self._take_gradients(loss_scale)]
         is_finite = are_finite_everywhere(grads, self._runtime)
         if is_finite:
@@ -187,6 +207,7 @@ class Half(Whole):
                 if is_finite:
                     self._local[number].copy_(master)
                 master.grad = None
+        self._note_versions()
         return is_finite
 
     def zero_grad(self, set_to_none: bool) -> None:
@@ -199,9 +220,15 @@ class Half(Whole):
             elif parameter.grad is not None:
                 parameter.grad.zero_()
 
-    def clip(self, max_norm: float, loss_scale: float) -> float:
-        """See `Stepper`."""
+    def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
+        """See `Stepper`.
+
+        Args: as `Stepper.clip`.
+        """
         grads = self._take_gradients(loss_scale)
+        if among is not None:
+            named = {id(self._local[number]) for number, one in self._masters.items() if id(one) in among}.union(among)
+            grads = [(parameter, grad) for parameter, grad in grads if id(parameter) in named]
         if not are_finite_everywhere([grad for _, grad in grads], self._runtime):
             return -1.0
         return clip_gradients(grads, max_norm, self._runtime)
@@ -211,14 +238,27 @@ class Half(Whole):
         with torch.no_grad():
             for number, master in self._masters.items():
                 master.copy_(self._local[number])
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        self._versions = {number: self._local[number]._version for number in self._masters}
+
+    def _take_writes(self) -> None:
+        with torch.no_grad():
+            for number, master in self._masters.items():
+                if self._local[number]._version != self._versions[number]:
+                    master.copy_(self._local[number])
+        self._note_versions()
 
     def local_state(self) -> State:
         """See `Stepper`."""
+        self._take_writes()
         masters = {number: master.detach().clone() for number, master in self._masters.items()}
         return {**super().local_state(), "masters": masters}
 
     def full_state(self) -> State:
         """See `Stepper`."""
+        self._take_writes()
         masters = {number: master.detach() for number, master in self._masters.items()}
         return {**super().full_state(), "masters": self._gather(masters)}
 
@@ -294,8 +334,12 @@ class SpreadState:
         """See `Stepper`."""
         self.inner.zero_grad(set_to_none)
 
-    def clip(self, max_norm: float, loss_scale: float) -> float:
-        """See `Stepper`."""
+    def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
+        """See `Stepper`.
+
+        Args: as `Stepper.clip`.
+        """
+        _check_all(among, self._runtime)
         self.prepare()
         grads = self.inner.owned_gradients()
         if self._is_half and not are_finite_everywhere(grads, self._runtime):
@@ -370,8 +414,12 @@ class Shards:
         """See `Stepper`."""
         self.inner.zero_grad(set_to_none)
 
-    def clip(self, max_norm: float, loss_scale: float) -> float:
-        """See `Stepper`; a step clips to `sdp_gradient_clipping` as well."""
+    def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
+        """See `Stepper`; a step clips to `sdp_gradient_clipping` as well.
+
+        Args: as `Stepper.clip`.
+        """
+        _check_all(among, self._runtime)
         norm: float = self.inner.clip(max_norm, loss_scale=loss_scale)
         return norm
 
@@ -416,6 +464,23 @@ def are_finite_everywhere(grads: list[torch.Tensor], runtime: Runtime) -> bool:
     flag = torch.tensor([float(has_bad)], device=runtime.device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return not bool(flag.item())
+
+
+def _check_all(among: Collection[int] | None, runtime: Runtime) -> None:
+    """See that all that is trained is to be clipped: shards know of no others.
+
+    Raises: ParallelError if not.
+    """
+    if among is None:
+        return
+    trained = [one for one in runtime.model.parameters() if one.requires_grad]
+    stepped = [one for group in runtime.optimizer.param_groups for one in group["params"]]
+    missing = min(sum(id(one) not in among for one in trained), sum(id(one) not in among for one in stepped))
+    if missing:
+        raise ParallelError(
+            f"clip_grad_norm_ was given all but {missing} of the parameters: with shard_optimizer_state or sharded "
+            "data parallelism they are clipped together alone; pass model.parameters()"
+        )
 
 
 def clip_gradients(

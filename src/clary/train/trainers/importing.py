@@ -18,6 +18,9 @@ Mend = Callable[[ModuleType], None]
 def mend_when_imported(mends: Mapping[str, Mend]) -> None:
     """Call a function for each of these modules: at once if it is imported, else when it is.
 
+    One that is being imported is mended at the end of that: `from transformers import Trainer` imports torch, and with
+    it this, in the middle of the module that is to be mended.
+
     A further call takes the place of the one before, as in a rank that is forked from a waiting interpreter.
 
     Args:
@@ -27,8 +30,39 @@ def mend_when_imported(mends: Mapping[str, Mend]) -> None:
     """
     for name, mend in mends.items():
         if name in sys.modules:
-            mend(sys.modules[name])
+            _mend_once_run(sys.modules[name], mend)
     sys.meta_path[:] = [MendingFinder(mends), *(one for one in sys.meta_path if not isinstance(one, MendingFinder))]
+
+
+def _mend_once_run(module: ModuleType, mend: Mend) -> None:
+    """Mend a module now, or at the end of its import if its code runs at the moment."""
+    spec = getattr(module, "__spec__", None)
+    if type(spec) is ModuleSpec and getattr(spec, "_initializing", False):
+        spec.__class__ = _RunningSpec
+        spec.clary_mend = mend  # type: ignore[attr-defined]
+    elif isinstance(spec, _RunningSpec) and spec._initializing:
+        spec.clary_mend = mend
+    else:
+        mend(module)
+
+
+class _RunningSpec(ModuleSpec):
+    """The spec of a module whose code runs, of which Python takes note that it does in `_initializing`."""
+
+    clary_mend: Mend | None = None
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(vars(self).get("_initializing"))
+
+    @_initializing.setter
+    def _initializing(self, is_running: bool) -> None:
+        vars(self)["_initializing"] = is_running
+        mend, module = self.clary_mend, sys.modules.get(self.name)  # which is gone if its code has failed
+        if not is_running and mend is not None:
+            self.clary_mend = None
+            if module is not None:
+                mend(module)
 
 
 class MendingFinder(MetaPathFinder):

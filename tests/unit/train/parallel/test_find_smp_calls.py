@@ -98,8 +98,18 @@ def test_names_that_are_missing_or_called_otherwise_are_told_with_their_places(t
     assert told["uses"]["smdistributed.modelparallel.torch.DistributedModel"] == 2
 
 
-def looked_at(folder: Path) -> dict[str, Any]:
-    """Return the tool's report on a folder with faulty calls."""
+def test_names_of_a_framework_that_is_not_there_are_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "import smdistributed.modelparallel.tensorflow as smp\nimport smdistributed.dataparallel.tensorflow as sdp\n"
+        "smp.CheckpointManager(), sdp.allreduce(1)"
+    )
+    told = looked_at(tmp_path, expected=0)
+    assert {one["reason"] for one in told["findings"]} == {"not looked at (this Python has no tensorflow)"}
+    assert len(told["findings"]) == 4
+
+
+def looked_at(folder: Path, *, expected: int = 1) -> dict[str, Any]:
+    """Return the tool's report on a folder, and see that it ends with a status."""
     done = subprocess.run(
         [str(TRAIN_PYTHON), str(ROOT / "tools/find_smp_calls.py"), str(folder), "--json"],
         capture_output=True,
@@ -108,6 +118,6 @@ def looked_at(folder: Path) -> dict[str, Any]:
         check=False,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'src/clary/compat'}", "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == expected, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told

@@ -44,6 +44,22 @@ def test_a_module_that_is_imported_already_is_mended_at_once(library):
     assert module.word == "as written, then mended"
 
 
+def test_a_module_whose_code_runs_is_mended_at_its_end(library, tmp_path):
+    """Such as transformers.trainer, whose import brings torch, at whose end all this is called."""
+    middle = "import test_calls\ntest_calls.asks()\nassert 'word' not in globals()\n"
+    (tmp_path / "pretended" / "inner.py").write_text(f"{middle}word = 'as written'\n")
+    (tmp_path / "pretended" / "other.py").write_text(f"{middle}raise OSError('of its own')\n")
+    calls = types.ModuleType("test_calls")
+    calls.asks = lambda: [mend_when_imported({"pretended.inner": mend, "pretended.other": mend}) for _ in range(2)]
+    sys.modules["test_calls"] = calls
+    try:
+        assert importlib.import_module("pretended.inner").word == "as written, then mended"
+        with pytest.raises(OSError, match="of its own"):
+            importlib.import_module("pretended.other")
+    finally:
+        del sys.modules["test_calls"]
+
+
 def test_a_module_that_is_not_there_is_missing_as_ever(library):
     mend_when_imported({"pretended.gone": mend})
     with pytest.raises(ModuleNotFoundError, match=r"pretended\.gone"):
@@ -62,10 +78,10 @@ def test_a_program_that_is_no_rank_gets_no_finder(monkeypatch):
     assert added_by_install(monkeypatch) == []
 
 
-def test_a_rank_has_accelerate_alone_mended(monkeypatch):
+def test_a_rank_has_accelerate_and_deepspeed_alone_mended(monkeypatch):
     monkeypatch.delenv("SM_FRAMEWORK_PARAMS", raising=False)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert added_by_install(monkeypatch) == [{"accelerate.state"}]
+    assert added_by_install(monkeypatch) == [{"accelerate.state", "deepspeed.ops.op_builder.builder"}]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"sagemaker_distributed_dataparallel_enabled": false}'])

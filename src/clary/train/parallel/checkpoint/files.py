@@ -12,6 +12,7 @@ Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_par
 
 from __future__ import annotations
 
+import glob
 import os
 import pickle
 import uuid
@@ -89,6 +90,8 @@ def load(
     path = f"{_text(f)}_{rank_words(runtime, has_replicas=v3, back_compat=back_compat)}" if partial else _text(f)
     if partial and not v3 and not Path(path).exists():  # callers tell `save` of replicas' own files, and not `load`
         path = next(filter(os.path.exists, [f"{f}_{rank_words(runtime, has_replicas=True)}"]), path)
+    if not Path(path).exists():
+        raise FileNotFoundError(f"smp.load: there is no {path}{_what_is_there(f, partial=partial)}")
     arguments = {"weights_only": False, **pickle_load_args}
     return torch.load(path, map_location=map_location, pickle_module=pickle_module, **arguments)
 
@@ -105,6 +108,18 @@ def write_whole(path: Path, obj: Any, **arguments: Any) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _what_is_there(f: str, *, partial: bool) -> str:
+    """Return the words on a file that was saved otherwise than it is to be loaded; empty if there is no such file."""
+    others = sorted(one.name for one in Path(f).parent.glob(f"{glob.escape(Path(f).name)}_*"))
+    if partial and Path(f).exists():
+        return f"; {f} is there, as smp.save writes it with partial=False: load it with partial=False"
+    if not partial and others:
+        return f"; {others[0]} is there, as smp.save writes it with partial=True: load it with partial=True"
+    if partial and others:
+        return f"; {', '.join(others)} are there, of other ranks or degrees: load with the degrees of the save"
+    return ""
 
 
 def _text(f: Any) -> str:

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import uuid
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,9 +40,12 @@ from clary.train.parallel.checkpoint.places import (
 )
 from clary.train.parallel.errors import CheckpointError
 from clary.train.parallel.layout.mesh import Along
+from clary.train.parallel.mistakes.parts import state_of_parts
 from clary.train.parallel.runtime import Runtime
 
+_LOG = logging.getLogger("clary.smp")
 _NEWEST = "newest"
+_CONTENT = "user_content_"  # and the tag, of a full checkpoint
 _SAFETENSORS = "model.safetensors"
 _HALF = ("masters", "loss_scale")  # of an optimizer's state: what is kept in fp16_states
 _MARK = "_clary_save"  # of all files of one save
@@ -65,8 +70,14 @@ def save_checkpoint(
         translate: changes the whole model before it is written.
         num_kept: partial checkpoints that stay, the newest; None keeps all.
 
-    Raises: OSError; ValueError without a model, for a tag that is no name, or for fewer than 1 to keep.
+    Raises: OSError; ValueError without a model, for a tag that is no name, for fewer than 1 to keep, or for another
+        optimizer than the program's.
     """
+    if optimizer is not None and optimizer is not runtime.optimizer:
+        raise ValueError(
+            f"save_checkpoint: optimizer is a {type(optimizer).__name__}, and not the DistributedOptimizer that was "
+            "made last, into which resume_from_checkpoint loads: pass that"
+        )
     if model is None and runtime.model is None:
         raise ValueError("save_checkpoint: pass model=, or make a DistributedModel first")
     if num_kept is not None and num_kept < 1:
@@ -81,9 +92,11 @@ def save_checkpoint(
     else:
         state = model.state_dict()
         if runtime.rank == 0:
+            if optimizer is not None:
+                _LOG.warning("save_checkpoint: %s holds the model alone; with partial=True the optimizer too", tag)
             write_whole(folder / tag, translate(state) if translate else state)
             if user_content is not None:
-                write_whole(folder / f"user_content_{tag}", user_content)
+                write_whole(folder / f"{_CONTENT}{tag}", user_content)
     runtime.groups.barrier(Along.WORLD)  # all of it is there
     if runtime.place.local_rank == 0:
         write_text(folder / _NEWEST, f"{tag}{PARTIAL}" if partial else tag)
@@ -118,19 +131,23 @@ def resume_from_checkpoint(
         raise RuntimeError("resume_from_checkpoint: make the DistributedModel first")
     folder = Path(path)
     if tag is None:
+        if not (folder / _NEWEST).exists():
+            raise FileNotFoundError(f"{folder} has no {_NEWEST}: no checkpoint was finished there{_saved(folder)}")
         newest = (folder / _NEWEST).read_text(encoding="utf-8").strip()
         tag = newest.removesuffix(PARTIAL)
         partial = newest.endswith(PARTIAL)
     if partial:
         return _resume_parts(runtime, folder / f"{tag}{PARTIAL}", strict=strict, load_optimizer=load_optimizer)
     state = _whole(folder / tag, runtime.model.inner)
+    if load_optimizer and runtime.optimizer is not None and runtime.rank == 0:
+        _LOG.warning("%s holds the model alone: the optimizer begins anew", folder / tag)
     if translate is not None:
         state = translate(state)
-    elif set(state) != set(runtime.model.inner.state_dict()):  # it was saved under the names of another library
+    elif set(state) != set(state_of_parts(runtime.model.inner)):  # it was saved under the names of another library
         for _, to_ours in reversed(runtime.model.translations):
             state = to_ours(state)
     runtime.model.load_state_dict(state, strict=strict)
-    content = folder / f"user_content_{tag}"
+    content = folder / f"{_CONTENT}{tag}"
     return _read(content) if content.exists() else state
 
 
@@ -140,14 +157,29 @@ def _whole(file: Path, inner: Any) -> State:
     Versions 4.35 and newer ask for pytorch_model.bin and write model.safetensors, which holds shared parameters once.
     """
     beside = file.with_name(_SAFETENSORS)
-    if file.exists() or not beside.exists():
+    if not file.exists() and not beside.exists():
+        raise FileNotFoundError(f"there is no {file}{_saved(file.parent)}")
+    if file.exists():
         whole: State = _read(file)
         return whole
     state: State = importlib.import_module("safetensors.torch").load_file(beside)  # there where it was written
-    places = inner.state_dict(keep_vars=True)
+    places = state_of_parts(inner, keep_vars=True)
     first = {id(value): name for name, value in reversed(places.items()) if name in state}
     shared = {name: state[first[id(value)]] for name, value in places.items() if id(value) in first}
     return {**shared, **state}
+
+
+def _saved(folder: Path) -> str:
+    """Return the words on the checkpoints that are in a folder, and how to resume from one."""
+    parts = [one.parent.name.removesuffix(PARTIAL) for one in folder.glob(f"*{PARTIAL}/{LAYOUT}")]
+    files = [one for one in folder.glob("*") if not one.name.startswith((".", _CONTENT)) and zipfile.is_zipfile(one)]
+    wholes = [one.name for one in files]
+    told = [
+        f"{', '.join(sorted(names))} with partial={is_partial}"
+        for names, is_partial in ((parts, True), (wholes, False))
+        if names
+    ]
+    return f"; there are tags {' and '.join(told)}" if told else ""
 
 
 def _save_parts(runtime: Runtime, folder: Path, model: Any, optimizer: Any, user_content: Any) -> bool:
@@ -187,11 +219,15 @@ def _resume_parts(runtime: Runtime, folder: Path, *, strict: bool, load_optimize
         put_in_place(folder)
     runtime.groups.barrier(Along.WORLD)
     if not (folder / LAYOUT).exists():
-        raise FileNotFoundError(f"{folder} has no {LAYOUT}: no partial checkpoint is there, or it was not finished")
+        raise FileNotFoundError(
+            f"{folder} has no {LAYOUT}: no partial checkpoint is there, or it was not finished{_saved(folder.parent)}"
+        )
     layout = json.loads((folder / LAYOUT).read_text(encoding="utf-8"))
     is_same = all(layout[key] == value for key, value in _degrees(runtime).items())
     model, optimizer = runtime.model, runtime.optimizer
     loads_optimizer = load_optimizer and optimizer is not None and layout["has_optimizer"]
+    if load_optimizer and optimizer is not None and not layout["has_optimizer"] and runtime.rank == 0:
+        _LOG.warning("%s was saved without optimizer=, which begins anew", folder)
     if not is_same:
         _resume_elsewhere(runtime, folder, layout, strict=strict, load_optimizer=loads_optimizer)
     else:

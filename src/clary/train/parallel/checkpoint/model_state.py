@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from clary.train.parallel.layout.mesh import Along
+from clary.train.parallel.mistakes.parts import state_of_parts
 from clary.train.parallel.runtime import Runtime
 from clary.train.parallel.tensor import slices
 
@@ -35,7 +36,9 @@ def local_state(module: torch.nn.Module, owners: Mapping[str, int], pipeline_ran
     """
     owner_of = _owners_by_path(module, owners)
     found = {
-        name: value for name, value in module.state_dict().items() if owner_of[_holder(name, owner_of)] == pipeline_rank
+        name: value
+        for name, value in state_of_parts(module).items()
+        if owner_of[_holder(name, owner_of)] == pipeline_rank
     }
     cuts = slices_of(module)
     return {**found, SLICES: {name: cuts[name] for name in found if name in cuts}, IS_PARTIAL: True}
@@ -106,7 +109,7 @@ def load_full(
     whole = {name: value for name, value in state.items() if name not in _MARKS}
     owner_of = _owners_by_path(module, owners)
     cuts = slices_of(module)
-    expected = module.state_dict()
+    expected = state_of_parts(module)
     missing = [name for name in expected if name not in whole]
     unexpected = [name for name in whole if name not in expected]
     if strict and (missing or unexpected):

@@ -20,11 +20,15 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, ShardingStrategy, _init_utils
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from clary.train.parallel.fsdp import mistakes
 from clary.train.parallel.fsdp.checkpoint import sharded_optimizer, slice_groups
 from clary.train.parallel.fsdp.checkpoint.full_state import state_additions
 from clary.train.parallel.fsdp.checkpoint.slice_folders import folder_additions
 from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
+from clary.train.parallel.fsdp.gradient_norm import clip_gradients
 from clary.train.parallel.fsdp.state import state
 
 PostInit = Callable[[torch.nn.Module], None]
@@ -34,6 +38,7 @@ _SYNC_CHECK = "_check_module_states_for_sync_module_states"
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 _post_param_init_fn: ContextVar[PostInit | None] = ContextVar("clary_post_param_init_fn", default=None)
 _originals: dict[tuple[Any, str], Any] = {}  # what the owner itself had, None where it inherited
+_handles: list[Any] = []  # of hooks
 
 
 def check() -> None:
@@ -64,7 +69,11 @@ def install() -> None:
         _replace(module, name, slice_groups.with_groups_of_slices(getattr(module, name)))
     for owner, name, method in folder_additions():
         _replace(owner, name, method)
+    _replace(fsdp, "clip_grad_norm_", _clipping(fsdp.clip_grad_norm_))
+    _replace(DistributedDataParallel, "__init__", _replicas(DistributedDataParallel.__init__))
     sharded_optimizer.install()
+    _handles.append(register_optimizer_step_pre_hook(mistakes.refuse_early_optimizer))
+    mistakes.watch_clipping()
 
 
 def remove() -> None:
@@ -76,6 +85,9 @@ def remove() -> None:
             setattr(owner, name, original)
     _originals.clear()
     sharded_optimizer.remove()
+    while _handles:
+        _handles.pop().remove()
+    mistakes.unwatch_clipping()
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:
@@ -90,16 +102,43 @@ def _constructor(original: Any) -> Any:
     def construct(self: Any, *args: Any, post_param_init_fn: PostInit | None = None, **kwargs: Any) -> None:
         _check_transformed()
         arguments = signature.bind(self, *args, **kwargs).arguments
+        model = arguments["module"]
+        mistakes.check_synchronised(model, synchronises=bool(arguments.get("sync_module_states")))
+        before = list(model.parameters())
         if state.expert_groups is None or not expert_wrapping(arguments, state.expert_groups):
             _shard_by_degree(arguments)
         if post_param_init_fn is None:  # also where FSDP wraps the parts of a unit: they are of the same call
             original(**arguments)
-            return
-        token = _post_param_init_fn.set(post_param_init_fn)
-        try:
-            original(**arguments)
-        finally:
-            _post_param_init_fn.reset(token)
+        else:
+            token = _post_param_init_fn.set(post_param_init_fn)
+            try:
+                original(**arguments)
+            finally:
+                _post_param_init_fn.reset(token)
+        mistakes.note_wrapped(self, before)
+
+    return construct
+
+
+def _clipping(original: Any) -> Any:
+    @functools.wraps(original)
+    def clip_grad_norm_(self: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        if state.tp_size > 1 or state.ep_size > 1:  # torch's own counts what one slice has
+            return clip_gradients(self, max_norm, norm_type)
+        norm: torch.Tensor = original(self, max_norm, norm_type)
+        return norm
+
+    return clip_grad_norm_
+
+
+def _replicas(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        mistakes.check_replicas(arguments["module"], arguments.get("process_group"))
+        original(self, *args, **kwargs)
 
     return construct
 

@@ -13,6 +13,7 @@ from clary.train.parallel.fsdp.experts.configuration import read_moe_config
 from clary.train.parallel.fsdp.experts.spreading import spread_experts
 from clary.train.parallel.fsdp.gradient_norm import clip_gradients
 from clary.train.parallel.fsdp.layers.cutting import cut_layers, name_classes
+from clary.train.parallel.fsdp.mistakes import check_weights, note_transformed
 from clary.train.parallel.fsdp.state import is_initialized, state
 from clary.train.parallel.tensor.collectives import TensorGroup
 
@@ -48,6 +49,10 @@ def transform(
         raise RuntimeError("tsm.transform: call tsm.init first, on every rank")
     if cp_comm_type not in ("p2p", "all_gather"):
         raise ValueError(f"tsm.transform: cp_comm_type is {cp_comm_type!r}; expected p2p or all_gather")
+    before = list(model.parameters())
+    for group in (state.tp_process_group, state.ep_process_group):
+        if group is not None and not load_state_dict_from_rank0:
+            check_weights(model, group)
     if state.tp_size > 1:
         cut_layers(
             model,
@@ -60,6 +65,7 @@ def transform(
     if state.cp_size > 1:
         spread_sequences(model, TensorGroup(state.cp_process_group, state.cp_rank, state.cp_size), cp_comm_type)
     state.is_transformed = True
+    note_transformed(model, before, from_rank0=load_state_dict_from_rank0)
     if any(parameter.is_meta for parameter in model.parameters()):
         device = None
     return model if device is None and dtype is None else model.to(device=device, dtype=dtype)
@@ -88,7 +94,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     """Scale gradients so that their norm over all ranks is at most `max_norm`, in place. Every rank calls it.
 
     Args:
-        model: the outermost FSDP module, or one that is not sharded.
+        model: the outermost FSDP module, a wrapper around it, such as `offload_wrapper`, or one that is not sharded.
 
     Returns: the norm before, a scalar: that of the model in one piece.
     """
@@ -96,4 +102,6 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
         return clip_gradients(model, max_norm, norm_type)
     if isinstance(model, FullyShardedDataParallel):
         return model.clip_grad_norm_(max_norm, norm_type)
+    if FullyShardedDataParallel.fsdp_modules(model):
+        return clip_gradients(model, max_norm, norm_type)
     return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)

@@ -5,6 +5,7 @@ Where: `DistributedModel` asks at its first step; all ranks do.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from clary.train.parallel.misuse import check_parts
 from clary.train.parallel.partition.plan import Plan, placed_by_hand, plan_partition
 from clary.train.parallel.partition.trace import costs_by_size, indivisible_modules, trace_costs
 from clary.train.parallel.runtime import Runtime
+
+_LOG = logging.getLogger("clary.smp")
 
 
 def decide(
@@ -37,6 +40,13 @@ def decide(
         if runtime.rank == 0:
             print(_words(parts, "auto_partition is off: as the script placed them"), flush=True)
         return parts
+    if runtime.rank == 0 and (marks := marks_of(module)):
+        _LOG.warning(
+            "smp.partition and smp.set_partition have no effect on %s and %d more modules: auto_partition is on; set "
+            "it to false, with a default_partition",
+            next(iter(marks)) or "the model",
+            len(marks) - 1,
+        )
     # What has no memory yet cannot be run.
     is_sized = configuration.skip_tracing or any(parameter.is_meta for parameter in module.parameters())
     try:

@@ -80,6 +80,10 @@ class ShardedModel:
         """Whether it is a parameter of this model."""
         return isinstance(parameter, nn.Parameter) and parameter in self._places
 
+    def is_cut(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter lies in shards, and is whole only while its module runs."""
+        return self._places[parameter][0].groups is not None if parameter in self._places else False
+
     @property
     def num_live_parameters(self) -> int:
         """Elements of parameters that are gathered, or being gathered."""

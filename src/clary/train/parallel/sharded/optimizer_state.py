@@ -65,6 +65,8 @@ class ShardedStateOptimizer:
             for number in sorted(self._owned)
             if with_masters and self._parameters[number].dtype.itemsize < _WIDE_BYTES
         }
+        self._versions: dict[int, int] = {}  # of parameters with masters, as they were written here last
+        self._note_versions()
         for group, numbers in zip(optimizer.param_groups, self._group_numbers, strict=True):
             group["params"] = [self._stepped(number) for number in numbers if number in self._owned]
         self._are_reduced = False
@@ -141,6 +143,7 @@ class ShardedStateOptimizer:
         if not self._are_reduced:
             self.reduce_gradients()
         self._are_reduced = False
+        self._take_writes()
         for number, master in self._masters.items():
             gradient = self._parameters[number].grad
             master.grad = None if gradient is None else gradient.float().div_(loss_scale)
@@ -155,6 +158,7 @@ class ShardedStateOptimizer:
         for index, part in enumerate(self._parts):
             for bucket in part.buckets(sorted(self._used[index])):
                 send_bucket(part, bucket)
+        self._note_versions()
 
     def take_reduced_gradients(self) -> None:
         """Say that gradients are the same mean on all ranks already, as DDP leaves them; those not owned go."""
@@ -256,11 +260,23 @@ class ShardedStateOptimizer:
         return self._masters.get(number, self._parameters[number])
 
     def _master_values(self) -> dict[int, torch.Tensor]:
+        self._take_writes()
         return {number: master.detach().to("cpu", copy=True) for number, master in self._masters.items()}
 
     def _load_masters(self, values: Mapping[int, torch.Tensor]) -> None:
         for number, master in self._masters.items():
             master.data.copy_(values[number] if number in values else self._parameters[number].detach())
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        self._versions = {number: self._parameters[number]._version for number in self._masters}
+
+    def _take_writes(self) -> None:
+        """Have masters take the values that a script has written into their parameters since the last step."""
+        for number, master in self._masters.items():
+            if self._parameters[number]._version != self._versions[number]:
+                master.data.copy_(self._parameters[number].detach())
+        self._note_versions()
 
     def _header(self) -> dict[str, Any]:
         return {

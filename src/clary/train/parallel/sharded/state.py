@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from clary.train.parallel.mistakes.parts import state_of_parts
 from clary.train.parallel.sharded.flat import Flat
 from clary.train.parallel.sharded.model import ShardedModel
 from clary.train.parallel.sharded.optimizer import ShardedOptimizer
@@ -62,7 +63,7 @@ def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str
     names = {
         id(one): name for flat in model.flats for name, one in zip(flat.layout.names, flat.parameters, strict=True)
     }
-    state = model.module.state_dict(keep_vars=True)  # names, order, and what is no parameter
+    state = state_of_parts(model.module, keep_vars=True)  # names, order, and what is no parameter
     for key, value in state.items():
         if id(value) in names:
             state[key] = by_name[names[id(value)]]
@@ -81,7 +82,7 @@ def load_full_model_state(model: ShardedModel, state: Mapping[str, Any], *, stri
     Raises: RuntimeError naming keys that are missing or too many, if strict, and shapes that differ; nothing is changed
         then.
     """
-    own = model.module.state_dict(keep_vars=True)
+    own = state_of_parts(model.module, keep_vars=True)
     missing, unexpected = sorted(set(own) - set(state)), sorted(set(state) - set(own))
     wrong = [
         f"{key} is {tuple(state[key].shape)}, expected {tuple(value.shape)}"

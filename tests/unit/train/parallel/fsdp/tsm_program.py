@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import unittest
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from clary.train.parallel.fsdp.checkpoint.s3_errors import retry_with_jitter
 from clary.train.parallel.fsdp.checkpoint.saving import save
 from clary.train.parallel.fsdp.checkpoint.storage import DistributedFileSystemReader, DistributedFileSystemWriter
 from clary.train.parallel.fsdp.delayed import DelayedParamIniter
+from clary.train.parallel.fsdp.logs import get_logger
 from clary.train.parallel.fsdp.modules import empty_module_params, move_buffers_to_device
 from clary.train.parallel.fsdp.session import init
 from clary.train.parallel.fsdp.state import RandomStates, state
@@ -75,6 +77,14 @@ def test_every_submodule_has_the_names_that_it_lists():
             getattr(module, one)
     assert tsm.state is sys.modules["torch.sagemaker.state_handler"].state
     refused(lambda: importlib.import_module("torch.sagemaker.not_there"), ModuleNotFoundError, "sagemaker.not_there")
+
+
+def test_a_hook_of_the_first_release_says_that_it_has_no_effect():
+    clary_autoload.register()
+    module = importlib.import_module("torch.sagemaker.distributed.fsdp.fully_sharded_data_parallel")
+    with unittest.TestCase().assertLogs(get_logger(), "INFO") as told:
+        module.register_tp_processing_pre_comm_hook(nn.Linear(2, 2), None)
+    assert "has no effect here" in told.output[0]
 
 
 def test_before_init_what_is_missing_is_said():

@@ -15,11 +15,13 @@ from .ranks import ReduceOp, process
 
 
 def allreduce(
-    tensor: Any,
-    param_index: int,
-    num_params: int,
+    tensor: Any = None,
+    param_index: int = 0,
+    num_params: int = 1,
     compression: Any = Compression.none,
     op: ReduceOp = ReduceOp.AVERAGE,
+    *,
+    grad: Any = None,
 ) -> Any:
     """Return a gradient reduced over all ranks.
 
@@ -29,8 +31,12 @@ def allreduce(
         num_params: number of gradients. Neither changes the result; the tape exchanges all gradients at once.
         compression: Compression.none or Compression.fp16.
         op: AVERAGE on floating types alone.
-    Raises: ValueError for an index outside of the count; CollectiveError.
+        grad: the name that scripts of the first versions give `tensor`.
+    Raises: TypeError without a tensor, or with two; ValueError for an index outside of the count; CollectiveError.
     """
+    if (tensor is None) == (grad is None):
+        raise TypeError("allreduce takes one tensor: allreduce(tensor, param_index, num_params)")
+    tensor = grad if tensor is None else tensor
     if not 0 <= param_index < num_params:
         raise ValueError(f"param_index {param_index} is none of {num_params} parameters: count them from 0")
     return reduce_gradients(process, [tensor], op.value, compression)[0]

@@ -4,7 +4,12 @@ Everything is in `clary.train.parallel`; here are the names, as scripts know the
 
 [Note: two meanings] `step` and `state` are modules too. Python makes a module an attribute of its package when it is
 loaded first, which is here: what is bound after that stays, whatever scripts import later.
+
+[Note: torch first] At the end of its import trainers of other libraries are mended, by modules that import those below:
+none of them may be in the middle of its own import then.
 """
+
+import torch  # noqa: F401 - see [Note: torch first]
 
 from clary.train.parallel.marks import mark as set_partition
 from clary.train.parallel.marks import marking as partition

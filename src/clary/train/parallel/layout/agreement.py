@@ -1,0 +1,45 @@
+"""Values that all ranks need alike: the first difference among them, told by its rank. No framework here.
+
+Where: `runtime.initialize` compares keys before ranks wait for each other; `mistakes` compares models and inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from clary.train.parallel.layout.mesh import Along
+
+
+class Gathers(Protocol):
+    """Groups of ranks, as far as they gather objects."""
+
+    def allgather(self, obj: Any, along: Along) -> list[Any]:
+        """Return the objects of all members, by their ranks in the group. All call it."""
+
+
+def first_difference(values: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """Return a rank that differs from the first, and the key in which it does; None where all are alike.
+
+    Args:
+        values: by rank.
+    """
+    for rank, one in enumerate(values):
+        for key in [*values[0], *one]:
+            if values[0].get(key) != one.get(key):
+                return rank, key
+    return None
+
+
+def check_keys(keys: Mapping[str, Any], groups: Gathers) -> None:
+    """See that all ranks were given the same keys. All call it.
+
+    Raises: ValueError naming the first that differs.
+    """
+    told = groups.allgather(dict(keys), Along.WORLD)
+    if (found := first_difference(told)) is not None:
+        rank, key = found
+        raise ValueError(
+            f"smp.init: {key} is {told[rank].get(key)!r} on rank {rank} and {told[0].get(key)!r} on rank 0: give all "
+            "ranks the same keys"
+        )

@@ -1,0 +1,122 @@
+"""Models and inputs of steps that all ranks need alike, compared once.
+
+Where: `DistributedModel` and its first step; `fsdp.mistakes` compares by `digest` too. Ranks that differ here would
+wait for each other, or train something that no rank was told to. Keys are compared by `layout.agreement`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clary.train.parallel.argument_names import argument_names
+from clary.train.parallel.layout.agreement import first_difference
+from clary.train.parallel.layout.mesh import Along
+
+if TYPE_CHECKING:
+    from clary.train.parallel.groups import Groups
+    from clary.train.parallel.runtime import Runtime
+
+_MOST_BYTES = 1 << 20  # of a tensor that are compared
+_LOG = logging.getLogger("clary.smp")
+
+
+def check_models(module: torch.nn.Module, groups: Groups) -> None:
+    """See that all ranks have made the same model, as it is before anything is replaced or cut. All call it.
+
+    Raises: ValueError naming the first parameter or buffer that differs in its shape, dtype or being trained.
+    """
+    facts = {name: _facts(one) for name, one in [*module.named_parameters(), *module.named_buffers()]}
+    digests = groups.allgather(hashlib.sha256(repr(facts).encode()).hexdigest(), Along.WORLD)
+    if len(set(digests)) == 1:
+        return
+    told = groups.allgather(facts, Along.WORLD)
+    rank, name = first_difference(told) or (digests.index(next(one for one in digests if one != digests[0])), "")
+    raise ValueError(
+        f"smp.DistributedModel: the model of rank {rank} is another than that of rank 0: {name or 'the order'} is "
+        f"{told[rank].get(name, 'not there' if name else 'another')} on the one and "
+        f"{told[0].get(name, 'not there' if name else 'another')} on the other: make the same model on all ranks, "
+        "trained in the same parts"
+    )
+
+
+def check_inputs(
+    function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], runtime: Runtime
+) -> None:
+    """See that ranks which work on one batch were given the same. All ranks call it.
+
+    What differs within a pipeline is told in the log alone: a script may well load data on the first of its ranks only.
+
+    Args:
+        function: that of the step.
+        arguments: of the step's call, by place.
+        keywords: of the step's call, by name.
+
+    Raises: ValueError naming the argument that differs within a tensor group.
+    """
+    configuration = runtime.configuration
+    shares_batch = configuration.tensor_parallel_degree > 1 and configuration.prescaled_batch
+    if not shares_batch and configuration.partitions == 1:
+        return
+    named = argument_names(function, arguments, set())
+    own: dict[str, str] = {}
+    for name, value in [*zip(named, arguments, strict=True), *keywords.items()]:
+        own[name] = own.get(name, "") + digest(value)  # those of `*args` share its name
+    if shares_batch and (found := first_difference(runtime.groups.allgather(own, Along.TP))) is not None:
+        raise ValueError(
+            f"smp.step: {found[1]} of tensor rank {found[0]} is another than that of tensor rank 0, and with "
+            "prescaled_batch the ranks of a tensor group work on one batch: load data by smp.rdp_rank() and "
+            "smp.rdp_size(), or set prescaled_batch to false and load them by smp.dp_rank() and smp.dp_size()"
+        )
+    if (
+        configuration.partitions > 1
+        and (found := first_difference(runtime.groups.allgather(own, Along.PP))) is not None
+        and runtime.pipeline_rank == 0
+    ):
+        _LOG.warning(
+            "smp.step: %s of pipeline rank %d is another than that of pipeline rank 0, which alone is used: ranks of a "
+            "pipeline work on one batch, so load data by smp.dp_rank() and smp.dp_size(), not by smp.rank()",
+            found[1],
+            found[0],
+        )
+
+
+def digest(value: Any) -> str:
+    """Return a digest of the tensors in an argument: their shapes, dtypes and values, up to a length of each."""
+    found = hashlib.sha256()
+    for tensor in _tensors(value):
+        found.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        found.update(_bytes_of(tensor))
+    return found.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the first bytes of a tensor's values, as they lie in memory; empty without memory."""
+    if tensor.is_meta or tensor.is_sparse:
+        return b""
+    count = max(_MOST_BYTES // max(tensor.element_size(), 1), 1)
+    held = tensor.detach().reshape(-1)[:count].cpu().contiguous()
+    return ctypes.string_at(held.data_ptr(), held.numel() * held.element_size())
+
+
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _facts(tensor: torch.Tensor) -> str:
+    if torch.nn.parameter.is_lazy(tensor):
+        return "not sized yet"
+    trained = ", trained" if tensor.requires_grad else ""
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{trained}"

@@ -1,0 +1,59 @@
+"""Parameters of a model, watched for changes that a script makes after `DistributedModel` has taken them.
+
+Where: `DistributedModel` asks before each pass. Gradients of what it does not know of would be averaged by nobody, and
+replicas would train apart.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from clary.train.parallel.errors import ParallelError
+
+
+class Watched:
+    """The parameters of a model as they were when modules got their ranks.
+
+    Args:
+        model: the one that was wrapped, on every rank all of it.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._known = {id(one): one for one in model.parameters()}  # kept: an id says nothing of what is gone
+        self._trained = {key for key, one in self._known.items() if one.requires_grad}
+
+    def newly_trained(self) -> list[str]:
+        """Return the names of parameters that were frozen when this was asked last, and are not any more.
+
+        Raises: ParallelError for parameters that the model did not have.
+        """
+        found: list[str] = []
+        strange: list[str] = []
+        for name, one in self._model.named_parameters():
+            if one.requires_grad and id(one) not in self._trained:
+                (found if id(one) in self._known else strange).append(name)
+        if strange:
+            raise ParallelError(
+                f"{strange[0]}{f' and {len(strange) - 1} more' if len(strange) > 1 else ''} came into the model after "
+                "smp.DistributedModel had taken it: no other rank would know of its gradients. Add and replace modules "
+                "and parameters before model = smp.DistributedModel(model)"
+            )
+        self._trained.update(id(one) for one in self._known.values() if one.requires_grad)
+        return found
+
+
+def refuse_newly_trained(names: list[str], why: str) -> None:
+    """Refuse parameters that are trained from now on, where gradients cannot be followed anew.
+
+    Args:
+        why: begins with who cannot.
+
+    Raises: ParallelError naming them.
+    """
+    if names:
+        raise ParallelError(
+            f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} began to need gradients after "
+            f"smp.DistributedModel had taken the model: {why}. Set requires_grad before, and freeze by weights of the "
+            "optimizer (lr=0 of a group) until it is to be trained"
+        )

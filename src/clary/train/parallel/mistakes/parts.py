@@ -1,0 +1,46 @@
+"""States that are asked of the wrapped model itself, which holds this rank's part alone, or shards.
+
+Where: `DistributedModel` has its modules refuse that once others hold what is theirs. The memory of what lies elsewhere
+has been given up, so `model.get_module().state_dict()`, or a library's `save_pretrained` of it, would write zeros in
+the place of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from clary.train.parallel.errors import ParallelError
+
+_is_ours: ContextVar[bool] = ContextVar("clary_reads_parts", default=False)
+
+
+def refuse_states(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """Have modules that do not hold their own parameters refuse to tell a state; return handles that undo it."""
+    return [one.register_state_dict_pre_hook(_refuse) for one in modules]
+
+
+def state_of_parts(module: torch.nn.Module, **options: Any) -> dict[str, Any]:
+    """Return the state of such a model under all its names, to a caller that knows where each part lies.
+
+    Args:
+        options: of torch's `state_dict`.
+    """
+    token = _is_ours.set(True)
+    try:
+        found: dict[str, Any] = module.state_dict(**options)
+    finally:
+        _is_ours.reset(token)
+    return found
+
+
+def _refuse(module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
+    if not _is_ours.get():
+        raise ParallelError(
+            f"state_dict of the wrapped model was called, and parameters of a {type(module).__name__} in it lie on "
+            "other ranks: call state_dict() of the DistributedModel on every rank, which gathers them, or "
+            "local_state_dict() for this rank's part; save_pretrained takes such a state as state_dict="
+        )
