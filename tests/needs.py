@@ -69,6 +69,7 @@ NEEDS = {
     "zsh": _system("zsh"),
     "fish": _system("fish"),
     "gtest": _system("/usr/include/gtest/gtest.h"),
+    "libaio": Need("/usr/include/libaio.h", "apt-get install libaio-dev"),
     "compiler": _system(find_compiler() or "cc"),
 }
 

@@ -22,6 +22,10 @@ parser.add_argument("--plain", default="no")
 parser.add_argument("--stage", type=int, default=1)
 parser.add_argument("--backend", default="smddp")
 parser.add_argument("--offload", default="none", choices=["none", "cpu", "nvme"])
+parser.add_argument("--nvme_path", default="/tmp/nvme")
+parser.add_argument("--nvme_buffer", type=int, default=300_000)  # of 4 bytes; where 8 MiB may be locked, six fit
+parser.add_argument("--sub_group_size", type=int, default=10_000)
+parser.add_argument("--hidden", type=int, default=64)
 parser.add_argument("--checkpoint", default="none", choices=["none", "save", "resume", "universal", "weights"])
 options = parser.parse_args()
 folder = Path(os.environ.get("RESULT_FOLDER") or os.environ.get("SM_MODEL_DIR", "/opt/ml/model"))
@@ -31,11 +35,17 @@ torch.set_num_threads(1)
 
 def make_model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    return nn.Sequential(
+        nn.Linear(WIDTH, options.hidden),
+        nn.ReLU(),
+        nn.Linear(options.hidden, options.hidden),
+        nn.ReLU(),
+        nn.Linear(options.hidden, 3),
+    )
 
 
 def make_optimizer(model):
-    return torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-3)
+    return torch.optim.Adam(model.parameters(), lr=0.64 / options.hidden, eps=1e-3)
 
 
 def batch_of(step):
@@ -60,11 +70,11 @@ def train_plainly():
 def config_of(size):
     zero = {"stage": options.stage}
     if options.offload != "none":
-        place = {"device": options.offload, "nvme_path": "/tmp/nvme", "pin_memory": False}
+        place = {"device": options.offload, "nvme_path": options.nvme_path, "pin_memory": False}
         zero["offload_optimizer"] = place
         if options.stage == 3:
-            zero["offload_param"] = {**place, "buffer_size": 100_000}
-            zero["sub_group_size"] = 10_000
+            zero["offload_param"] = {**place, "buffer_count": 2, "buffer_size": options.nvme_buffer}
+            zero["sub_group_size"] = options.sub_group_size
     return {
         "train_micro_batch_size_per_gpu": BATCH // size,
         "zero_optimization": zero,
@@ -93,7 +103,10 @@ def train_with_deepspeed():
     deepspeed.init_distributed(dist_backend=options.backend)
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     local_rank = int(os.environ["LOCAL_RANK"])
-    model = make_model()
+    # What DeepSpeed makes from a whole model it keeps in bfloat16 on NVMe, where a CPU computes in float32.
+    is_made_in_parts = options.offload == "nvme" and options.stage == 3
+    with deepspeed.zero.Init(config_dict_or_path=config_of(size), enabled=is_made_in_parts):
+        model = make_model()
     first_step = 0
     if options.checkpoint == "weights":
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -131,6 +144,7 @@ def train_with_deepspeed():
         "first_step": first_step,
         "losses": losses,
         "checksum": checksum,
+        "swapped": {path.name: path.stat().st_size for path in Path(options.nvme_path).rglob(f"rank{rank}/*.swp")},
     }
 
 

@@ -19,6 +19,7 @@ smp.init()
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--mp_parameters", default="")
+parser.add_argument("--model_dir")  # which SageMaker's estimator of TensorFlow adds
 options = parser.parse_args()
 
 with gzip.open(os.path.join(os.environ["SM_CHANNEL_DIGITS"], "mnist_5k.csv.gz"), "rt") as file:

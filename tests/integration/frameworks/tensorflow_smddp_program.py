@@ -65,6 +65,8 @@ def check_an_array_of_any_alignment_becomes_a_tensor(rank, size):
 
 def check_scalars_empty_and_large_tensors(rank, size):
     assert float(sdp.oob_allreduce(tf.constant(float(rank)))) == (size - 1) / 2
+    # The name that a script of AWS's containers gives it.
+    assert float(sdp.allreduce(grad=tf.constant(float(rank)), param_index=0, num_params=1)) == (size - 1) / 2
     assert sdp.oob_allreduce(tf.zeros([0, 3])).shape == [0, 3]
     large = tf.fill([300_000], float(rank + 1))
     for _ in range(3):
@@ -121,6 +123,7 @@ def check_unsupported_arguments_are_refused(rank, size):
     raises(NotImplementedError, lambda: sdp.DistributedGradientTape(tape, op=sdp.ReduceOp.SUM), "averaged")
     raises(NotImplementedError, lambda: sdp.oob_allreduce(tf.zeros(1), op=sdp.ReduceOp.MAX), "AVERAGE only")
     raises(ValueError, lambda: sdp.allreduce(tf.zeros(1), 2, 2), "param_index 2")
+    raises(TypeError, lambda: sdp.allreduce(), "allreduce takes one tensor")
     raises(ValueError, lambda: sdp.DistributedOptimizer(tf.keras.optimizers.SGD(), bucket_cap_mb=0), "bucket_cap_mb")
     raises(TypeError, lambda: sdp.DistributedOptimizer("sgd"), "no optimizer")
     once = sdp.DistributedOptimizer(tf.keras.optimizers.SGD())

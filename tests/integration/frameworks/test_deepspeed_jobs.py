@@ -3,12 +3,19 @@
 Shown against one process of torch alone that trains on the same batches.
 """
 
-import pytest
-from boto3_clients import Clients, job_request, unique
-from library_jobs import EXTENSIONS, INSTANCE_TYPE, PROGRAMS, facts_of, library_service, request_of, run_ranks
-from program_jobs import archive_of, channel, put
+import json
+import os
+import resource
+import shutil
+import subprocess
 
-from needs import VENVS
+import pytest
+from boto3_clients import Clients, job_request, log_of, unique
+from library_jobs import EXTENSIONS, INSTANCE_TYPE, PROGRAMS, facts_of, library_service, request_of, run_ranks
+from program_jobs import archive_of, channel, model_of, put, run
+
+from needs import VENVS, python_of
+from sweeps import SEED
 
 PROGRAM = "deepspeed_job_program.py"
 TORCH = {"sagemaker_torch_distributed_enabled": "true"}
@@ -17,6 +24,9 @@ VARIABLES = {
     "DEEPSPEED_EXTENSIONS": str(VENVS / "deepspeed/extensions"),  # or each job compiles for a minute and a half
 }
 SAVED_STEP = 4
+HIDDEN = 736  # its square among two ranks is more than the 1 MiB below which DeepSpeed keeps tensors in memory
+IO_EXTENSIONS = VENVS / "deepspeed/extensions-nvme"  # jobs see the environment, and the next run finds it
+COMPILE_LIMIT_S = 900  # two to four minutes alone
 
 pytestmark = [
     pytest.mark.timeout(500),
@@ -50,11 +60,18 @@ def check(found, alone, *, backend, stage, first_step=0):
 
 def run_job(aws, *, num_ranks=4, checkpoints=None, **hyperparameters):
     """Run the program under torch_distributed on two hosts."""
+    request = job_of(aws, num_ranks=num_ranks, checkpoints=checkpoints, **hyperparameters)
+    return facts_of(aws, request, num_ranks=num_ranks)
+
+
+def job_of(aws, *, num_ranks=4, checkpoints=None, variables=None, **hyperparameters):
+    """Return the request of `run_job`; variables are added to its environment."""
     members = {"CheckpointConfig": {"S3Uri": checkpoints}} if checkpoints else {}
     given = {**TORCH, **{name: str(value) for name, value in hyperparameters.items()}}
-    request = request_of(aws, "deepspeed", PROGRAM, given, Environment=VARIABLES, **members)
+    environment = {**VARIABLES, **(variables or {})}
+    request = request_of(aws, "deepspeed", PROGRAM, given, Environment=environment, **members)
     request["ResourceConfig"]["InstanceType"] = INSTANCE_TYPE if num_ranks == 4 else "ml.m5.large"
-    return facts_of(aws, request, num_ranks=num_ranks)
+    return request
 
 
 def test_deepspeed_initialize_trains_under_torch_distributed(aws, alone):
@@ -128,3 +145,88 @@ def test_checkpoints_go_through_s3_to_another_number_of_ranks(aws, alone, stage)
     check(converted, alone, backend="smddp", stage=stage, first_step=SAVED_STEP)
     weights = run_job(aws, num_ranks=2, stage=stage, checkpoint="weights", checkpoints=place)
     assert weights[0]["losses"][0] == pytest.approx(alone[SAVED_STEP], rel=1e-4)  # the optimizer begins anew
+
+
+def compiled(part):
+    """Have a part of DeepSpeed that reads and writes files compiled; return the folder with it."""
+    if os.environ.get(SEED):
+        pytest.skip("compiling DeepSpeed's access to files takes six minutes of a processor: make test-all does it")
+    shutil.copytree(VENVS / "deepspeed/extensions", IO_EXTENSIONS, dirs_exist_ok=True)
+    for lock in IO_EXTENSIONS.glob("*/lock"):  # of a run that was killed; whoever finds it waits for ever
+        lock.unlink()
+    python = python_of("deepspeed")
+    subprocess.run(
+        [str(python), "-c", f"from deepspeed.ops.op_builder.cpu import {part} as part; part().load(verbose=False)"],
+        env={
+            **os.environ,
+            "DS_ACCELERATOR": "cpu",
+            "TORCH_EXTENSIONS_DIR": str(IO_EXTENSIONS),
+            "PATH": f"{python.parent}:{os.environ['PATH']}",
+        },
+        timeout=COMPILE_LIMIT_S,
+        check=True,
+    )
+    return {"DEEPSPEED_EXTENSIONS": str(IO_EXTENSIONS)}
+
+
+@pytest.mark.parametrize("place", ["/tmp/nvme", "/opt/ml/nvme"])
+@pytest.mark.sweep("place")
+@pytest.mark.needs("compiler", "libaio")
+@pytest.mark.timeout(2 * COMPILE_LIMIT_S)
+@pytest.mark.long
+def test_parameters_and_optimizer_lie_in_files_of_the_host(aws, place, tmp_path):
+    hidden = f"--hidden={HIDDEN}"
+    (alone,) = run_ranks("deepspeed", PROGRAM, "--plain=yes", hidden, num_ranks=1, folder=tmp_path / "alone")
+    given = {"stage": 3, "offload": "nvme", "nvme_path": place, "hidden": HIDDEN, "sub_group_size": 1}
+    found = run_job(aws, num_ranks=2, variables=compiled("AsyncIOBuilder"), **given)
+    check(found, alone["losses"], backend="smddp", stage=3)
+    num_bytes = HIDDEN**2 // 2 * 4  # of a rank's part of the greatest weight
+    for facts in found:  # the weight, the optimizer's copy of it, its gradient, and two moments
+        assert sum(size >= num_bytes for size in facts["swapped"].values()) == 5, facts["swapped"]
+
+
+@pytest.mark.needs("compiler", "libaio")
+@pytest.mark.timeout(2 * COMPILE_LIMIT_S)
+@pytest.mark.long
+def test_gradients_that_the_disk_does_not_read_into_a_group_end_the_job_and_are_not_zero(aws, tmp_path):
+    hidden = f"--hidden={HIDDEN}"
+    (alone,) = run_ranks("deepspeed", PROGRAM, "--plain=yes", hidden, num_ranks=1, folder=tmp_path / "alone")
+    given = {"stage": 3, "offload": "nvme", "hidden": HIDDEN}  # a bias and a weight are one group
+    request = job_of(aws, num_ranks=2, variables=compiled("AsyncIOBuilder"), **given)
+    described = run(aws, request, timeout_s=240)
+    if described["TrainingJobStatus"] == "Completed":  # disks that read to any address
+        files = model_of(aws, described)
+        assert json.loads(files["rank-0.json"])["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+    else:
+        assert "to an address that its disk refuses" in described["FailureReason"]
+        assert '"sub_group_size": 1' in described["FailureReason"]
+
+
+@pytest.mark.needs("compiler", "libaio")
+@pytest.mark.timeout(2 * COMPILE_LIMIT_S)
+@pytest.mark.long
+def test_offload_to_nvme_with_more_buffers_than_may_be_locked_fails_and_says_so(aws):
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if not 0 < limit < 1 << 30:
+        pytest.skip(f"this machine lets a process lock {limit} bytes, which no buffer of a test reaches")
+    given = {"stage": 3, "offload": "nvme", "nvme_buffer": limit // 4}
+    request = job_of(aws, num_ranks=2, variables=compiled("AsyncIOBuilder"), **given)
+    described = run(aws, request, timeout_s=240)
+    assert described["TrainingJobStatus"] == "Failed"
+    assert f"a process of this host may lock {limit:,} bytes" in described["FailureReason"]
+    assert "where `ulimit -l` is unlimited" in described["FailureReason"]
+
+
+@pytest.mark.needs("compiler")
+@pytest.mark.timeout(2 * COMPILE_LIMIT_S)
+@pytest.mark.long
+def test_offload_to_nvme_without_libaio_fails_and_says_what_brings_it(aws):
+    # DeepSpeed links a small program to see whether libaio is there; with this flag it cannot, as where there is none.
+    variables = {**compiled("PinMemoryBuilder"), "LDFLAGS": "-lnowhere"}
+    request = job_of(aws, num_ranks=2, variables=variables, stage=3, offload="nvme")
+    described = run(aws, request, timeout_s=240)
+    assert described["TrainingJobStatus"] == "Failed"
+    assert "offload to nvme needs libaio" in described["FailureReason"]
+    assert "apt-get install libaio-dev" in described["FailureReason"]
+    log = "\n".join(log_of(aws, request["TrainingJobName"]))
+    assert "Unable to JIT load the async_io op" in log  # DeepSpeed's own words

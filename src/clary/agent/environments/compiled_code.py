@@ -11,13 +11,14 @@ replaced. Errors are told in a line, and no job fails by them.
 What a job has compiled is run by the next job of the same name, so a program that means harm could put anything
 there. The name (`compilation.compiled_name`) is of all that code may come from: the two jobs are the same program on
 the same data, and whatever the first one could leave for the second the second one would do by itself. The cache lies
-in the service's home, which has one owner and which no program sees.
+in the service's home, which has one owner and which no program sees. A cache that another user could write is not used.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +72,7 @@ class CompiledCode:
             name = compiled_name(self._plan, code_digest=digest, environment=environment)
             root = Path(self._plan.cache_folder) / CACHE_FOLDER
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _check_closed(root)
             place = root / name
             target_path = compiled_folder(self._tree).relative_to(self._tree.root)
             with (
@@ -135,6 +137,18 @@ class CompiledCode:
                 copy_file(source, entry.path, target, entry.path)
         _drop_oldest(place.parent)
         return ()
+
+
+def _check_closed(root: Path) -> None:
+    """Refuse a cache that somebody else may write, since its files are run. Raises: AgentError, OSError."""
+    status = os.lstat(root)
+    if not stat.S_ISDIR(status.st_mode):
+        raise AgentError(f"{root} is a link; expected a folder of this service: remove it")
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise AgentError(
+            f"{root} belongs to user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):04o}; expected user "
+            f"{os.geteuid()} and nobody else to write, for its files are run. Remove it, and it is made anew"
+        )
 
 
 def _drop_oldest(root: Path) -> None:

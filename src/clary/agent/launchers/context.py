@@ -43,6 +43,11 @@ class LaunchContext:
         return self.plan.isolation is Isolation.NAMESPACES
 
     @property
+    def has_own_network(self) -> bool:
+        """Whether the job's hosts alone reach a port of this one; those on nodes of a cluster share a network."""
+        return bool(self.plan.network.namespace_paths)
+
+    @property
     def peers(self) -> tuple[HostPlan, ...]:
         """Hosts that share ranks with this one, in the order of their ranks.
 

@@ -9,6 +9,7 @@ import json
 
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.context import LaunchContext
+from clary.agent.launchers.parameter_server import OPEN_SERVERS
 from clary.contract.launch_plan import HostPlan
 
 _PORT = 8890
@@ -23,6 +24,11 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     }
     additions = {"TF_CONFIG": json.dumps(config)}
     return (context.process(context.program(), additions=additions, rank=context.node_rank),)
+
+
+def notes(context: LaunchContext) -> tuple[str, ...]:
+    """Say that the workers' servers are open where hosts share the machine's network."""
+    return () if context.has_own_network or len(context.peers) == 1 else (OPEN_SERVERS,)
 
 
 def _address(context: LaunchContext, index: int, peer: HostPlan) -> str:

@@ -6,7 +6,7 @@ one host the program runs plainly, as on SageMaker.
 MXNet: on every host a server and a worker, on the first one a scheduler too; DMLC_* variables say who is who.
 PyTorch's images know no parameter servers: every host runs the program alone.
 Source: sagemaker-tensorflow-training `training.train`, `_build_tf_config`, `_run_ps`; sagemaker-mxnet-training
-`training.train`, `_env_vars_for_role`; sagemaker-pytorch-training `training.train`.
+`training.train`, `_env_vars_for_role`; sagemaker-pytorch-training `training.train`; ps-lite `van.cc` (DMLC_NODE_HOST).
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ from clary.contract.settings.distribution import ServerStyle, server_style
 _WORKER_PORT = 2222
 _SERVER_PORT = 2223
 _SCHEDULER_PORT = "8000"
+OPEN_SERVERS = (
+    "this host shares its machine's network. TensorFlow's servers listen on every address of it and ask for no proof: "
+    "whoever reaches them runs operations here, and reads and writes files as this program"
+)
+_OPEN_SERVERS_OF_MXNET = (
+    "this host shares its machine's network. MXNet's servers ask for no proof: whoever reaches them runs code as this "
+    "program"
+)
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
@@ -35,16 +43,23 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Say that images of PyTorch start no parameter servers."""
-    if server_style(context.plan.environment.image) is ServerStyle.NONE:
+    """Say that images of PyTorch start no parameter servers, and that those of others are open on a shared network."""
+    style = server_style(context.plan.environment.image)
+    if style is ServerStyle.NONE:
         return ("parameter_server has no effect with PyTorch: every host runs the program alone, as on SageMaker",)
-    return ()
+    has_servers = len(context.peers) > 1 or style is ServerStyle.MXNET
+    if context.has_own_network or not has_servers:
+        return ()
+    return (OPEN_SERVERS if style is ServerStyle.TENSORFLOW else _OPEN_SERVERS_OF_MXNET,)
 
 
 def _build_mxnet(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     num_hosts = str(len(context.peers))
     scheduler = context.peers[0]
+    # Else it takes the first address of the machine that is not loopback, which the network reaches.
+    bound = {} if context.is_isolated else {"DMLC_NODE_HOST": context.host.address}
     additions = {
+        **{name: address for name, address in bound.items() if name not in context.variables},
         "DMLC_NUM_WORKER": num_hosts,
         "DMLC_NUM_SERVER": num_hosts,
         "DMLC_ROLE": "worker",

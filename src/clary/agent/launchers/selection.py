@@ -60,7 +60,9 @@ _BY_KIND: Mapping[DistributionKind, Launcher] = {
     DistributionKind.PARAMETER_SERVER: Launcher(
         name="parameter_server", build=parameter_server.build, notes=parameter_server.notes
     ),
-    DistributionKind.MULTI_WORKER_MIRRORED: Launcher(name="multi_worker_mirrored", build=multi_worker_mirrored.build),
+    DistributionKind.MULTI_WORKER_MIRRORED: Launcher(
+        name="multi_worker_mirrored", build=multi_worker_mirrored.build, notes=multi_worker_mirrored.notes
+    ),
 }
 
 

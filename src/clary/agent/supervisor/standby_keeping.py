@@ -149,7 +149,7 @@ class StandbyKeeper:
         return standby.start(processes, binds=standby.late_binds(sandbox), on_output=on_output)
 
     def _make(self) -> None:
-        """Make a host that stands by, like the last attempt's; do nothing where one stands by or the plan wants no such host."""
+        """Make a host that stands by, like the last attempt's; do nothing where there is one or the plan forbids it."""
         with self._lock:
             example, is_there, closings = self._example, self._ready is not None, self._num_closings
             if is_there or example is None or not example.plan.has_standby:

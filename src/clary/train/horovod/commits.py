@@ -5,21 +5,36 @@ gone. So rank 0 also writes each commit into the job's folder of checkpoints, wh
 hosts it runs. A write replaces the one before in one step. A commit that comes while another is being written waits;
 only the newest of those that wait is written.
 Without that folder commits live in memory alone.
+
+    file    MAGIC (8), bytes of the content (8), SHA-256 of the content (32), content
+
+The content is a pickle, which runs code as it is read. So nothing is unpickled but a regular file that is whole: no
+link, no pipe, nothing that was torn, and no file of another program by that name. Who can write the folder can still
+make a whole one: see docs/horovod.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import struct
 import threading
 from collections.abc import Callable, Mapping
+
+from clary.base.beneath import FILE_MODE, Folder
+from clary.train.horovod.errors import CommitError
 
 FILE_NAME = "horovod-elastic.commit"
 FOLDER_VARIABLE = "CLARY_HOROVOD_COMMITS"  # a folder; "" keeps commits in memory
 _JOB_VARIABLE = "SM_CURRENT_HOST"  # set in every job
-_JOB_FOLDER = "/opt/ml/checkpoints"
+_TREE_VARIABLE = "SAGEMAKER_BASE_DIR"  # set where jobs share this machine's files: each has a tree of its own
+_TREE = "/opt/ml"
 _CLOSE_LIMIT_S = 300.0
+_MAGIC = b"CLARYHC1"
+_HEADER = struct.Struct("<8sQ32s")
+_NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOG = logging.getLogger("horovod")
 
 
@@ -27,17 +42,42 @@ def commit_folder(environ: Mapping[str, str]) -> str | None:
     """Return the folder into which commits are written; None keeps them in memory."""
     if FOLDER_VARIABLE in environ:
         return environ[FOLDER_VARIABLE] or None
-    is_job = _JOB_VARIABLE in environ and os.path.isdir(_JOB_FOLDER) and os.access(_JOB_FOLDER, os.W_OK)
-    return _JOB_FOLDER if is_job else None
+    folder = os.path.join(environ.get(_TREE_VARIABLE) or _TREE, "checkpoints")
+    is_job = _JOB_VARIABLE in environ and os.path.isdir(folder) and os.access(folder, os.W_OK)
+    return folder if is_job else None
 
 
 def read_commit(folder: str) -> bytes | None:
-    """Return the newest commit, or None before the first. Raises: OSError if it cannot be read."""
+    """Return the content of the newest commit, or None before the first; no link is followed, no pipe waited for.
+
+    Raises: CommitError naming the file and what it is instead of a whole commit.
+    """
     try:
-        with open(os.path.join(folder, FILE_NAME), "rb") as file:
-            return file.read()
+        with Folder.at(folder) as place, open(place.open_file(FILE_NAME), "rb") as file:
+            header = file.read(_HEADER.size)
+            if len(header) < _HEADER.size:
+                raise _no_commit(folder, f"it ends after {len(header)} bytes")
+            magic, length, digest = _HEADER.unpack(header)
+            if magic != _MAGIC:
+                raise _no_commit(folder, f"it begins with {magic!r}, not with {_MAGIC!r}")
+            there = os.fstat(file.fileno()).st_size - _HEADER.size
+            if there != length:  # before anything is read: a length may be a lie
+                raise _no_commit(folder, f"it holds {there} bytes of {length}")
+            content = file.read(length)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _no_commit(folder, error.strerror or str(error)) from error
+    if hashlib.sha256(content).digest() != digest:
+        raise _no_commit(folder, "its content is not that of its checksum")
+    return content
+
+
+def _no_commit(folder: str, why: str) -> CommitError:
+    return CommitError(
+        f"{os.path.join(folder, FILE_NAME)} is no whole commit of this job: {why}. Training does not go on from it, "
+        f"and nothing in it was run. Put an earlier version of the file back, or remove it to begin anew"
+    )
 
 
 class CommitWriter:
@@ -95,15 +135,18 @@ class CommitWriter:
                 )
 
     def _replace(self, content: bytes) -> None:
-        path = os.path.join(self._folder, FILE_NAME)
-        new = f"{path}.new"
-        try:
-            with open(new, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(new)
-            raise
+        header = _HEADER.pack(_MAGIC, len(content), hashlib.sha256(content).digest())
+        new = f"{FILE_NAME}.new"
+        with Folder.at(self._folder) as place:
+            place.remove(new, missing_ok=True)  # of a process that was killed; a link is removed itself
+            try:
+                with open(os.open(new, _NEW_FLAGS, FILE_MODE, dir_fd=place.fileno()), "wb") as file:
+                    file.write(header)
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                place.rename(new, FILE_NAME)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    place.remove(new)
+                raise

@@ -32,6 +32,7 @@ _MAX_PAUSE_S = 0.02  # between rounds in which nothing was ready
 _SINGLE_HOST_BYTES = 32 << 10  # a larger tensor is not worth a copy where ranks share memory
 _SEVERAL_HOSTS_BYTES = 4 << 20
 _CLOSE_LIMIT_S = 10.0
+_MAX_NEWS_BYTES = 64 << 20  # of one rank in one round; a tensor that is new takes some 100
 _TURN_S = 0.05  # to look again whether another thread drives
 _SPECIAL_VERBS = (Verb.ADD_PROCESS_SET, Verb.REMOVE_PROCESS_SET)
 _LOG = logging.getLogger("horovod")
@@ -292,12 +293,27 @@ class Engine:
             return [news] * self.group.size
         lengths = memoryview(bytearray(8 * self.group.size)).cast("q")
         self.group.all_gather(memoryview(bytearray(len(message).to_bytes(8, "little"))).cast("q"), lengths)
+        for rank, length in enumerate(lengths):
+            if not 0 <= length <= _MAX_NEWS_BYTES:
+                raise HorovodInternalError(
+                    f"rank {self.ranks[rank]} announces news of {length} bytes, at most {_MAX_NEWS_BYTES} are allowed: "
+                    f"do all ranks run the same version of Clary?"
+                )
         longest = max(lengths)
         padded = bytearray(message.ljust(longest, b" "))
         everything = bytearray(longest * self.group.size)
         self.group.all_gather(padded, everything)
         parts = [bytes(everything[rank * longest : rank * longest + lengths[rank]]) for rank in range(self.group.size)]
-        return [decode_news(part) if part else News() for part in parts]
+        return [self._news_of(rank, part) if part else News() for rank, part in enumerate(parts)]
+
+    def _news_of(self, rank: int, message: bytes) -> News:
+        try:
+            return decode_news(message)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise HorovodInternalError(
+                f"rank {self.ranks[rank]} sent {len(message)} bytes that are no news of its tensors: {error}. Do all "
+                f"ranks run the same version of Clary?"
+            ) from error
 
     def _run_batch(self, batch: Sequence[Ready]) -> None:
         """Run a batch, and wake the threads that wait for it."""

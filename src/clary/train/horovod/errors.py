@@ -17,3 +17,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of this job have changed")
         self.skip_sync = skip_sync
+
+
+class CommitError(RuntimeError):
+    """The commit of an elastic program is no whole one. Nothing of it was unpickled; somebody has to decide."""

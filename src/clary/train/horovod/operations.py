@@ -163,6 +163,7 @@ class Operations:
         sent = array("q", request.splits)
         received = array("q", bytes(8 * self._group.size))
         self._group.all_to_all(sent, received)
+        _check_counts(received, "splits")
         if request.on_splits is not None:
             request.on_splits(list(received))
         target = _room_of(request, sum(received), sum(received) * request.row_elements)
@@ -177,7 +178,15 @@ class Operations:
     def _exchange_counts(self, count: int) -> list[int]:
         counts = array("q", bytes(8 * self._group.size))
         self._group.all_gather(array("q", [count]), counts)
+        _check_counts(counts, "rows")
         return list(counts)
+
+
+def _check_counts(counts: Sequence[int], what: str) -> None:
+    """Refuse numbers below 0, by which parts of memory would be cut. Raises: HorovodInternalError."""
+    for rank, count in enumerate(counts):
+        if count < 0:
+            raise HorovodInternalError(f"rank {rank} of this process set announces {count} {what}; expected 0 or more")
 
 
 def _source(request: Request) -> Buffer:

@@ -1,18 +1,27 @@
 """Writes negotiations and operations in Chrome's trace format, as HOROVOD_TIMELINE asks for.
 
 One row a tensor: NEGOTIATE_ALLREDUCE from its submission on this rank until all ranks had it, then ALLREDUCE.
-The file is a whole JSON document once `close` has returned.
+The file is a whole JSON document once `close` has returned. A disk that is full ends it, and never the training.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import logging
+import os
+import stat
 import time
 from typing import Any, TextIO
 
 from clary.train.horovod.requests import Verb
 
 _US = 1e6  # a second
+# A pipe without a reader is not waited for, and a link that somebody has put there is not followed.
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FILE_MODE = 0o644
+_LOG = logging.getLogger("horovod")
 
 
 class Timeline:
@@ -21,14 +30,14 @@ class Timeline:
     Args:
         marks_cycles: whether each round gets a mark.
 
-    Raises: OSError if the file cannot be written.
+    Raises: OSError if the file cannot be written, or is a link, a pipe or a device: nothing in it is changed then.
     """
 
     def __init__(self, path: str, *, marks_cycles: bool) -> None:
         self.path = path
         self._marks_cycles = marks_cycles
         self._start = time.monotonic()
-        self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        self._file: TextIO | None = _open_new(path)
         self._rows: dict[str, int] = {}
         self._separator = "[\n"
         self._write(
@@ -69,8 +78,11 @@ class Timeline:
         """End the document. A second call does nothing."""
         file, self._file = self._file, None
         if file is not None:
-            file.write("\n]\n")
-            file.close()
+            try:
+                file.write("\n]\n")
+                file.close()
+            except OSError as error:
+                self._give_up(file, error)
 
     def _span(self, name: str, what: str, since: float, until: float) -> None:
         row = self._rows.get(name)
@@ -84,6 +96,38 @@ class Timeline:
         return round((moment - self._start) * _US, 1)
 
     def _write(self, event: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(self._separator + json.dumps(event))
+        file = self._file
+        if file is None:
+            return
+        try:
+            file.write(self._separator + json.dumps(event))
+        except OSError as error:
+            self._file = None
+            self._give_up(file, error)
+        else:
             self._separator = ",\n"
+
+    def _give_up(self, file: TextIO, error: OSError) -> None:
+        _LOG.warning("the timeline %s ends here, training goes on: %s", self.path, error.strerror or error)
+        with contextlib.suppress(OSError):  # it flushes once more
+            file.close()
+
+
+def _open_new(path: str) -> TextIO:
+    """Open a regular file for a new timeline, and empty it. Raises: OSError."""
+    try:
+        descriptor = os.open(path, _FLAGS, _FILE_MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a timeline is not written through a link", path) from error
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "a timeline is a regular file, and this is a pipe or socket", path) from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EPERM, "a timeline is a regular file, and this is another kind of file", path)
+        os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "w", encoding="utf-8")

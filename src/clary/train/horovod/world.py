@@ -92,7 +92,10 @@ def start(members: Sequence[int] | None = None, *, allows_new_sets: bool = False
             atexit.register(_leave)
             _has_exit_hook = True
     if settings.timeline and place.rank == 0:
-        start_timeline(settings.timeline, marks_cycles=settings.marks_cycles)
+        try:
+            start_timeline(settings.timeline, marks_cycles=settings.marks_cycles)
+        except OSError as error:  # a timeline that nobody can write must not end the training
+            _LOG.warning("no timeline is written to HOROVOD_TIMELINE=%s: %s", settings.timeline, error)
 
 
 def stop() -> None:

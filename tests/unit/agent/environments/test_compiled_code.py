@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,3 +140,92 @@ def test_a_cache_that_is_held_or_cannot_be_written_is_said_and_the_job_goes_on(t
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the cache would be")
     assert "not used" in Job(tmp_path / "3", plan_in(blocked)).compiled.summaries[0]
+
+
+def open_to_all(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+
+def open_to_a_group(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o770)
+
+
+def of_another_user(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    os.chown(folder, 12345, 12345)
+
+
+def elsewhere(folder: Path) -> None:
+    other = folder.parent.parent / "of-a-stranger"
+    other.mkdir(parents=True)
+    folder.parent.mkdir()
+    folder.symlink_to(other)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        open_to_all,
+        open_to_a_group,
+        elsewhere,
+        pytest.param(
+            of_another_user,
+            marks=[pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")],
+        ),
+    ],
+)
+def test_code_from_a_cache_that_others_can_write_is_not_run(tmp_path: Path, cache: Path, plant) -> None:
+    plant(cache / CACHE_FOLDER)
+    first = Job(tmp_path / "1", plan_in(cache))
+    name = compiled_code.compiled_name(plan_in(cache), code_digest=digest_of(first), environment=ENVIRONMENT)
+    (cache / CACHE_FOLDER / name).mkdir()
+    (cache / CACHE_FOLDER / name / "kernel.so").write_text("of somebody else")
+    second = Job(tmp_path / "2", plan_in(cache))
+    assert second.files() == set()
+    assert "is not used" in second.compiled.summaries[0]
+    assert "emove it" in second.compiled.summaries[0]
+    assert second.compiled.keep() == ()
+
+
+def digest_of(job: Job) -> str:
+    """Return the digest of a job's source, by which a stranger knows the name of its code."""
+    return compiled_code.source_digest(job.tree.code, check=lambda: None)
+
+
+def as_stranger(work) -> int:
+    """Return the exit code of a process of another user: 0 where it was let do `work`."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(12345, 12345, 12345)
+            os.setresuid(12345, 12345, 12345)
+            work()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - a fork must not go on as the test
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_machine_neither_reads_nor_writes_kept_code() -> None:
+    with tempfile.TemporaryDirectory(prefix="clary-compiled-") as home:
+        os.chmod(home, 0o755)  # as open as a home may be
+        cache = Path(home, "cache")
+        job = Job(Path(home, "1"), plan_in(cache))
+        job.write("ab/kernel.so")
+        job.compiled.keep()
+        (place,) = cache.joinpath(CACHE_FOLDER).glob("[0-9a-f]*")
+        assert (place / "ab/kernel.so").read_text() == "compiled"
+        attempts = (
+            lambda: os.listdir(place.parent),
+            lambda: (place / "ab/kernel.so").read_bytes(),
+            lambda: (place / "ab/planted.so").write_text("evil"),
+            lambda: (place.parent / "0123").mkdir(),
+            lambda: os.rename(place.parent, cache / "gone"),
+            lambda: (cache / CACHE_FOLDER / ".lock").unlink(),
+        )
+        assert [as_stranger(attempt) for attempt in attempts] == [1] * len(attempts)

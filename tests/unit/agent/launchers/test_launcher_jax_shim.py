@@ -1,5 +1,6 @@
 """The shim of jax: numbers of processes, the coordinator, and no wait for the peers of a process that has failed."""
 
+import os
 import subprocess
 import sys
 import types
@@ -72,6 +73,11 @@ def fake_clusters() -> types.ModuleType:
         def __init_subclass__(cls) -> None:
             cls._cluster_types.append(cls)
 
+        @classmethod
+        def auto_detect_unset_distributed_params(cls, address: object, *_: object) -> tuple[object, int, int, None]:
+            own = cls._cluster_types[0]
+            return address or own.get_coordinator_address(), 2, 1, None  # type: ignore[attr-defined]
+
     class Slurm(ClusterEnv):
         pass
 
@@ -95,6 +101,37 @@ def test_the_class_comes_before_those_of_jax_once_and_answers_old_and_new_versio
     assert not own.is_env_present()
 
 
+@pytest.mark.parametrize(
+    ("address", "given", "bound"),
+    [
+        ("127.0.0.1:7778", None, "127.0.0.1:7778"),
+        ("localhost:7778", None, "localhost:7778"),
+        ("[::1]:7778", None, "[::1]:7778"),
+        ("algo-1:7778", None, None),
+        ("10.77.0.1:7778", None, None),
+        ("127.0.0.1:7778", "[::]:9", "[::]:9"),  # of the user
+    ],
+)
+def test_a_coordinator_of_loopback_listens_there_alone(variables, monkeypatch, address, given, bound) -> None:
+    module = fake_clusters()
+    clary_jax.register(module)
+    variables({**HOST, "JAX_COORDINATOR_ADDRESS": address})
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", given or "")
+    assert module.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None)[0] == address
+    assert os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") == bound
+
+
+def test_a_second_initialize_with_another_address_is_not_bound_to_the_first(variables, monkeypatch) -> None:
+    module = fake_clusters()
+    clary_jax.register(module)
+    variables({**HOST, "JAX_COORDINATOR_ADDRESS": "127.0.0.1:7778"})
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "")
+    ask = module.ClusterEnv.auto_detect_unset_distributed_params
+    for address, bound in ((None, "127.0.0.1:7778"), ("127.0.0.1:9", "127.0.0.1:9"), ("algo-1:9", None)):
+        ask(address, None, None, None)
+        assert os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") == bound
+
+
 def test_a_jax_that_keeps_its_clusters_in_another_way_stays_as_it_is_and_the_log_says_so(capsys) -> None:
     clary_jax.register(types.ModuleType("clusters"))
     assert "clary: this version of jax is not known" in capsys.readouterr().err
@@ -103,7 +140,8 @@ def test_a_jax_that_keeps_its_clusters_in_another_way_stays_as_it_is_and_the_log
 FAKE_JAX = {
     "__init__.py": "",
     "_src/__init__.py": "",
-    "_src/clusters/__init__.py": "class ClusterEnv:\n    _cluster_types = []\n",
+    "_src/clusters/__init__.py": "class ClusterEnv:\n    _cluster_types = []\n"
+    "    def auto_detect_unset_distributed_params(self): pass\n",
     "_src/distributed.py": "class global_state: client = None\n",
     "_src/api.py": "import atexit, time\n@atexit.register\ndef clean_up():\n    print('waited', flush=True)\n",
 }

@@ -365,6 +365,33 @@ def test_tensorflow_hosts_that_share_an_address_share_no_port() -> None:
         assert "127.0.0.1:40000" not in addresses
 
 
+@pytest.mark.parametrize(
+    "key", ["sagemaker_parameter_server_enabled", "sagemaker_multi_worker_mirrored_strategy_enabled"]
+)
+@pytest.mark.parametrize("image", ["tensorflow-training:2.19.0-cpu-py312", "mxnet-training:1.9.0-cpu-py38"])
+def test_servers_that_ask_for_no_proof_on_a_shared_network_are_told(key: str, image: str) -> None:
+    plain = {"isolation": Isolation.PROCESSES, "network": NetworkPlan(master_port=40000)}
+    on_a_node = {"network": NetworkPlan()}  # with names and files of its own
+    alone = {"network": NetworkPlan(namespace_paths={"algo-1": "/proc/1/fd/3", "algo-2": "/proc/1/fd/4"})}
+    for network, is_told in ((plain, True), (on_a_node, True), (alone, False)):
+        context = context_of({key: "true"}, num_hosts=2, environment=environment_of(image), **network)
+        notes = select(context).notes(context)
+        assert ["ask for no proof" in note for note in notes] == [True] * is_told
+
+
+def test_servers_of_mxnet_on_a_shared_network_listen_on_loopback_unless_the_user_says_otherwise() -> None:
+    hyperparameters = {"sagemaker_parameter_server_enabled": "true"}
+    for own, expected in (({}, "127.0.0.1"), ({"DMLC_NODE_HOST": "192.0.2.7"}, "192.0.2.7")):
+        context = context_of(
+            hyperparameters,
+            num_hosts=2,
+            isolation=Isolation.PROCESSES,
+            environment=environment_of("mxnet-training:1.9.0-cpu-py38"),
+            variables=own,
+        )
+        assert select(context).build(context)[0].environment["DMLC_NODE_HOST"] == expected
+
+
 def test_hosts_outside_the_distributions_groups_run_plainly() -> None:
     hosts = tuple(
         dataclasses.replace(host, instance_group=group, processes_per_host=2)

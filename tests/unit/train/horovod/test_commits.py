@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import threading
 
+import pytest
+
 from clary.train.horovod.commits import FILE_NAME, CommitWriter, commit_folder, read_commit
+from clary.train.horovod.errors import CommitError
+
+
+def write_commit(folder, content):
+    writer = CommitWriter(str(folder))
+    writer.write(lambda: content)
+    assert writer.close()
+    return folder / FILE_NAME
 
 
 def test_the_newest_commit_is_read_back(tmp_path):
@@ -55,3 +67,75 @@ def test_where_commits_are_written():
     assert commit_folder({}) is None
     assert commit_folder({"CLARY_HOROVOD_COMMITS": "/there"}) == "/there"
     assert commit_folder({"CLARY_HOROVOD_COMMITS": "", "SM_CURRENT_HOST": "algo-1"}) is None
+
+
+def test_jobs_that_share_the_machines_files_commit_into_their_own_trees(tmp_path):
+    job = {"SM_CURRENT_HOST": "algo-1", "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    assert commit_folder(job) is None, "not /opt/ml/checkpoints of the machine, which all jobs would share"
+    (tmp_path / "checkpoints").mkdir()
+    assert commit_folder(job) == str(tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 48, 60, -1], ids=lambda kept: f"{kept} bytes")
+def test_a_torn_commit_is_refused_by_its_name_and_nothing_of_it_is_read(tmp_path, kept):
+    path = write_commit(tmp_path, b"x" * 100)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(CommitError, match=r"horovod-elastic.commit is no whole commit .*remove it to begin anew"):
+        read_commit(str(tmp_path))
+
+
+def test_a_changed_byte_and_an_added_one_are_noticed(tmp_path):
+    path = write_commit(tmp_path, b"x" * 100)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"y")
+    with pytest.raises(CommitError, match="not that of its checksum"):
+        read_commit(str(tmp_path))
+    path.write_bytes(whole + b"y")
+    with pytest.raises(CommitError, match="holds 101 bytes of 100"):
+        read_commit(str(tmp_path))
+
+
+def test_a_pickle_by_the_name_of_a_commit_is_refused(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(pickle.dumps({"step": 3, "more": "x" * 100}))
+    with pytest.raises(CommitError, match="it begins with"):
+        read_commit(str(tmp_path))
+
+
+def test_a_length_that_is_a_lie_takes_no_memory(tmp_path):
+    path = write_commit(tmp_path, b"x")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8] + (1 << 50).to_bytes(8, "little") + whole[16:])
+    with pytest.raises(CommitError, match=f"holds 1 bytes of {1 << 50}"):
+        read_commit(str(tmp_path))
+
+
+def plant_link(path):
+    path.symlink_to("/dev/zero")
+
+
+def plant_link_to_file(path):
+    secret = path.parent / "secret"
+    secret.write_bytes(b"of somebody else")
+    path.symlink_to(secret)
+
+
+@pytest.mark.timeout(20)  # a pipe without a writer is never waited for
+@pytest.mark.parametrize("plant", [plant_link, plant_link_to_file, os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_no_commit(tmp_path, plant):
+    plant(tmp_path / FILE_NAME)
+    with pytest.raises(CommitError, match="is no whole commit"):
+        read_commit(str(tmp_path))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("plant", [plant_link_to_file, os.mkfifo])
+@pytest.mark.parametrize("name", [FILE_NAME, f"{FILE_NAME}.new"])
+def test_links_and_pipes_in_place_of_a_commit_are_replaced_and_never_written_through(tmp_path, plant, name):
+    plant(tmp_path / name)
+    write_commit(tmp_path, b"good")
+    assert read_commit(str(tmp_path)) == b"good"
+    left = {path.name: path for path in tmp_path.iterdir()}
+    assert not left[FILE_NAME].is_symlink()
+    assert set(left) <= {FILE_NAME, "secret"}
+    if "secret" in left:
+        assert left["secret"].read_bytes() == b"of somebody else"

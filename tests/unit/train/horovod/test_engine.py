@@ -252,3 +252,60 @@ def test_a_timeline_tells_negotiations_operations_and_rounds(make_engine, tmp_pa
     ]
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
     assert any(event["name"] == "CYCLE_START" for event in events)
+
+
+class LyingGroup:
+    """Stands for a group of two ranks, the second of which sends nonsense in place of news.
+
+    Args:
+        length: of its message, as it announces it.
+        message: what it sends.
+    """
+
+    rank, size = 0, 2
+
+    def __init__(self, length: int, message: bytes) -> None:
+        self.length = length
+        self.message = message
+        self.aborted = ""
+
+    def all_reduce(self, ballot, **_) -> None:
+        """Have both ranks differ in their news."""
+        ballot[:17] = bytes(17)
+
+    def all_gather(self, source, target) -> None:
+        """Bring first the lengths, then the messages."""
+        if isinstance(target, memoryview):
+            target[0], target[1] = source[0], self.length
+            return
+        longest = len(target) // 2
+        target[:longest] = source
+        target[longest:] = self.message.ljust(longest)
+
+    def abort(self, reason: str) -> None:
+        """Note the reason."""
+        self.aborted = reason
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("length", "message", "words"),
+    [
+        (1 << 40, b"", f"rank 8 announces news of {1 << 40} bytes, at most 67108864 are allowed"),
+        (-1, b"", "rank 8 announces news of -1 bytes"),
+        (4, b"nope", "rank 8 sent 4 bytes that are no news of its tensors"),
+        (30000, b"[" * 30000, "rank 8 sent 30000 bytes that are no news of its tensors"),
+        (16, b"[false, [[1]],[]]"[:16], "rank 8 sent 16 bytes that are no news of its tensors"),
+    ],
+)
+def test_news_of_a_rank_that_are_none_name_it_and_end_the_group(length, message, words):
+    group = LyingGroup(length, message)
+    engine = Engine(group, ranks=[7, 8], settings=HorovodSettings(), starts_thread=False)  # type: ignore[arg-type]
+    tensor = Sum("a")
+    engine.submit([tensor.request])
+    with pytest.raises(HorovodInternalError, match=words):
+        engine.wait([tensor.request.handle])
+    assert words in group.aborted
+    engine.close("the test has ended")

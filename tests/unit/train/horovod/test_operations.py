@@ -214,3 +214,27 @@ def test_a_rank_that_has_joined_brings_zeros_or_refuses(operations):
 def test_memory_that_does_not_fit_is_refused_by_name(operations, request_, words):
     with pytest.raises(HorovodInternalError, match=words):
         run_one(operations, request_())
+
+
+class LyingGroup:
+    """Stands for a group of two ranks of which the second announces a number that cannot be."""
+
+    rank, size = 0, 2
+
+    def all_gather(self, source: array[int], counts: array[int]) -> None:
+        """Give the number of each rank."""
+        counts[:] = array("q", [source[0], -3])
+
+    def all_to_all(self, source: object, target: object, **counts: object) -> None:
+        """Give the splits of each rank; nothing else may be asked for."""
+        assert isinstance(target, array), "memory was cut by a number that cannot be"
+        target[:] = array("q", [1, -3])
+
+
+@pytest.mark.parametrize(("verb", "what"), [(Verb.ALLGATHER, "rows"), (Verb.ALLTOALL, "splits")])
+def test_a_number_below_zero_is_refused_before_memory_is_cut_by_it(verb, what):
+    rooms = Rooms()
+    request = request_of(description_of(verb), floats(1, 2), allocate=rooms.allocate, rows=2, splits=(1, 1))
+    with pytest.raises(HorovodInternalError, match=f"rank 1 of this process set announces -3 {what}"):
+        run_one(Operations(LyingGroup()), request)  # type: ignore[arg-type]
+    assert not rooms.result

@@ -158,6 +158,17 @@ def test_a_timeline_of_the_environment_is_whole_after_the_end(monkeypatch, tmp_p
     assert json.loads((tmp_path / "timeline.json").read_text())[0]["name"] == "process_name"
 
 
+@pytest.mark.timeout(20)
+def test_a_timeline_of_the_environment_that_nobody_can_write_is_told_and_training_begins(monkeypatch, tmp_path, caplog):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path / "no-folder" / "timeline.json"):
+        monkeypatch.setenv("HOROVOD_TIMELINE", str(place))
+        world.start()
+        assert world.engine().timeline is None
+        world.stop()
+        assert f"no timeline is written to HOROVOD_TIMELINE={place}" in caplog.text
+
+
 def test_a_new_timeline_ends_the_one_before(tmp_path):
     world.start()
     world.start_timeline(str(tmp_path / "first.json"), marks_cycles=False)

@@ -5,6 +5,8 @@ coordinator's address from the environment, and the number of processes from the
 When jax is imported, a class of ours becomes the first of these. It comes before those of Open MPI, Slurm and
 Kubernetes, whose variables may be those of a cluster that the job's hosts lie on. A program without jax sees nothing of
 it, and arguments of `initialize` win.
+The coordinator asks nobody for a proof. By itself it listens on every address of the machine; where its own one is
+loopback, as for hosts that share a machine's network, it listens there alone.
 It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
 Source: `_src/clusters/cluster.py` of jax 0.4.20, 0.4.38 and 0.10.2, which asks subclasses of `ClusterEnv` in the order
 of a list.
@@ -19,9 +21,12 @@ import types
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
 
 _MODULE = "jax._src.clusters"
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
+_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it after it has asked its clusters
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _LAST_PORT = 65535
 # Number of processes and own number, as torchrun, mpirun and the job's launcher name them. A rank that somebody starts
 # inside of a host's process inherits the launcher's, so these come last.
@@ -98,12 +103,30 @@ def register(clusters: types.ModuleType) -> None:
         if own in kinds:
             kinds.remove(own)  # a subclass has put itself last
         kinds.insert(0, own)
+        _keep_coordinator_on_loopback(base)
     except Exception as error:  # noqa: BLE001 - boundary: somebody else's module
         print(
             f"clary: this version of jax is not known; jax.distributed.initialize() needs arguments here: {error!r}",
             file=sys.stderr,
             flush=True,
         )
+
+
+def _keep_coordinator_on_loopback(base: Any) -> None:
+    """Have jax's coordinator listen on loopback alone where its address is one."""
+    ask = base.auto_detect_unset_distributed_params
+    told: list[str] = []  # by us: a second `initialize` may name another address
+
+    def ask_and_bind(*arguments: object, **options: object) -> Any:
+        found = ask(*arguments, **options)
+        if os.environ.get(_BIND_ADDRESS, "") in ("", *told):
+            os.environ.pop(_BIND_ADDRESS, None)
+            if str(found[0]).rpartition(":")[0] in _LOOPBACK:
+                told.append(str(found[0]))
+                os.environ[_BIND_ADDRESS] = str(found[0])
+        return found
+
+    base.auto_detect_unset_distributed_params = ask_and_bind
 
 
 def part_from_peers() -> bool:

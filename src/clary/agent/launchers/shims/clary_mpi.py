@@ -35,6 +35,7 @@ END_WAIT_S = 20.0  # for daemons to go after mpirun has ended
 _POLL_S = 0.1
 _NONCE_BYTES = 16
 _MAX_LINE_BYTES = 1 << 20
+_MAX_PROOF_BYTES = 128  # of a line of somebody who has proved nothing yet; nonces and proofs have 32 and 64
 _CHUNK_BYTES = 1 << 16
 _OUT, _ERR, _EXIT = 1, 2, 3
 _HEADER = struct.Struct(">BI")
@@ -245,10 +246,10 @@ def greet(connection: socket.socket, secret: bytes, *, role: str) -> BinaryIO:
     stream = connection.makefile("rb")
     nonce = secrets.token_hex(_NONCE_BYTES)
     connection.sendall(nonce.encode() + b"\n")
-    theirs = _read_line(stream).decode("ascii", "replace")
+    theirs = _read_line(stream, _MAX_PROOF_BYTES).decode("ascii", "replace")
     other_role = "client" if role == "server" else "server"
     connection.sendall(_proof(secret, role, theirs).encode() + b"\n")
-    if not hmac.compare_digest(_read_line(stream), _proof(secret, other_role, nonce).encode()):
+    if not hmac.compare_digest(_read_line(stream, _MAX_PROOF_BYTES), _proof(secret, other_role, nonce).encode()):
         raise HandshakeError("it does not know the secret of this attempt")
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -260,8 +261,8 @@ def _proof(secret: bytes, role: str, nonce: str) -> str:
     return hmac.new(secret, f"{role}:{nonce}".encode(), "sha256").hexdigest()
 
 
-def _read_line(stream: BinaryIO) -> bytes:
-    return stream.readline(_MAX_LINE_BYTES).rstrip(b"\n")
+def _read_line(stream: BinaryIO, max_bytes: int = _MAX_LINE_BYTES) -> bytes:
+    return stream.readline(max_bytes).rstrip(b"\n")
 
 
 def _pump(pipe: BinaryIO, connection: socket.socket, kind: int, lock: Any) -> None:

@@ -1,0 +1,139 @@
+"""Ends DeepSpeed's offload to NVMe with the remedy in the error where a host lacks something that it needs.
+
+Where: `installing` has `deepspeed.ops.op_builder.builder` mended in ranks. What DeepSpeed itself does without
+
+    libaio            it cannot compile its part, and the error ends with "hardware/software issue. None"
+    memory to lock    it ends the process by an assertion
+    any address       it reads past the page cache into the middle of a buffer; a disk that takes addresses of whole
+                      blocks alone refuses, the read counts as done all the same, and gradients stay zero
+
+Source: DeepSpeed 0.19.8: `OpBuilder.jit_load`; `AsyncIOBuilder.is_compatible`, which asks whether a small program links
+against libaio; `csrc/pin_memory`, which calls mlock(2); `swap_in_tensors`, called with parts of a group's buffer.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import mmap
+import os
+import resource
+import shutil
+import sysconfig
+from types import ModuleType
+from typing import Any
+
+_PART = "async_io"
+_LIBAIO = (
+    "libaio and its header are not there: `apt-get install libaio-dev` (Debian, Ubuntu) or `dnf install libaio-devel` "
+    "on each machine brings them; where they lie in a folder of their own, name it in CPATH, LIBRARY_PATH and "
+    "LD_LIBRARY_PATH of the job's Environment"
+)
+_COMPILER = "there is no C compiler: `apt-get install g++ libaio-dev` (Debian, Ubuntu) on each machine brings all of it"
+_STATUS = "/proc/self/status"
+_CAP_IPC_LOCK = 14  # linux/capability.h: memory is locked without a limit
+_KIB = 1024
+_BLOCK = 512  # bytes; no disk asks for more
+_PAST_THE_CACHE = os.O_DIRECT
+
+
+def mend_builder(module: ModuleType) -> None:
+    """Have a missing libaio named, with DeepSpeed's own error as the cause, and the part for NVMe mended when it loads.
+
+    Args:
+        module: `deepspeed.ops.op_builder.builder`. One without the place that this knows stays as it is.
+    """
+    builder = getattr(module, "OpBuilder", None)
+    original = getattr(builder, "jit_load", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def jit_load(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if getattr(self, "name", "") != _PART:
+            return original(self, *arguments, **keywords)
+        try:
+            part = original(self, *arguments, **keywords)
+        except RuntimeError as error:
+            if self.is_compatible(verbose=False):
+                raise
+            raise RuntimeError(_words_on_libaio()) from error
+        _mend_handle(getattr(part, "aio_handle", None))
+        return part
+
+    builder.jit_load = jit_load  # type: ignore[union-attr]
+
+
+def _words_on_libaio() -> str:
+    compiler = (os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc")).split()[0]
+    why = _LIBAIO if shutil.which(compiler) else _COMPILER
+    return f"DeepSpeed on {_host()}: offload to nvme needs libaio: {why}; or offload to the cpu"
+
+
+def _mend_handle(handle: Any) -> None:
+    """Have a class of handles refuse buffers and reads that would come to grief."""
+    lock, read = getattr(handle, "new_cpu_locked_tensor", None), getattr(handle, "async_pread", None)
+    if lock is None or read is None:
+        return
+
+    def new_cpu_locked_tensor(self: Any, count: int, example: Any) -> Any:
+        refuse_locking(count * example.element_size())
+        return lock(self, count, example)
+
+    def async_pread(self: Any, buffer: Any, path: str, *place: int) -> Any:
+        refuse_address(buffer.data_ptr(), path)
+        return read(self, buffer, path, *place)
+
+    handle.new_cpu_locked_tensor, handle.async_pread = new_cpu_locked_tensor, async_pread
+
+
+def refuse_locking(num_bytes: int) -> None:
+    """Raise RuntimeError if this process may not lock so much more memory."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    with open(_STATUS, encoding="ascii", errors="replace") as file:
+        status = dict(line.split(":", 1) for line in file if ":" in line)
+    may_lock_all = int(status.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1
+    locked = int(status.get("VmLck", "0 kB").split()[0]) * _KIB
+    if limit == resource.RLIM_INFINITY or may_lock_all or locked + num_bytes <= limit:
+        return
+    raise RuntimeError(
+        f"DeepSpeed on {_host()}: offload to nvme locks {num_bytes:,} bytes of buffers in memory; a process of this "
+        f"host may lock {limit:,} bytes, {locked:,} are: start the service (or the machine's daemon) where `ulimit -l` "
+        f"is unlimited (LimitMEMLOCK=infinity of a systemd unit), or make buffer_size and buffer_count smaller"
+    )
+
+
+def refuse_address(address: int, path: str) -> None:
+    """Raise RuntimeError if the disk of a file cannot read to this address of memory."""
+    start = address % mmap.PAGESIZE
+    if start % _BLOCK and not _takes(start, path):
+        raise RuntimeError(
+            f"DeepSpeed on {_host()}: offload to nvme reads {path} to an address that its disk refuses (it is no "
+            f"multiple of {_BLOCK}), and would train on zeros in its place: have each tensor be a group of its own, by "
+            f'"sub_group_size": 1 in zero_optimization'
+        )
+
+
+@functools.cache
+def _takes(start: int, path: str) -> bool:
+    """Read a page of a file to this place in a page of memory, past the page cache; return whether that is possible."""
+    try:
+        file = os.open(path, os.O_RDONLY | _PAST_THE_CACHE)
+    except OSError:
+        return True  # DeepSpeed says why itself
+    try:
+        with (
+            mmap.mmap(-1, 2 * mmap.PAGESIZE) as memory,
+            memoryview(memory) as view,
+            view[start : start + mmap.PAGESIZE] as part,
+        ):
+            os.preadv(file, [part], 0)
+    except OSError as error:
+        return error.errno != errno.EINVAL
+    finally:
+        os.close(file)
+    return True
+
+
+def _host() -> str:
+    return os.environ.get("SM_CURRENT_HOST", "this host")

@@ -1,0 +1,124 @@
+"""Another job, another user and the machine itself at the ports of each framework, which ask for no proof.
+
+What isolates them is the network of a job's own hosts: nothing beside them reaches it. The second host of each job does
+reach the first one's ports, so what others are refused is there to be reached.
+"""
+
+import contextlib
+import json
+import os
+import socket
+
+import pytest
+from boto3_clients import Clients, log_of, unique, wait
+from doors_of_jobs import (
+    DOORS,
+    LIMIT_S,
+    as_stranger,
+    service_of_all_frameworks,
+    told,
+    victim_request,
+    wait_for_more_steps,
+    ways,
+)
+from program_jobs import processes_with, script_request, start
+from strangers import places_of_table
+
+from clary.testing.gangs import has_namespaces
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(400), pytest.mark.xdist_group("doors-between-jobs")]
+
+PORTS = {  # that must be open on the first host, or there is nothing to be reached
+    "horovod": {7779},
+    "torch": {7777},
+    "jax": {7778},
+    "mirrored": {8890},
+    "servers": {2222, 2223},
+    "mxnet": {8000},
+}
+
+
+@pytest.fixture(scope="module")
+def service():
+    with service_of_all_frameworks("auto") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def aws(service):
+    if not has_namespaces(service.home):
+        pytest.skip("hosts share the machine's network here: test_doors_of_plain_processes.py says what is open then")
+    return Clients(service)
+
+
+def reached_on_machine(ports):
+    """Return the places of this machine where something answers at a port that no process of the machine has."""
+    addresses = {"127.0.0.1", "::1", socket.gethostbyname(socket.gethostname())}
+    own = {port for _, port in places_of_table("self")}
+    return [[address, port] for port in ports - own for address in sorted(addresses) if answers(address, port)]
+
+
+def answers(address, port):
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def doors_of_processes(pids):
+    """Return the parts of processes that a user gets at: environments, memory, descriptors, files and networks."""
+    found = []
+    for pid in pids:
+        for name in ("environ", "mem", "fd", "root/etc", "ns/net"):
+            path = f"/proc/{pid}/{name}"
+            with contextlib.suppress(OSError):
+                if name in ("fd", "root/etc"):
+                    os.listdir(path)
+                elif name == "ns/net":
+                    os.readlink(path)
+                else:
+                    with open(path, "rb") as file:
+                        file.read(1)
+                found.append(path)
+    return found
+
+
+@pytest.mark.parametrize("way", ways())
+def test_nobody_but_the_jobs_own_hosts_reaches_its_frameworks(service, aws, way):
+    interfaces = socket.if_nameindex()
+    wanted = PORTS[way]
+    victim = start(aws, victim_request(aws, way))
+    target = told(aws, victim, "OPEN")
+    ports = {port for _, port in target["open"]}
+    assert wanted <= ports, target
+    assert target["named"], "a socket of a name is there to be found"
+    mate = told(aws, victim, "MATE")
+    assert wanted <= set(mate), "the job's own host reaches them, so there is something to be reached"
+    folders = ("", "cache", "cache/compiled", f"jobs/{victim}", "secrets")
+    target["folders"] = [str(service.home / name) for name in folders]
+    (service.home / "cache/compiled").mkdir(parents=True, exist_ok=True)
+    attacker = script_request(
+        aws,
+        unique("neighbour"),
+        {"train.py": (DOORS / "neighbour_program.py").read_text(), "target.json": json.dumps(target)},
+    )
+    name = start(aws, attacker)
+    facts = wait(aws, name, timeout_s=LIMIT_S)
+    assert facts["TrainingJobStatus"] == "Completed", log_of(aws, name)
+    (line,) = [line for line in log_of(aws, name) if "TRIED {" in line]
+    tried = json.loads(line.partition("TRIED ")[2])
+    assert tried["num"] >= 10
+    assert not wanted & set(tried["own"]), "the neighbour has a network of its own"
+    assert tried["connected"] == []
+    assert not [answer for answer in tried["proxy"] if " 200 " in answer], tried["proxy"]
+    assert tried["named"] == []
+    assert tried["overheard"] in (0, None)
+    assert tried["folders"] == [], "the keys, the other job's files and the cache of compiled code"
+    assert reached_on_machine(ports) == [], "where nothing of the machine itself listens"
+    assert socket.if_nameindex() == interfaces, "the machine has no card in the job's network"
+    if os.geteuid() == 0:
+        assert as_stranger(lambda: doors_of_processes(processes_with(victim))) == []
+    wait_for_more_steps(aws, victim)
+    aws.sagemaker.stop_training_job(TrainingJobName=victim)
+    assert wait(aws, victim, timeout_s=LIMIT_S)["TrainingJobStatus"] == "Stopped"

@@ -1,0 +1,106 @@
+"""Hosts that share this machine's network: ports of frameworks that are open to its users, or to the network.
+
+docs/security.md and `clary doctor` say so in words. Ranks of ours prove themselves there, too; the libraries' own ports
+ask for nothing, so that another user of this machine reaches them, and the network where they listen on all addresses.
+"""
+
+import contextlib
+import os
+import socket
+
+import pytest
+from boto3_clients import Clients, log_of, wait
+from doors_of_jobs import (
+    LIMIT_S,
+    as_stranger,
+    service_of_all_frameworks,
+    told,
+    victim_request,
+    wait_for_more_steps,
+    ways,
+)
+from program_jobs import start
+from strangers import ATTACKS, assert_no_proof, pestering, silent
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("doors-of-plain-processes"),
+]
+
+# How far from its master port a job listens on every address of the machine; all other ports are of loopback.
+TO_THE_NETWORK = {"torch": {0}, "mirrored": {1, 2}, "servers": {1, 2, 3, 4}, "jax": set(), "mxnet": set()}
+TO_EVERY_USER = {"horovod": 2, "torch": 0, "jax": 1, "mirrored": 1, "servers": 2, "mxnet": 1}  # one port of each
+RUN_CODE = ("mirrored", "servers", "mxnet")
+
+
+@pytest.fixture(scope="module")
+def service():
+    with service_of_all_frameworks("processes") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def aws(service):
+    return Clients(service)
+
+
+def is_reached(address, port):
+    try:
+        socket.create_connection((address, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def knock(port):
+    """Do all that strangers do at a port of loopback, and return the answers."""
+    place = ("127.0.0.1", port)
+    quiet = silent(place)
+    answers = []
+    for attack in ATTACKS:
+        with contextlib.suppress(OSError):
+            answers.append(attack(place).hex())
+    for sock in quiet:
+        sock.close()
+    return answers
+
+
+@pytest.mark.parametrize("way", ways())
+def test_what_is_open_on_a_shared_network_is_what_the_documents_say(aws, way):
+    victim = start(aws, victim_request(aws, way, {"shared": "true"}))
+    target = told(aws, victim, "OPEN")
+    master = target["master_port"]
+    everywhere = {port for address, port in target["open"] if address in ("0.0.0.0", "::")}
+    if way != "horovod":  # there mpirun itself listens everywhere, on ports that the kernel gives
+        assert {port - master for port in everywhere} == TO_THE_NETWORK[way], target
+        rest = {address for address, port in target["open"] if port not in everywhere}
+        assert rest <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, target
+    door = master + TO_EVERY_USER[way]
+    assert door in {port for _, port in target["open"]}, target
+    assert as_stranger(lambda: is_reached("127.0.0.1", door))
+    notes = [line for line in log_of(aws, victim) if "ask for no proof" in line]
+    assert bool(notes) == (way in RUN_CODE), "the log says so"
+    if way == "horovod":
+        assert door not in everywhere, "the store of ranks is of loopback"
+        assert_no_proof([bytes.fromhex(answer) for answer in as_stranger(lambda: knock(door))])
+    with contextlib.ExitStack() as pests:
+        for port in sorted({port for _, port in target["open"]}):
+            for sock in pestering(("127.0.0.1", port)):
+                pests.enter_context(sock)
+        if way == "mxnet":  # its servers end by words that they do not know, and the job by their end
+            facts = wait(aws, victim, timeout_s=60)
+            assert facts["TrainingJobStatus"] == "Failed"
+            assert any("parameter server ended with signal 6" in line for line in log_of(aws, victim))
+            return
+        wait_for_more_steps(aws, victim, 10)
+    wait_for_more_steps(aws, victim, 10)
+    aws.sagemaker.stop_training_job(TrainingJobName=victim)
+    assert wait(aws, victim, timeout_s=LIMIT_S)["TrainingJobStatus"] == "Stopped"
+
+
+def test_doctor_says_that_ports_of_frameworks_are_open(service):
+    said = service.clary("doctor", check=False).stdout
+    assert "Ports of frameworks ask for no proof" in " ".join(said.split())
