@@ -19,7 +19,7 @@ from benchmarks.collectives import (
 )
 from benchmarks.compilation import bench_amp, bench_compile
 from benchmarks.control import bench_api, bench_console, bench_edge, bench_idle
-from benchmarks.frameworks import bench_horovod
+from benchmarks.frameworks import bench_deepspeed, bench_horovod, bench_tensorflow
 from benchmarks.job_life import (
     bench_concurrency,
     bench_failfast,
@@ -43,7 +43,7 @@ from benchmarks.training import (
     bench_sharded,
     bench_step,
 )
-from benchmarks.tuning import bench_tuning
+from benchmarks.tuning import bench_hyperband, bench_kills, bench_tuning
 
 BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "allgather-host": ("all_gather among ranks of one host, the same as allreduce-host", bench_allgather_host.run),
@@ -57,6 +57,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "concurrency": ("50 jobs at once by 8 clients: latencies, queueing, memory of the service", bench_concurrency.run),
     "console": ("what the console asks the service for: 10,000 jobs, a million log lines", bench_console.run),
     "ddp-real": ("real models trained over smddp and over gloo: samples a second, loss, bits", bench_ddp_real.run),
+    "deepspeed": ("ZeRO over smddp and over gloo, in turns: a step, losses, memory", bench_deepspeed.run),
     "edge": ("health checks while strangers without a key attack the port", bench_edge.run),
     "failfast": ("first death in a gang to the end of all of it, against torchrun", bench_failfast.run),
     "faults": ("kills, pauses, cuts, full disks: what was lost, doubled or hung", bench_faults.run),
@@ -84,8 +85,11 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "start": ("submit to first line of user code, in parts, against torchrun", bench_start.run),
     "step": ("a training step beside the same by hand: pipeline, tensor group, shards", bench_step.run),
     "takeback": ("share of the grace that programs get, and what they find again", bench_takeback.run),
+    "tensorflow": ("SMDDP, Horovod and SMP for TensorFlow, against its own collectives", bench_tensorflow.run),
     "tensors": ("what saving all weights costs a training, every 10 steps and every 200", bench_tensors.run),
     "tuning": ("a hundred short trials, quality of the search, against Ray Tune and Optuna", bench_tuning.run),
+    "tuning-hyperband": ("epochs of Hyperband and its best, against all trained to the end", bench_hyperband.run),
+    "tuning-kills": ("a tuning job whose service is killed 20 times: trials lost or doubled", bench_kills.run),
     "verdicts": ("stragglers of real jobs: found and named rightly, missed, false alarms", bench_verdicts.run),
     "warm": ("submit to first line and first all_reduce, cold and warm, against torchrun", bench_warm.run),
 }

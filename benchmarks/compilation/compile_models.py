@@ -10,7 +10,7 @@ from torch.nn import functional
 
 VOCABULARY, NUM_CLASSES, EDGE = 2048, 10, 32
 WIDTH, HEADS, LAYERS, LENGTH, ROWS = 256, 4, 4, 64, 8
-QUICK_LAYERS = 2
+QUICK_LAYERS = 1
 DROPOUT = 0.1
 
 
@@ -102,7 +102,7 @@ def make(name: str, *, quick: bool) -> tuple[nn.Module, Callable[[int], tuple[to
 
     Args:
         name: bert, gpt or resnet.
-        quick: half of the layers.
+        quick: a quarter of the layers.
     """
     num_layers = QUICK_LAYERS if quick else LAYERS
     torch.manual_seed(1)

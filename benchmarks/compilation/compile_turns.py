@@ -59,7 +59,7 @@ def train(
     Args:
         model: of `MODELS`.
         num_steps: to train.
-        quick: half of the layers.
+        quick: a quarter of the layers.
         own: autocast of the program's own.
         variables: of its environment.
     Raises: RuntimeError with the words of a process that failed; subprocess.TimeoutExpired.

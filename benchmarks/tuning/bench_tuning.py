@@ -1,11 +1,16 @@
-"""Hyperparameter tuning: wall time of many short trials, quality of the search, and epochs that Hyperband saves.
+"""Hyperparameter tuning: wall time of many short trials, and quality of the search.
 
 `trials`: the MNIST example with one epoch a trial, two at a time, beside Ray Tune with Optuna's search (workers that it
 keeps) and beside Optuna that starts a process a trial. Ours runs every trial as a training job of the service, with
 logs, metrics and a model in the object store, which the peers do not keep.
 
-`quality`: Branin, Hartmann and Ackley functions and mixes with categorical values; the median over seeds of the
+`functions`: Branin, Hartmann and Ackley functions and mixes with categorical values; the median over seeds of the
 distance from the least value. Beside Optuna alone with its default sampler, and random search.
+
+`tasks`: trainings of scikit-learn's digits and of a head on MiniLM; the median over seeds of the least loss. Beside the
+same, and beside Optuna's Gaussian process.
+
+CLARY_BENCH_TUNING names the one part to run.
 """
 
 from __future__ import annotations
@@ -26,8 +31,11 @@ from typing import Any
 from benchmarks.jobs import BUCKET, IMAGE, BenchmarkJobs
 from benchmarks.lines import ROOT, Line
 from benchmarks.service import TRAIN_PYTHON, BenchmarkService, running_service
+from benchmarks.tuning.real_data import write_digits
 from benchmarks.tuning.tuning_quality import quality
+from benchmarks.tuning.tuning_tasks import quality_of_tasks
 
+PARTS = ("trials", "functions", "tasks")
 PARALLEL = 2
 NUM_TRIALS, NUM_TRIALS_QUICK = 100, 12
 LIMIT_S = 900.0
@@ -39,9 +47,17 @@ NUM_SEEDS, NUM_SEEDS_QUICK = 30, 5
 
 
 def run(quick: bool) -> Iterator[Line]:
-    """Tune the example, then functions."""
-    yield from _trials(NUM_TRIALS_QUICK if quick else NUM_TRIALS)
-    yield from quality(NUM_SEEDS_QUICK if quick else NUM_SEEDS)
+    """Tune the example, then functions, then real trainings."""
+    part = os.environ.get("CLARY_BENCH_TUNING", "")
+    if part not in ("", *PARTS):
+        raise SystemExit(f"CLARY_BENCH_TUNING: expected {' or '.join(PARTS)}, got {part!r}")
+    num_seeds = NUM_SEEDS_QUICK if quick else NUM_SEEDS
+    if part in ("", "trials"):
+        yield from _trials(NUM_TRIALS_QUICK if quick else NUM_TRIALS)
+    if part in ("", "functions"):
+        yield from quality(num_seeds)
+    if part in ("", "tasks"):
+        yield from quality_of_tasks(num_seeds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +71,12 @@ class Tuned:
 
 def _trials(num_trials: int) -> Iterator[Line]:
     with tempfile.TemporaryDirectory() as folder, running_service() as service:
-        _write_digits(Path(folder))
+        write_digits(Path(folder))
         print("ours", file=sys.stderr)
         ours = _ours(service, Path(folder), num_trials)
     peers, note = {}, ""
     with tempfile.TemporaryDirectory() as folder:
-        _write_digits(Path(folder))
+        write_digits(Path(folder))
         print("Optuna with a process a trial", file=sys.stderr)
         peers["Optuna, a process a trial"] = _peer("optuna", Path(sys.executable), folder, num_trials)
         if RAY.exists():
@@ -206,11 +222,3 @@ def _peer(peer: str, python: Path, folder: str, num_trials: int) -> Tuned:
         raise SystemExit(f"{peer}: exit code {done.returncode}: {done.stderr[-2000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
     return Tuned(wall_s=told["wall_s"], best=told["best"], first_lines=tuple(told["first_lines"]))
-
-
-def _write_digits(folder: Path) -> None:
-    """Write the example's data with the interpreter that has it."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(SOURCE.parent)!r}); import digits; digits.write_digits({str(folder)!r})"
-    )
-    subprocess.run([str(ROOT / ".venvs/sdk2/bin/python"), "-c", code], check=True, timeout=60)

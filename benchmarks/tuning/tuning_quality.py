@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from benchmarks.lines import Line
+from benchmarks.tuning.tuning_searches import best_of_optuna, best_of_ours
 from clary.control.tuning.parameter_space import Categorical, Continuous, Scaling, Space
-from clary.control.tuning.search import Observation, Question, propose
 
 NUM_POINTS = 50
 
@@ -109,9 +108,16 @@ FUNCTIONS: Mapping[str, tuple[Space, Callable[[Mapping[str, str]], float], float
 def quality(num_seeds: int) -> Iterator[Line]:
     """Search each function with as many seeds."""
     for name, (space, function, least) in FUNCTIONS.items():
-        ours = [_best(space, function, "Bayesian", seed) - least for seed in range(num_seeds)]
-        random = [_best(space, function, "Random", seed) - least for seed in range(num_seeds)]
-        optuna = [_best_of_optuna(space, function, seed) - least for seed in range(num_seeds)]
+        ours, random = (
+            [
+                best_of_ours(space, function, strategy=strategy, seed=seed, num_points=NUM_POINTS) - least
+                for seed in range(num_seeds)
+            ]
+            for strategy in ("Bayesian", "Random")
+        )
+        optuna = [
+            best_of_optuna(space, function, seed=seed, num_points=NUM_POINTS) - least for seed in range(num_seeds)
+        ]
         low, _, high = statistics.quantiles(optuna, n=4)
         middle = statistics.median(ours)
         yield Line(
@@ -127,39 +133,3 @@ def quality(num_seeds: int) -> Iterator[Line]:
             verified=min(ours) >= -1e-4,
             details={"optuna_quartiles": [round(low, 5), round(high, 5)]},
         )
-
-
-def _best(space: Space, function: Callable[[Mapping[str, str]], float], strategy: str, seed: int) -> float:
-    observations: list[Observation] = []
-    for number in range(1, NUM_POINTS + 1):
-        question = Question(
-            strategy=strategy,
-            space=space,
-            is_maximized=False,
-            observations=tuple(observations),
-            seed=seed,
-            number=number,
-        )
-        point = propose(question)
-        observations.append(Observation(parameters=point, value=function(point), is_over=True))
-    return min(one.value for one in observations if one.value is not None)
-
-
-def _best_of_optuna(space: Space, function: Callable[[Mapping[str, str]], float], seed: int) -> float:
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-
-    def objective(trial: Any) -> float:
-        point = {}
-        for one in space:
-            if isinstance(one, Categorical):
-                point[one.name] = trial.suggest_categorical(one.name, one.values)
-            else:
-                is_logarithmic = one.scaling is Scaling.LOGARITHMIC
-                point[one.name] = repr(trial.suggest_float(one.name, one.least, one.greatest, log=is_logarithmic))
-        return function(point)
-
-    study.optimize(objective, n_trials=NUM_POINTS)
-    return float(study.best_value)

@@ -26,7 +26,9 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("describe", help="say all that is known of a job")
     parser.add_argument("job", metavar="JOB", help="name of a training job")
-    parser.add_argument("--why", action="store_true", help="say what failed first, and what followed from it")
+    parser.add_argument(
+        "--why", action="store_true", help="say what failed first and what followed from it, or why the job waits"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -50,7 +52,7 @@ def why(facts: dict[str, Any], *, width: int | None = None) -> str:
     lines = [f"{facts['name']}  {state_words(facts)}"]
     cause = facts["cause"]
     if cause is None:
-        lines.append(f"  {'failure':<10}none")
+        lines += _without_failure(facts)
     else:
         where = cause["host"] or "the service"
         if cause["rank"] is not None:
@@ -68,6 +70,15 @@ def why(facts: dict[str, Any], *, width: int | None = None) -> str:
         for row in facts["timeline"]
     ]
     return "\n".join([*lines, "", "what happened", table(("  TIME", "KIND", "WHERE", "WHAT"), rows, width=width)])
+
+
+def _without_failure(facts: Mapping[str, Any]) -> list[str]:
+    """Return why a job waits, or the last word on one that was ended: by its limit, say."""
+    if facts["state"] == "Queued":
+        place = [f"  {'queue':<10}{queue_words(facts['queue'])}"] if facts.get("queue") else []
+        return [*place, f"  {'waits for':<10}{_harmless(facts.get('pending_reason') or 'nothing yet')}"]
+    last = facts["transitions"][-1]["message"] if facts["state"] == "Stopped" and facts.get("transitions") else ""
+    return [f"  {'failure':<10}none", *([f"  {'ended':<10}{_harmless(last)}"] if last else [])]
 
 
 def _last_words(found: Mapping[str, Any], *, width: int | None) -> list[str]:
@@ -136,7 +147,7 @@ def describe(facts: dict[str, Any], *, width: int | None = None) -> str:
     if facts.get("rules"):
         rule_rows = [(f"  {row['name']}", row["kind"], row["status"], row["details"] or "-") for row in facts["rules"]]
         lines += ["", "rules", table(("  RULE", "LOOKS AT", "STATUS", "WHAT IT SAYS"), rule_rows, width=width)]
-    if facts.get("ledger"):
+    if facts.get("ledger") and facts["ledger"]["num_attempts"]:  # before the first it has no hosts
         ledger = ledger_lines(facts["ledger"], width=None if width is None else width - len(INDENT))
         lines += ["", "time and money", *[f"{INDENT}{line}".rstrip() for line in ledger]]
     alarms = [

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         *[Finding("left behind", text, is_problem=True) for text in _store_leftovers(settings, folder)],
         *[Finding("shared memory", text) for text in asyncio.run(engine.unclaimed_memory())],
         Finding("emulated", "instance types are names here: hosts share this machine's CPUs, memory and GPUs"),
-        Finding("not here", "FastFile streaming, tuning"),
+        Finding("emulated", "input mode FastFile fetches whole objects before the program starts, as File does"),
     ]
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))

@@ -26,7 +26,7 @@ EXAMPLES: Mapping[str, Examples] = {
     "top": (("top", "watch jobs and hosts"), ("top --once", "print one table and end")),
     "describe": (
         ("describe my-job", "say all that is known of a job"),
-        ("describe my-job --why", "say what failed first, where in the program, and what to do"),
+        ("describe my-job --why", "say what failed first, where in the program, and what to do, or why it waits"),
     ),
     "logs": (
         ("logs my-job --follow", "print the log as it grows"),

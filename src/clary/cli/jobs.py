@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from clary.cli.connection import Connection, connect
-from clary.cli.queue_words import waiting_words
+from clary.cli.queue_words import waiting_brief
 from clary.cli.tables import duration, screen_width, table
 
 PAGE = 500  # jobs of one answer
@@ -85,7 +85,7 @@ def _row(job: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
         job["secondary_status"],
         f"{duration((now - _moment(job['created_at'])).total_seconds())} ago",
         "-" if job["duration_s"] is None else duration(job["duration_s"]),
-        waiting_words(job),
+        waiting_brief(job),
     )
 
 

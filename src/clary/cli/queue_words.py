@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from clary.cli.tables import duration
 
 SOON_S = 1.0  # what comes sooner is now
+MOST_REASON = 60  # characters of a reason in a row of a table
+_IN_ORDER = "First come, first served"  # begins reasons that say no more than a place in the queue does
+_NAMES = re.compile(r" \([^()]*\)")  # of other jobs
 
 
 def state_words(facts: Mapping[str, Any]) -> str:
@@ -15,12 +19,38 @@ def state_words(facts: Mapping[str, Any]) -> str:
     return f"{facts['state']} ({facts['secondary_status']})"
 
 
-def waiting_words(facts: Mapping[str, Any]) -> str:
-    """Return place, estimated start and reason of a waiting job, or an empty text for any other job."""
+def waiting_brief(facts: Mapping[str, Any]) -> str:
+    """Return `place 3 of 205, within 12m 00s`, for a row of a table; the page of the job has all of it.
+
+    The reason of the wait stands behind it where it is another one than the place, without the names of other jobs.
+    """
     if facts["state"] != "Queued":
         return ""
-    place = queue_words(facts["queue"]) if facts["queue"] else ""
-    return "; ".join(part for part in (place, str(facts["pending_reason"]).rstrip(".")) if part)
+    queue, reason = facts["queue"], str(facts["pending_reason"]).rstrip(".")
+    if queue and queue["place"] is not None and reason.startswith(_IN_ORDER):
+        reason = ""
+    return "; ".join(part for part in (_place_brief(queue), _short_reason(reason)) if part)
+
+
+def _place_brief(queue: Mapping[str, Any] | None) -> str:
+    if not queue:
+        return ""
+    if queue["place"] is None:
+        return "passed over for now"
+    place = f"place {queue['place']} of {queue['num_waiting']}"
+    if queue["start_in_s"] is None:
+        return f"{place}, start unknown"
+    if queue["start_in_s"] < SOON_S:
+        return f"{place}, starts at once"
+    about = "in about" if queue["basis"] == "past jobs" else "within"
+    return f"{place}, {about} {duration(queue['start_in_s'])}"
+
+
+def _short_reason(reason: str) -> str:
+    text = " ".join(_NAMES.sub("", reason).split())
+    if len(text) > MOST_REASON:
+        text = text.partition(": ")[0]
+    return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 3]}..."
 
 
 def queue_words(queue: Mapping[str, Any]) -> str:

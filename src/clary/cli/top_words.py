@@ -8,7 +8,7 @@ from typing import Any
 
 from clary.cli.checkpoint_words import count
 from clary.cli.metric_words import Last, shown
-from clary.cli.queue_words import waiting_words
+from clary.cli.queue_words import waiting_brief
 from clary.cli.tables import duration, table
 
 HEADER = ("NAME", "STATUS", "PHASE", "AGE", "PROGRESS", "CPU", "MEMORY", "GPU", "LAST METRIC", "RESTARTS", "WAITS FOR")
@@ -55,7 +55,7 @@ def job_row(facts: Mapping[str, Any], series: Mapping[str, Any]) -> JobRow:
         *_load(list(hosts.values())),
         NOTHING if newest is None else f"{newest['name']}={_number(newest['value'])}",
         str(len(facts["past_attempts"])),
-        _short(waiting_words(facts)),
+        _short(waiting_brief(facts)),
     )
     rows = tuple(
         (

@@ -31,7 +31,10 @@ TIMED_WINDOW_S = 2.0  # of a program whose steps cannot be seen
 MAX_TRACE_BYTES = 256 * 1024 * 1024  # of a trace as it is sent
 PIECE_BYTES = 2 * 1024 * 1024  # of one request that brings a part of a trace
 DEFAULT_START_STEP = 5  # DetailedProfilingConfig of SDK v2 without arguments
+MAX_SHOWN = 80  # characters of what somebody wrote, in a sentence about it
 _DETAILED = "DetailedProfilingConfig"  # key of ProfilerConfig.ProfilingParameters; its value is a text
+_STEPS = frozenset(("StartStep", "NumSteps"))
+_TIMED = frozenset(("StartTimeInSecSinceEpoch", "Duration"))
 
 
 class RankState(StrEnum):
@@ -132,16 +135,14 @@ def window_of(profiler_config: Mapping[str, Any] | None) -> Window | None:
     Of the SDK's FrameworkProfile only DetailedProfilingConfig is a window of the framework's profiler.
     Source: SDK v2 `sagemaker.debugger.metrics_config` (StepRange, TimeRange).
     """
-    config = profiler_config or {}
-    text = (config.get("ProfilingParameters") or {}).get(_DETAILED)
-    if text is None or config.get("DisableProfiler"):
+    text = _asked_text(profiler_config)
+    if text is None or (profiler_config or {}).get("DisableProfiler"):
         return None
     try:
-        # The SDK writes commas before closing brackets, for a reader that is not JSON's.
-        asked = json.loads(str(text).replace(",}", "}").replace(", }", "}"))
-        if not isinstance(asked, dict):
+        asked = _read(text)
+        if asked is None:
             return None
-        if "StartTimeInSecSinceEpoch" in asked or "Duration" in asked:
+        if _TIMED & asked.keys():
             seconds = float(asked.get("Duration") or TIMED_WINDOW_S)
             start_at = float(asked.get("StartTimeInSecSinceEpoch") or 0)
             if not (math.isfinite(start_at) and seconds > 0):  # NaN too: JSON's reader takes it
@@ -152,3 +153,45 @@ def window_of(profiler_config: Mapping[str, Any] | None) -> Window | None:
         return Window(start_step=DEFAULT_START_STEP if start_step is None else int(start_step), num_steps=num_steps)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def window_problems(profiler_config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return sentences on a DetailedProfilingConfig that is taken otherwise than it says, or not at all."""
+    text = _asked_text(profiler_config)
+    if text is None:
+        return ()
+    config = {**(profiler_config or {}), "DisableProfiler": False}
+    try:
+        asked = _read(text)
+    except (ValueError, RecursionError):
+        asked = None
+    window = window_of(config)
+    if asked is None or window is None:
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+        return (
+            f"{_DETAILED} {shown!r} can not be read, and no window is profiled: expected StartStep and NumSteps, or "
+            "StartTimeInSecSinceEpoch and Duration, as JSON",
+        )
+    found = []
+    if unknown := sorted(str(name)[:MAX_SHOWN] for name in asked.keys() - _STEPS - _TIMED):
+        found.append(f"{_DETAILED}: {', '.join(unknown)} has no effect: {', '.join(sorted(_STEPS | _TIMED))} do")
+    is_timed = bool(_TIMED & asked.keys())
+    if is_timed and (mixed := sorted(_STEPS & asked.keys())):
+        found.append(f"{_DETAILED}: {' and '.join(mixed)} has no effect beside a time")
+    if not is_timed and int(asked.get("NumSteps") or 1) != window.num_steps:
+        found.append(f"{_DETAILED}: NumSteps is {window.num_steps}, since a window has 1 to {MAX_STEPS} steps")
+    if is_timed and float(asked.get("Duration") or TIMED_WINDOW_S) != window.duration_s:
+        found.append(f"{_DETAILED}: Duration is {window.duration_s:g} s, since no window lasts longer")
+    return tuple(found)
+
+
+def _asked_text(profiler_config: Mapping[str, Any] | None) -> str | None:
+    text = ((profiler_config or {}).get("ProfilingParameters") or {}).get(_DETAILED)
+    return None if text is None else str(text)
+
+
+def _read(text: str) -> dict[str, Any] | None:
+    """Return the members of a DetailedProfilingConfig; None if it is JSON of another kind. Raises: ValueError."""
+    # The SDK writes commas before closing brackets, for a reader that is not JSON's.
+    asked = json.loads(text.replace(",}", "}").replace(", }", "}"))
+    return asked if isinstance(asked, dict) else None

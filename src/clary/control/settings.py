@@ -130,7 +130,8 @@ class Settings:
         False,
         "accept requests that ask for encryption which is not done (KmsKeyId, VolumeKmsKeyId, "
         "EnableInterContainerTrafficEncryption) with a warning, because this machine and its disk are trusted, or the "
-        "disk is encrypted below; they are refused otherwise",
+        "disk is encrypted below; with engines slurm and boxes also the nodes, their disks and the network between "
+        "them; they are refused otherwise",
     )
     reachable_networks: tuple[str, ...] = _texts(
         "services of your own network that programs may reach, such as a package registry, MLflow or a database: "

@@ -196,7 +196,9 @@ def test_a_job_that_waits_is_queued_wherever_it_is_shown(page, console, own_serv
         expect(page.get_by_role("region", name="Why it waits")).to_contain_text("Place 1 of 1")
         head = page.get_by_label("In short")
         expect(head).to_contain_text("Queued")
-        expect(head).not_to_contain_text(re.compile("Started|Took|At work"))
+        expect(head).not_to_contain_text(re.compile("Started|Starting|Running|Took|At work"))
+        for panel in ("Hosts over time", "Time and money"):  # it has no hosts whose time could be well used
+            expect(page.get_by_role("region", name=panel)).to_have_count(0)
         expect(page.get_by_text("Queued", exact=True).first).to_be_visible()
         top = own_service.clary("top", "--once").stdout
         assert re.search(rf"{name} +Queued +Pending .*place 1 of 1", top)
@@ -240,6 +242,23 @@ def test_a_badge_is_the_state_by_which_lists_filter_and_what_aws_calls_it_beside
     ]
 
 
+def test_times_of_a_job_are_the_same_in_console_command_and_api(page, console, own_service, jobs):
+    for name in (jobs.slow, jobs.broken):
+        times = page.request.get(f"{console.url}/clary/v1/jobs/{name}").json()["times"]
+        said = own_service.clary("describe", name).stdout
+        open_job(page, console, name)
+        head = page.get_by_label("In short")
+        script = "seconds => import('/console/base/words.js').then((words) => words.duration(seconds))"
+        for state in ("starting", "running"):
+            seconds = times[f"{state}_s"]
+            assert seconds > 0
+            assert f"{state} {seconds:.1f} s" in said
+            words = page.evaluate(script, seconds)
+            expect(head.get_by_text(state.capitalize(), exact=True).locator("xpath=..")).to_contain_text(words)
+        assert f"work took {times['took_s']:.1f} s" in said
+        expect(head).to_contain_text(f"Took{page.evaluate(script, times['took_s'])}")
+
+
 def test_a_search_without_result_says_so_and_leads_back(page, console, jobs):
     open_jobs(page, console)
     page.get_by_label("Search jobs").fill("nothing is called this")
@@ -278,6 +297,9 @@ def test_a_failed_job_says_why_where_and_what_came_of_it(page, console, jobs):
     expect(page.get_by_role("region", name="Where in the program")).to_contain_text('File "<string>", line 1')
     expect(page.get_by_role("region", name=re.compile("Last lines of algo-1"))).to_contain_text("FileNotFoundError")
     expect(page.get_by_role("region", name="Downloads")).to_contain_text(f"clary cp {jobs.broken}:logs .")
+    about = page.get_by_role("region", name="About")
+    expect(about).to_contain_text("Image")
+    expect(about).not_to_contain_text("Model")  # there is none
     expect(page.get_by_role("region", name="What happened, and what came of it")).to_contain_text("First cause")
     expect(page.get_by_role("region", name="Time and money")).to_contain_text("goodput")
     expect(page.get_by_role("img", name=re.compile("^algo-1: "))).to_be_visible()
@@ -289,7 +311,8 @@ def test_a_job_that_does_not_exist_has_a_page_that_says_so_and_the_browser_s_log
     page.goto(f"{console.url}/console/jobs/nobody-1")
     expect(page.get_by_role("heading", name="There is no such job")).to_be_visible()
     expect(page.get_by_label("Loading")).to_have_count(0)
-    for tab in ("stacks", "profiles", "report"):  # of which the job has none
+    # What the job has not is no error.
+    for tab in ("", "logs", "charts", "stacks", "profiles", "report", "rehearsals", "request"):
         open_job(page, console, jobs.broken, tab)
         page.wait_for_load_state("networkidle")
     assert said == []
@@ -301,6 +324,12 @@ def test_the_machine_stands_above_its_hosts(page, console, jobs):
     for what in ("Hosts", "Processors", "Memory", "GPUs", "Disk"):
         expect(machine.get_by_text(what, exact=True)).to_be_visible()
     expect(machine.get_by_role("meter", name="Disk")).to_be_visible()
+    cpu = page.get_by_role("row").filter(has_text=jobs.live).first.get_by_role("cell").nth(4)
+    expect(cpu).to_be_visible()
+    page.set_viewport_size(PHONE)  # where the heads of columns are not shown
+    assert "CPU" in cpu.evaluate("cell => getComputedStyle(cell, '::before').content")
+    open_job(page, console, jobs.live)
+    expect(page.get_by_role("region", name="Time and money")).to_contain_text("those of all hosts together")
 
 
 def test_what_a_job_has_made_is_saved_and_the_job_is_run_again(page, console, jobs):
@@ -472,6 +501,55 @@ def test_of_a_progress_bar_the_last_state_is_shown(page, console, jobs):
         "43 batches [1:00:03, 1.00s/ batches]",
         "12 files [see above]",
     ]
+
+
+def test_what_a_program_prints_behind_a_progress_bar_is_never_folded_away(page, console, jobs):
+    """A bar ends no line of its own until it is full: other prints come to stand behind it in the log."""
+    page.goto(f"{console.url}/console/elsewhere")
+    shown = page.evaluate(
+        """async (texts) => {
+          const { logLine, shownText } = await import("/console/job/log_line.js");
+          const { ProgressFolding } = await import("/console/job/progress_folding.js");
+          const folding = new ProgressFolding();
+          const log = Object.assign(document.createElement("div"), { className: "log-lines log-folding" });
+          document.querySelector("main").append(log);
+          for (const [index, text] of texts.entries()) {
+            const line = { host: "algo-1", rank: null, at_ms: index, text };
+            const node = logLine(line, { search: "", hosts: ["algo-1"] });
+            folding.add(line, shownText(text), node);
+            log.append(node);
+          }
+          const isDrawn = (one) => one.getClientRects().length > 0;
+          const read = () => [...log.children].filter(isDrawn).map((one) => one.querySelector(".text").innerText);
+          const folded = read();
+          log.classList.remove("log-folding");
+          return [folded, read()];
+        }""",
+        texts := [
+            "\r train:  10%|#   | 1/10 [00:01<00:09, a=[1, 2]]step 1 loss=0.5",
+            "train:  20%|##  | 2/10 [00:02<00:08]",
+            "\x1b[32mtrain:  30%|### | 3/10 [00:03<00:07]step\x1b[0m 3 loss=0.3",
+            "train:  40%|### | 4/10 [00:04<00:06]",
+            "7it [00:01, 7it/s]seven",
+            "8it [00:01, 8it/s]",
+            "train:  50%|### | 5/10 [00:05<00:05]step 5",
+        ],
+    )
+    assert shown[0] == [
+        "step 1 loss=0.5",
+        "step 3 loss=0.3",
+        "seven",
+        "8it [00:01, 8it/s]",
+        "train:  50%|### | 5/10 [00:05<00:05]step 5",
+    ]
+    assert [text.strip() for text in shown[1]] == [re.sub(r"\x1b\[[0-9]*m", "", text).strip() for text in texts]
+
+
+def test_one_job_alone_is_no_comparison(page, console, jobs):
+    page.goto(f"{console.url}/console/compare?jobs={jobs.slow}")
+    expect(page.get_by_role("heading", name="Compare 1 job", exact=True)).to_be_visible()
+    expect(page.get_by_role("region", name="Results")).to_contain_text("Completed")
+    expect(page.get_by_text("Their requests are the same")).to_have_count(0)
 
 
 def test_names_of_a_sweep_differ_where_they_are_cut(page, console, jobs):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from boto3_clients import Clients, job_request, log_of, unique, wait
+from boto3_clients import Clients, job_request, log_of, refusal, unique, wait
 from postgres_server import PostgresServer
 from running_service import ROOT, SDK2_PYTHON, SETTINGS, start_service
 from service_processes import service_pid
@@ -91,6 +91,10 @@ def test_plain_processes_run_ddp_on_two_hosts_and_say_what_is_not_isolated(own_s
     assert "rank 3 of 4 sum: 10" in output
     described = service.clary("describe", facts["name"]).stdout
     assert "not isolated" in described
+    request = job_request(unique("alone"), "true", EnableNetworkIsolation=True)
+    code, message = refusal(Clients(service).sagemaker.create_training_job, **request)
+    assert code == "ValidationException"
+    assert message.startswith("EnableNetworkIsolation can not be kept here: hosts share the network of this machine")
 
 
 @needs_root

@@ -79,8 +79,8 @@ def test_a_trial_that_goes_on_begins_where_the_one_before_it_was_stopped(service
         HyperParameterTuningJobName="promotes", MaxResults=100
     )["TrainingJobSummaries"]
     assert len(rows) == NUM_TRIALS
-    jobs = {row["TrainingJobName"]: aws.sagemaker.describe_training_job(**{"TrainingJobName": row["TrainingJobName"]})
-            for row in rows}  # fmt: skip
+    names = [row["TrainingJobName"] for row in rows]
+    jobs = {name: aws.sagemaker.describe_training_job(TrainingJobName=name) for name in names}
     prefixes = {name: job["CheckpointConfig"]["S3Uri"].rpartition("/")[2] for name, job in jobs.items()}
     going_on = {name: first for name, first in prefixes.items() if first != name}
     assert going_on, "Hyperband goes on with some"

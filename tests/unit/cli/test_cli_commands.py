@@ -333,8 +333,8 @@ def test_jobs_that_wait_say_their_place_their_reason_and_when_they_may_start(hom
     assert main(["jobs", "-n", "3"]) == 0
     head, waits, far, runs, total = capsys.readouterr().out.splitlines()
     assert head.split() == ["NAME", "STATUS", "PHASE", "CREATED", "TOOK", "WAITS", "FOR"]
-    assert waits.endswith(" -      place 2 of 205, starts in about 12m 00s (if so); Needs 2 hosts")
-    assert far.endswith("place 2 of 205, start unknown: if so; many")
+    assert waits.endswith(" -      place 2 of 205, in about 12m 00s; Needs 2 hosts")
+    assert far.endswith("place 2 of 205, start unknown; many")
     assert runs.split()[:3] == ["runs", "Running", "Training"]
     assert runs.endswith(" 3.0 s")
     assert total == "3 of 208 jobs; -n 208 shows all (in total 205 Queued, 3 Running)"

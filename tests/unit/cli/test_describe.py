@@ -57,6 +57,28 @@ def test_a_job_without_failure_says_so():
     assert lines[:2] == ["job  Completed (Completed)", "  failure   none"]
 
 
+def test_of_a_job_that_waits_why_it_waits_is_told():
+    queue = {"place": 2, "num_waiting": 9, "start_in_s": 60.0, "basis": "past jobs", "estimate": "if all goes on so"}
+    text = why(facts(state="Queued", queue=queue, pending_reason="Needs 4 hosts; 2 of 4 hosts are free."))
+    assert "  queue     place 2 of 9, starts in about 1m 00s (if all goes on so)\n" in text
+    assert "  waits for Needs 4 hosts; 2 of 4 hosts are free.\n" in text
+    assert "failure" not in text
+
+
+def test_of_a_job_that_was_ended_without_failure_the_last_word_is_told():
+    last = {"status": "MaxRuntimeExceeded", "message": "Training job runtime exceeded MaxRuntimeInSeconds provided"}
+    lines = why(facts(status="Stopped", state="Stopped", transitions=[last])).splitlines()
+    assert lines[1:3] == [
+        "  failure   none",
+        "  ended     Training job runtime exceeded MaxRuntimeInSeconds provided",
+    ]
+
+
+def test_a_job_that_never_had_hosts_has_no_share_of_their_time():
+    waits = described(ledger={"num_attempts": 0, "wall_s": 20.0, "hosts": [], "seconds": {"queued": 20.0}})
+    assert "time and money" not in describe(waits)
+
+
 def test_rows_tell_time_to_the_millisecond_kind_place_and_words():
     text = why(
         facts(

@@ -1,5 +1,6 @@
 """Leftovers in the output of `clary doctor`, and things that it does not call so."""
 
+import json
 import os
 import socket
 import subprocess
@@ -50,6 +51,14 @@ def attempt(home, name, *, is_released=True, is_plain=True):
 
 def lines_of(capsys, label):
     return [line for line in capsys.readouterr().out.splitlines() if line[4:].startswith(label)]
+
+
+def test_what_is_emulated_is_said_and_nothing_that_is_here_is_called_missing(home, sockets, capsys):
+    main(["doctor", "--json"])
+    findings = json.loads(capsys.readouterr().out)
+    emulated = [finding["text"] for finding in findings if finding["name"] == "emulated"]
+    assert [text for text in emulated if "FastFile fetches whole objects" in text]
+    assert not [finding for finding in findings if "tuning" in finding["text"] or finding["name"] == "not here"]
 
 
 def test_an_object_store_without_a_service_is_left_behind_with_its_ports(home, sockets, capsys):

@@ -5,7 +5,15 @@ import json
 import pytest
 
 from clary.base.plain import from_plain, to_plain
-from clary.contract.deep_profiles import DEFAULT_START_STEP, MAX_STEPS, MAX_WINDOW_S, ProfileRequest, Window, window_of
+from clary.contract.deep_profiles import (
+    DEFAULT_START_STEP,
+    MAX_STEPS,
+    MAX_WINDOW_S,
+    ProfileRequest,
+    Window,
+    window_of,
+    window_problems,
+)
 
 
 def config(text):
@@ -61,3 +69,33 @@ def test_nothing_is_asked_for_without_a_detailed_configuration_or_with_the_profi
 def test_a_request_comes_back_from_its_file_as_it_was():
     request = ProfileRequest(number=3, num_steps=2, start_step=None, start_at=1.5, ranks=(0, 3))
     assert from_plain(ProfileRequest, json.loads(json.dumps(to_plain(request)))) == request
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("garbage", "DetailedProfilingConfig 'garbage' can not be read, and no window is profiled: expected StartStep"),
+        ("[]", "DetailedProfilingConfig '[]' can not be read"),
+        ("[" * 100_000, f"DetailedProfilingConfig '{'[' * 80}...' can not be read"),
+        ('{"StartStep": "x"}', "can not be read"),
+        ('{"Duration": -1}', "can not be read"),
+        ('{"StartStepp": 1}', "StartStepp has no effect: Duration, NumSteps, StartStep, StartTimeInSecSinceEpoch do"),
+        ('{"Duration": 1, "StartStep": 3}', "StartStep has no effect beside a time"),
+        ('{"NumSteps": 1000}', f"NumSteps is {MAX_STEPS}, since a window has 1 to {MAX_STEPS} steps"),
+        ('{"Duration": 1000}', f"Duration is {MAX_WINDOW_S:g} s, since no window lasts longer"),
+    ],
+)
+@pytest.mark.parametrize("is_off", [False, True])
+def test_what_is_taken_otherwise_than_it_says_is_told_in_one_sentence(text, words, is_off):
+    (sentence,) = window_problems({**config(text), "DisableProfiler": is_off})
+    assert words in sentence
+
+
+def test_windows_that_are_taken_as_they_are_are_not_mentioned():
+    for text in (
+        "{}",
+        '{"StartStep": 6, "NumSteps": 3, }',
+        '{"StartTimeInSecSinceEpoch": 1700000000, "Duration": 5, }',
+    ):
+        assert window_problems(config(text)) == ()
+    assert window_problems(None) == window_problems({"S3OutputPath": "s3://b/p"}) == ()

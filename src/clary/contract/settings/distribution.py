@@ -83,7 +83,7 @@ class DistributionKind(StrEnum):
 
 
 # The first switch that is on wins. mpi turns to modelparallel where mp_parameters stand beside it.
-_ORDER = (
+LAUNCH_ORDER = (
     (MPI_ENABLED, DistributionKind.MPI),
     (PYTORCH_DDP_ENABLED, DistributionKind.PYTORCHDDP_OR_SMDDP),
     (TORCH_DISTRIBUTED_ENABLED, DistributionKind.TORCH_DISTRIBUTED),
@@ -126,7 +126,7 @@ class Distribution:
 
 def read_distribution(hyperparameters: Mapping[str, str]) -> Distribution:
     """Return the distribution that `hyperparameters` ask for; `refusals` judges senseless values."""
-    kind = next((kind for name, kind in _ORDER if hps.is_enabled(hyperparameters, name)), DistributionKind.PLAIN)
+    kind = next((kind for name, kind in LAUNCH_ORDER if hps.is_enabled(hyperparameters, name)), DistributionKind.PLAIN)
     mp_parameters = hps.model_parallel_parameters(hyperparameters)
     if kind is DistributionKind.MPI and mp_parameters is not None:
         kind = DistributionKind.MODELPARALLEL
@@ -245,6 +245,12 @@ def _model_warnings(hyperparameters: Mapping[str, str], image: str) -> list[str]
     if hps.is_enabled(hyperparameters, hps.COMPILER_ENABLED):
         if style is ServerStyle.MXNET:
             found.append("compiler_config has no effect: there is no compiler for MXNet here")
+        elif "tensorflow" in image:
+            found.append(
+                "compiler_config: SageMaker Training Compiler exists in Amazon's images only; here TensorFlow clusters "
+                "operations of GPUs by XLA (TF_XLA_FLAGS=--tf_xla_auto_jit=2). On hosts without a GPU it has no "
+                "effect, because XLA is slower there; a program that asks for jit_compile itself gets it in any case"
+            )
         else:
             found.append(
                 "compiler_config: SageMaker Training Compiler exists in Amazon's images only; here models of PyTorch "

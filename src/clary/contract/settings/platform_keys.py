@@ -18,6 +18,8 @@ from clary.contract.settings.hyperparameters import (
     MIXED_PRECISION,
     PLATFORM_PREFIX,
     TOOLKIT_KEYS,
+    is_enabled,
+    parse_value,
 )
 
 LAUNCHER_KEYS = frozenset(
@@ -49,11 +51,14 @@ SENT_BY_SDKS = frozenset(
     }
 )
 KNOWN_KEYS = LAUNCHER_KEYS | TOOLKIT_KEYS
+# Switches of which one decides on the launcher.
+LAUNCHERS = tuple(name for name, _ in distribution.LAUNCH_ORDER)
+SWITCHES = (*LAUNCHERS, COMPILER_ENABLED, COMPILER_DEBUG_MODE, MIXED_PRECISION, CUDA_ON_CPU)
 NEARNESS = 0.8  # of difflib: one or two letters of a name
 
 
 def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[str, ...]:
-    """Return a sentence on each key of the platform that nobody reads, with the nearest known name.
+    """Return a sentence on each key of the platform that nobody reads, and on each switch without its effect.
 
     Args:
         hyperparameters: as the request gave them.
@@ -72,4 +77,20 @@ def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[
                 f"hyperparameter {name!r} has no effect: names that begin with {PLATFORM_PREFIX} are the platform's, "
                 "and no launcher reads this one"
             )
-    return tuple(found)
+    return (*found, *([] if has_command else _switch_warnings(hyperparameters)))
+
+
+def _switch_warnings(hyperparameters: Mapping[str, str]) -> list[str]:
+    """Return a sentence on each switch that is neither true nor false, and on launchers that give way to another."""
+    found = []
+    for name in SWITCHES:
+        value = parse_value(hyperparameters.get(name, "null"))
+        if isinstance(value, str) and value.strip().lower() not in ("", "true", "false"):
+            found.append(f"hyperparameter {name!r} counts as false: expected true or false, got {value[:40]!r}")
+    first, *others = [name for name in LAUNCHERS if is_enabled(hyperparameters, name)] or [""]
+    found += [
+        f"hyperparameter {name!r} has no effect beside {first!r}, which chooses the launcher"
+        for name in others
+        if name != distribution.DATAPARALLEL_ENABLED  # the library goes with every launcher
+    ]
+    return found

@@ -28,6 +28,8 @@ _MARKER = "clary.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # of modules whose distribution has another name
 _NUMPY = {"mxnet": "numpy<1.24"}  # its last release, 1.9.1, reads names that numpy 1.24 took away
+# After an install that failed with a build of torch that another index has.
+_OTHER_INDEX = "This build of torch comes from PyTorch's own index: --torch-backend index takes the package index's."
 # What people write before the version, beside the repositories of AWS's images.
 _SHORT_NAMES = {
     "pytorch": Rule("", "torch"),
@@ -135,11 +137,12 @@ def add_environment(
         (folder / _MARKER).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         make = [uv, "venv", "--no-project", "--no-config"]
-        _run([*make, *(["--python", wanted.python] if wanted.python else []), str(folder)], variables, say)
+        python = _python_of_pyenv(wanted.python, variables) or wanted.python
+        _run([*make, *(["--python", python] if python else []), str(folder)], variables, say, hint=_no_python(wanted))
         backend = ["--torch-backend", torch_backend] if torch_backend else []
         install = [uv, "pip", "install", "--no-config", "--python", str(folder / "bin" / "python"), *backend]
         try:
-            _run([*install, *requirements], variables, say)
+            _run([*install, *requirements], variables, say, hint=_OTHER_INDEX if torch_backend else "")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -159,6 +162,29 @@ def remove_environment(home: Path, name: str) -> None:
     (known[name].folder / _MARKER).unlink(missing_ok=True)  # first: half a folder is none
     shutil.rmtree(known[name].folder)
     (home / FOLDER / f".{name}.lock").unlink(missing_ok=True)
+
+
+def _python_of_pyenv(version: str, variables: Mapping[str, str]) -> str:
+    """Return the newest interpreter of a version, say 3.12, that pyenv has, or an empty string.
+
+    uv sees those alone that pyenv has put on PATH, and tries to download others.
+    """
+    root = Path(variables.get("PYENV_ROOT") or Path(variables.get("HOME") or "/nowhere") / ".pyenv")
+    found = [path for path in (root / "versions").glob(f"{version}.*/bin/python") if version]
+    numbered = {tuple(map(int, parts)): path for path in found if (parts := _digits(path.parts[-3]))}
+    return str(numbered[max(numbered)]) if numbered else ""
+
+
+def _digits(version: str) -> list[str]:
+    """Return the numbers of a version, 3.12.1; an empty list if it is no release, as 3.13.0rc1 or pypy's."""
+    parts = version.split(".")
+    return parts if all(part.isdecimal() for part in parts) else []
+
+
+def _no_python(wanted: Wanted) -> str:
+    if not wanted.python:
+        return ""
+    return f"Put Python {wanted.python} on PATH or into pyenv, or let uv download it, and run this again."
 
 
 def _requirement(module: str, version: str) -> str:
@@ -189,7 +215,7 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _run(command: Sequence[str], variables: Mapping[str, str], say: Callable[[str], None]) -> None:
+def _run(command: Sequence[str], variables: Mapping[str, str], say: Callable[[str], None], *, hint: str = "") -> None:
     say(" ".join(command))
     try:
         done = subprocess.run(
@@ -208,4 +234,5 @@ def _run(command: Sequence[str], variables: Mapping[str, str], say: Callable[[st
         raise EngineError(f"{command[0]} can not be run: {error.strerror}") from error
     if done.returncode != 0:
         words = done.stderr.strip()[-1500:]
-        raise EngineError(f"{' '.join(command[:3])} ended with exit code {done.returncode}:\n{words}", fault=Fault.USER)
+        told = f"{' '.join(command[:3])} ended with exit code {done.returncode}:\n{words}"
+        raise EngineError(f"{told}\n{hint}" if hint else told, fault=Fault.USER)

@@ -11,6 +11,7 @@ from datetime import datetime
 MAX_NAME = 63  # CreateTrainingJob, TrainingJobName
 # `train-2026-01-31-12-00-00-123`, `sweep-017-9f3ab2c1`, `run_12`
 _LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one at a time: many ways to part a name take for ever
+_WORD = re.compile(r"(?<![^-_.])(?:[0-9a-f]{6,}|[0-9]+)(?![^-_.])")
 
 
 def stem(name: str) -> str:
@@ -19,6 +20,11 @@ def stem(name: str) -> str:
     while (last := _LAST_WORD.search(left)) and any(letter.isdigit() for letter in last[1]):
         left = left[: last.start()]
     return left or name
+
+
+def kind_of_name(name: str) -> str:
+    """Return the stem with `#` for each number and hash that is a word of its own: `search-#-lr` of a sweep."""
+    return _WORD.sub(lambda word: "#" if any(letter.isdigit() for letter in word[0]) else word[0], stem(name))
 
 
 def host_of_stream(stream: str) -> str:

@@ -41,6 +41,7 @@ from clary.control.objects.outgoing_bodies import Outgoing, choose_body, content
 from clary.control.objects.permit import Permit
 from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_link import StoreLink
+from clary.control.objects.subresources import check_subresources
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.temporary_keys import TemporaryKeys
 
@@ -150,6 +151,8 @@ class S3Front:
             caller = self._authenticate(request, raw_path, raw_query, host_bucket=bucket)
             asked = s3_request.parse_request(request.method, f"/{bucket}{raw_path}" if bucket else raw_path, raw_query)
             resource = asked.resource
+            if not self._forward_encryption:
+                check_subresources(asked)
             permit = Permit(self._find_grants(caller.access_key_id), request, asked)
             with self._deletions.entered(caller.access_key_id) if asked.is_delete_objects else nullcontext():
                 outgoing = await self._translate(request, asked, caller, body, permit)

@@ -22,6 +22,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.catalogue import lookup
+from clary.control.scheduling.host_shares import WHOLE
 from clary.control.scheduling.machine import Machine
 from clary.control.scheduling.placement import (
     Capacity,
@@ -54,6 +55,7 @@ class Admission:
     """Admits requests by the machine, the settings and the running jobs.
 
     Args:
+        has_host_networks: whether hosts have networks of their job's own.
         why_no_disks: told how many bytes the disks that hosts of a rehearsal want to themselves hold together, says
             why they can not be had here; empty if they can.
     """
@@ -67,7 +69,10 @@ class Admission:
         market: SpotMarket,
         clock: Clock,
         why_no_disks: Callable[[int], str] = lambda size_bytes: "this service makes none",
+        *,
+        has_host_networks: bool = True,
     ) -> None:
+        self.has_host_networks = has_host_networks
         self._why_no_disks = why_no_disks
         self._settings = settings
         self._market = market
@@ -118,7 +123,7 @@ class Admission:
             group.instance_type: lookup(group.instance_type, self._settings.instance_types, machine=self._machine)
             for group in groups
         }
-        return map_hosts(groups, shapes, machine=self._machine, settings=self._settings)
+        return map_hosts(groups, shapes, machine=self._machine, settings=self._settings, share=job.host_share)
 
     def decide_next(self, job: TrainingJob, mapping: HostMapping, *, leaving: Sequence[TrainingJob] = ()) -> Decision:
         """Decide on the next waiting job; the hosts of `leaving`, ended jobs whose hosts wait, are its to have.
@@ -166,11 +171,14 @@ class Admission:
 
     def holding(self, job: TrainingJob) -> Holding:
         """Return the number of hosts, the GPUs and the memory that a job holds; if it waits, those of its own pool."""
+        request = JobRequest(job.request)
         return Holding(
             job_name=job.name,
-            num_hosts=len(job.hosts) or JobRequest(job.request).num_hosts,
+            num_hosts=len(job.hosts) or request.num_hosts,
             gpu_indices=job.held_gpus,
             memory_bytes=self._memory_held(job),
+            share=request.host_share,
+            of_gpu=WHOLE if request.host_share == WHOLE else self.mapping(request).of_gpu,
         )
 
     def _check_size(self, job: JobRequest, mapping: HostMapping) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.contract.launch_plan import Link
+from clary.contract.settings.hyperparameters import HOST_SHARE
 from clary.control.engines.cluster.node_kinds import choose_kind
 from clary.control.engines.cluster.scheduler import NodeKind
 from clary.control.jobs.job_request import JobRequest
@@ -20,6 +21,7 @@ from clary.control.reconcile.admission import Admission, ResolveImage
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.catalogue import InstanceShape, lookup
+from clary.control.scheduling.host_shares import WHOLE
 from clary.control.scheduling.machine import Machine
 from clary.control.scheduling.placement import Capacity, HostMapping, HostShare, InstanceGroup, map_hosts
 from clary.control.settings import Settings
@@ -51,7 +53,7 @@ class NodeAdmission(Admission):
         clock: Clock,
     ) -> None:
         nobody = Machine(num_cpus=1, memory_bytes=1)
-        super().__init__(settings, nobody, hub, resolve_image, market, clock, _why_no_disks)
+        super().__init__(settings, nobody, hub, resolve_image, market, clock, _why_no_disks, has_host_networks=False)
         self._kinds = kinds
         self._engine_name = engine_name
 
@@ -119,6 +121,8 @@ class NodeAdmission(Admission):
             for _ in range(group.instance_count):
                 index = len(hosts)
                 hosts.append(replace(first, name=f"algo-{index + 1}", index=index, resources=whole))
+        if job.host_share != WHOLE:
+            notes.append(f"{HOST_SHARE} has no effect with engine {self._engine_name}: each host has all of a node")
         return HostMapping(
             hosts=tuple(hosts),
             num_gpus=sum(host.num_gpus for host in hosts),
@@ -141,13 +145,7 @@ class NodeAdmission(Admission):
         return "; `clary capacity` lists the nodes"
 
     def _check_size(self, job: JobRequest, mapping: HostMapping) -> None:
-        del mapping  # `mapping` has refused what can never fit
-        if job.has_network_isolation:
-            raise WireError(
-                "ValidationException",
-                "EnableNetworkIsolation: hosts of this service share the networks of their nodes, and nothing keeps "
-                "programs from calling others; leave it out, or use a service with engine local",
-            )
+        del job, mapping  # `mapping` has refused what can never fit
 
 
 def _why_no_disks(size_bytes: int) -> str:

@@ -1,8 +1,8 @@
 """The durations of completed jobs, for estimates of running and waiting ones.
 
 Where: the service has it listen to the hub and fills it at the start from the cards of jobs; `queue_outlook` asks it.
-Two jobs are alike whose names differ in numbers and letters at their ends alone (an SDK's time stamps, the numbers
-of a sweep), and whose hosts are as many and of the same types.
+Two jobs are alike whose names differ in numbers and hashes alone (an SDK's time stamps, the numbers of a sweep), and
+whose hosts are as many and of the same types.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 from clary.contract.statuses import TrainingJobStatus
-from clary.control.jobs.job_names import stem
+from clary.control.jobs.job_names import kind_of_name
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.job_cards import MAX_CARDS, CardQuery, JobCard
@@ -33,7 +33,7 @@ class PastDurations:
         """Learn from jobs that an earlier service ran, newest first as `LAST_COMPLETED` finds them."""
         for card in reversed(list(cards)):
             if card.status == TrainingJobStatus.COMPLETED and card.duration_s is not None:
-                self._learn((stem(card.name), card.num_hosts, card.instance_type), card.duration_s)
+                self._learn((kind_of_name(card.name), card.num_hosts, card.instance_type), card.duration_s)
 
     def note(self, before: TrainingJob | None, job: TrainingJob) -> None:
         """Learn from a job that has just completed."""
@@ -56,4 +56,4 @@ class PastDurations:
 def _kind_of(job: TrainingJob) -> Kind:
     groups = JobRequest(job.request).instance_groups
     types = ", ".join(dict.fromkeys(group.instance_type for group in groups if group.instance_type))
-    return (stem(job.name), sum(group.instance_count for group in groups), types)
+    return (kind_of_name(job.name), sum(group.instance_count for group in groups), types)

@@ -17,6 +17,7 @@ from typing import Protocol
 from clary.base.clock import Clock
 from clary.base.errors import ClaryError, ObjectStoreError
 from clary.contract.agent_protocol import HostPhase
+from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs import events
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.rules.rule_evaluations import (
@@ -50,6 +51,7 @@ MOST_LOAD = 25  # times as long as a look takes, is the time to the next at leas
 MOST_TRIES = 5  # at the end of a job, while the database or the object store does not answer
 DISABLED = "profiling is switched off (ProfilerConfig.DisableProfiler)"
 NEVER_RAN = "nothing was measured: the job's program never ran"
+NOT_MEASURED = "nothing was measured while the job's program ran: it was over too soon, or hosts measure nothing here"
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +214,8 @@ class ProfilerRules:
             if measured is None:
                 measured = await read_measurements(self._series, job, now=self._clock.now())
             if measured.measurements.began_ms is None:
-                await self._tell(job, rule, RuleStatus.STOPPED, NEVER_RAN)
+                has_run = any(row.status is SecondaryStatus.TRAINING for row in job.transitions)
+                await self._tell(job, rule, RuleStatus.STOPPED, NOT_MEASURED if has_run else NEVER_RAN)
                 continue
             results = await self._results(rule, measured, watch)
             words = _found(results)

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from clary.base.errors import NOTHING_CHANGED, WireError
 from clary.contract import sigv4
+from clary.control.jobs.members.judging import TABLES
 from clary.control.permissions import api_rules
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.tracking_rules import MADE_BY
@@ -32,7 +33,15 @@ from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
 
 CALLS_OF_A_JOB = 2  # of one job's key at once: a search in its logs takes a thread of the log store
-WARNING_OPERATIONS = {("sagemaker", "CreateTrainingJob"), ("sagemaker", "UpdateTrainingJob")}  # tell of members unknown
+# What tells of members that no handler knows, as warnings of the job or of its trials.
+WARNING_OPERATIONS = {
+    ("sagemaker", "CreateTrainingJob"),
+    ("sagemaker", "UpdateTrainingJob"),
+    ("sagemaker", "CreateHyperParameterTuningJob"),
+}
+# Of these each member is decided on: one that is not known is refused where nobody could be warned.
+DECIDED_OPERATIONS = {("sagemaker", name) for name in TABLES}
+MAX_NAMED = 300  # characters of members that a refusal names
 
 
 class AwsHandler:
@@ -129,8 +138,17 @@ class AwsHandler:
 
 
 def _params(request: HttpRequest, operation: Operation) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the parameters of a request, and the members that were left out of them, where anybody can be told."""
+    """Return the parameters of a request, and the members that were left out of them, where anybody can be told.
+
+    Raises: WireError, also for members that are not known where nobody could be told that they have no effect.
+    """
     params = parse(request, operation)
     validate(operation, params)
-    is_told = (operation.service.name, operation.name) in WARNING_OPERATIONS
-    return params, unknown_members(request, params) if is_told else ()
+    key = (operation.service.name, operation.name)
+    unknown = unknown_members(request, params) if key in DECIDED_OPERATIONS | WARNING_OPERATIONS else ()
+    if unknown and key not in WARNING_OPERATIONS:
+        raise WireError(
+            "ValidationException",
+            f"{', '.join(unknown)[:MAX_NAMED]}: this release knows no such member of {operation.name}; leave it out.",
+        )
+    return params, unknown

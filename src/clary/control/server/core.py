@@ -79,8 +79,17 @@ class Core:
         self.faults = LocalFaults(local, settings.home_folder) if source is None else ClusterFaults(source.engine)
         self.admission: Admission
         if source is None:
-            machine, why_no_disks = local.capacity().machine, self.faults.why_no_disks
-            self.admission = Admission(settings, machine, hub, resolve_image, self.market, clock, why_no_disks)
+            capacity, why_no_disks = local.capacity(), self.faults.why_no_disks
+            self.admission = Admission(
+                settings,
+                capacity.machine,
+                hub,
+                resolve_image,
+                self.market,
+                clock,
+                why_no_disks,
+                has_host_networks=capacity.isolation is Isolation.NAMESPACES,
+            )
         else:
             engine = source.engine
             self.admission = NodeAdmission(

@@ -39,6 +39,8 @@ class ObjectLookup(Protocol):
 class Admission(Protocol):
     """Says before a job is stored whether it could ever run here, and how."""
 
+    has_host_networks: bool  # whether hosts have networks of their job's own
+
     def admit(self, request: Mapping[str, Any]) -> Admitted:
         """Return the notes on a job that Describe shows: warnings, and how this machine differs from the request.
 

@@ -4,7 +4,7 @@ Where: `dispatch` for putting; `services.metrics` reads what was put, under its 
 A value belongs to the job whose program puts it, or to the one that the dimension TrainingJobName names; CloudWatch has
 no place of its own here. The unit is kept with the job, the last one that a metric was put with. Values stand at their
 own times whatever StorageResolution says, so that nothing finer than 60 s is lost. Sums of many values
-(StatisticValues) are taken where they say a single value.
+(StatisticValues) are taken where all of them are the same.
 Source: PutMetricData, MetricDatum (CloudWatch API reference).
 """
 
@@ -124,11 +124,14 @@ def _values(datum: Mapping[str, Any]) -> Iterator[float]:
             f"The metric {datum['MetricName']} needs one of Value, Values and StatisticValues, got "
             f"{', '.join(given) or 'none'}.",
         )
+    values: Sequence[float]
+    counts: Sequence[float]
     if "StatisticValues" in given:
-        yield _single(datum["MetricName"], datum["StatisticValues"])
-        return
-    values: Sequence[float] = datum["Values"] if "Values" in given else [datum["Value"]]
-    counts: Sequence[float] = datum.get("Counts") or [1.0] * len(values)
+        values = [_single(datum["MetricName"], datum["StatisticValues"])]
+        counts = [float(datum["StatisticValues"]["SampleCount"])]
+    else:
+        values = datum["Values"] if "Values" in given else [datum["Value"]]
+        counts = datum.get("Counts") or [1.0] * len(values)
     if len(counts) != len(values):
         raise _invalid(f"Counts of the metric {datum['MetricName']} must be as many as its Values.")
     for value, count in zip(values, counts, strict=True):
@@ -142,9 +145,10 @@ def _values(datum: Mapping[str, Any]) -> Iterator[float]:
 
 def _single(metric: str, statistics: Mapping[str, float]) -> float:
     least, greatest = float(statistics["Minimum"]), float(statistics["Maximum"])
-    if least != greatest or not math.isfinite(least):
+    total = least * float(statistics["SampleCount"])
+    if least != greatest or not math.isfinite(least) or not math.isclose(total, statistics["Sum"], rel_tol=1e-6):
         raise _invalid(
-            f"StatisticValues of the metric {metric} sum up several values, of which no curve is drawn: put Values."
+            f"StatisticValues of the metric {metric} sum up different values, of which no curve is drawn: put Values."
         )
     return least
 

@@ -18,6 +18,7 @@ from clary.control.store.log_files.logs import StreamOrder
 T = TypeVar("T")
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+STANDARD = "STANDARD"  # logGroupClass
 MAX_STREAMS_PER_PAGE = 50
 MAX_EVENTS_PER_PAGE = 10_000
 # RetentionInDays (PutRetentionPolicy, API reference)
@@ -28,14 +29,21 @@ RETENTION_DAYS = (
 
 
 async def describe_log_groups(call: Call) -> Mapping[str, Any]:
-    """List the one log group there is."""
-    prefix = call.params.get("logGroupNamePrefix", "")
-    pattern = call.params.get("logGroupNamePattern", "")
-    if not LOG_GROUP.startswith(prefix) or pattern not in LOG_GROUP:
+    """List the one log group there is, unless the request asks for others."""
+    params = call.params
+    is_wanted = (
+        LOG_GROUP.startswith(params.get("logGroupNamePrefix", ""))
+        and params.get("logGroupNamePattern", "") in LOG_GROUP
+        and params.get("logGroupClass", STANDARD) == STANDARD
+        and any(map(is_log_group, params.get("logGroupIdentifiers") or (LOG_GROUP,)))
+        and call.services.settings.account_id in (params.get("accountIdentifiers") or call.services.settings.account_id)
+    )
+    if not is_wanted:
         return {"logGroups": []}
     days = await call.services.logs.retention_days()
     group = {
         "logGroupName": LOG_GROUP,
+        "logGroupClass": STANDARD,
         "arn": _arn(call),
         "creationTime": 0,
         "storedBytes": 0,

@@ -1,22 +1,26 @@
-"""CloudWatch's GetMetricData: several metrics at once. Only MetricStat; Expression is refused by name.
+"""CloudWatch's GetMetricData: several metrics at once, in pages of MaxDatapoints. Expression is refused by name.
 
 Source: GetMetricData, MetricDataQuery (CloudWatch API reference). Timestamps fall unless ScanBy says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.metrics import statistics_by_period
+from clary.control.store import tokens
+from clary.control.store.errors import BadToken
 
 MAX_QUERIES = 500
 MAX_DATAPOINTS = 100_800  # of one answer
 STATISTICS = ("Average", "Sum", "Minimum", "Maximum", "SampleCount")
 ASCENDING = "TimestampAscending"
+_TOKEN_KEY = secrets.token_bytes(32)  # pages are asked for one after the other, by one client of one service
 
 
 async def get_metric_data(call: Call) -> Mapping[str, Any]:
@@ -34,12 +38,60 @@ async def get_metric_data(call: Call) -> Mapping[str, Any]:
         raise WireError("ValidationError", "Each Id of MetricDataQueries must be there once.")
     stats = {query["Id"]: _metric_stat(query) for query in queries}
     _require_bounded(params, stats)
+    _require_own_account(call, queries)
+    first, count = _first_point(params), params.get("MaxDatapoints") or MAX_DATAPOINTS
     results = [
         await _result(call, query, stats[query["Id"]])
         for query in queries
         if query.get("ReturnData", True) is not False
     ]
-    return {"MetricDataResults": results, "Messages": []}
+    answer: dict[str, Any] = {"MetricDataResults": list(_page(results, first, count)), "Messages": []}
+    if first + count < sum(len(result["Values"]) for result in results):
+        answer["NextToken"] = tokens.make_token(_TOKEN_KEY, query=_identity(params), position=[first + count])
+    return answer
+
+
+def _identity(params: Mapping[str, Any]) -> str:
+    """Return the question that a page's token belongs to: the request without its page."""
+    return repr([(name, value) for name, value in sorted(params.items()) if name not in ("NextToken", "MaxDatapoints")])
+
+
+def _first_point(params: Mapping[str, Any]) -> int:
+    token = params.get("NextToken")
+    if token is None:
+        return 0
+    try:
+        return int(tokens.read_token(_TOKEN_KEY, token, query=_identity(params))[0])
+    except BadToken as error:
+        raise WireError("InvalidNextToken", f"Invalid NextToken: {error.message}") from error
+
+
+def _page(results: Sequence[dict[str, Any]], first: int, count: int) -> Iterator[dict[str, Any]]:
+    """Yield the results with the points of one page; a metric without any belongs to the first one.
+
+    Args:
+        results: of all points.
+        first: number of the page's first point, counted over all results.
+        count: of points in a page.
+    """
+    left_out = first
+    for result in results:
+        size = len(result["Values"])
+        begin, end = min(left_out, size), min(left_out + count, size)
+        left_out, count = left_out - begin, count - (end - begin)
+        if end == begin and (size or first):
+            continue
+        page = {name: result[name][begin:end] for name in ("Timestamps", "Values")}
+        yield {**result, **page, "StatusCode": "PartialData" if end < size else "Complete"}
+
+
+def _require_own_account(call: Call, queries: Sequence[Mapping[str, Any]]) -> None:
+    own = call.services.settings.account_id
+    for query in queries:
+        if query.get("AccountId", own) != own:
+            raise WireError(
+                "ValidationError", f"AccountId of query {query['Id']!r} is {query['AccountId']}: there is {own} alone."
+            )
 
 
 def _metric_stat(query: Mapping[str, Any]) -> Mapping[str, Any]:

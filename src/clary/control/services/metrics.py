@@ -36,10 +36,13 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
     if period_s < 1:
         raise WireError("InvalidParameterValue", f"Period must be at least 1 second, got {period_s}.")
     wanted = params.get("Statistics") or ()
-    if not wanted:
+    if params.get("ExtendedStatistics"):
         raise WireError(
-            "InvalidParameterCombination", "At least one of Statistics must be given; ExtendedStatistics are not kept."
+            "InvalidParameterCombination",
+            f"ExtendedStatistics are not kept here: ask for Statistics; got {', '.join(params['ExtendedStatistics'])}.",
         )
+    if not wanted:
+        raise WireError("InvalidParameterCombination", "At least one of Statistics must be given.")
     span_s = (params["EndTime"] - params["StartTime"]).total_seconds()
     if span_s <= 0:
         raise WireError("InvalidParameterCombination", "StartTime must be before EndTime.")

@@ -47,10 +47,12 @@ async def assume_role(call: Call) -> Mapping[str, Any]:
             f"sts:AssumeRole on resource: {role_arn[:200]}. Roles here begin with {own}"
         )
     role = role_arn.rpartition("/")[2]
-    return {
+    answer = {
         "Credentials": _make_key(call, ROLE_S),
         "AssumedRoleUser": {"AssumedRoleId": f"AROACLARY:{session}", "Arn": _session_arn(call, role, session)},
     }
+    source = call.params.get("SourceIdentity")
+    return answer if source is None else {**answer, "SourceIdentity": source}
 
 
 async def get_session_token(call: Call) -> Mapping[str, Any]:

@@ -123,6 +123,10 @@ def test_other_warnings() -> None:
     assert "compiled by torch.compile" in warnings(of_request("hf-trcomp"), num_hosts=1)[0]
     compiler = {"sagemaker_training_compiler_enabled": "true"}
     assert "no effect" in warnings(compiler, num_hosts=1, image="example/mxnet-training:1.9.0-gpu-py38")[0]
+    (of_tensorflow,) = warnings(compiler, num_hosts=1, image="example/tensorflow-training:2.11-gpu-py39")
+    assert "XLA" in of_tensorflow
+    assert "On hosts without a GPU it has no effect" in of_tensorflow
+    assert "torch.compile" not in of_tensorflow
     assert warnings({"sagemaker_training_compiler_enabled": "false"}, num_hosts=1) == ()
     assert "under autocast" in warnings({"sagemaker_amp": "true"}, num_hosts=1, has_command=True)[0]
     assert "no effect" in warnings({"sagemaker_amp": "true"}, num_hosts=1, image="e/tensorflow-training:2.19.0")[0]

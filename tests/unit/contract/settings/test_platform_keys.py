@@ -32,7 +32,31 @@ def test_a_key_of_nobody_is_told_of_unless_the_program_may_read_it():
 
 
 def test_known_keys_and_those_of_users_are_not_told_of():
-    assert warnings({**dict.fromkeys(KNOWN_KEYS, "1"), "sage": "1", "epochs": "1"}, has_command=False) == ()
+    assert warnings({**dict.fromkeys(KNOWN_KEYS, "0"), "sage": "1", "epochs": "1"}, has_command=False) == ()
+
+
+@pytest.mark.parametrize("value", ["yes", "on", '"maybe"', "tru"])
+def test_a_switch_that_is_neither_true_nor_false_is_told_of(value):
+    (sentence,) = warnings({"sagemaker_mpi_enabled": value}, has_command=False)
+    assert sentence.startswith("hyperparameter 'sagemaker_mpi_enabled' counts as false: expected true or false, got ")
+    assert warnings({"sagemaker_mpi_enabled": value}, has_command=True) == ()
+
+
+@pytest.mark.parametrize("value", ["true", "false", "True", '"True"', "1", "0", "null", ""])
+def test_a_switch_in_either_dialect_is_not_told_of(value):
+    assert warnings(dict.fromkeys(("sagemaker_mpi_enabled", "sagemaker_amp"), value), has_command=False) == ()
+
+
+def test_of_two_launchers_the_one_that_gives_way_is_told_of():
+    both = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_mpi_enabled": "true"}
+    (sentence,) = warnings(both, has_command=False)
+    assert sentence == (
+        "hyperparameter 'sagemaker_torch_distributed_enabled' has no effect beside 'sagemaker_mpi_enabled', which "
+        "chooses the launcher"
+    )
+    assert warnings({**both, "sagemaker_mpi_enabled": "false"}, has_command=False) == ()
+    library = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_distributed_dataparallel_enabled": "true"}
+    assert warnings(library, has_command=False) == (), "the SDK sends both, and the library goes with every launcher"
 
 
 def test_no_recorded_request_has_a_key_that_nobody_reads():

@@ -44,10 +44,11 @@ def add(tmp_path):
     index = (tmp_path / "index").as_uri()  # an empty one: nothing comes from elsewhere
     variables = {**kept, "UV_DEFAULT_INDEX": index, "UV_FIND_LINKS": str(tmp_path), "UV_OFFLINE": "1"}
 
-    def run(text, **options):
+    def run(text, pyenv=tmp_path / "no-pyenv", **options):
         name, wanted = parse_wish(text)
         said = []
-        add_environment(tmp_path / "home", name, wanted, uv=UV, variables=variables, say=said.append, **options)
+        of_uv = {**variables, "PYENV_ROOT": str(pyenv)}
+        add_environment(tmp_path / "home", name, wanted, uv=UV, variables=of_uv, say=said.append, **options)
         return said
 
     return run
@@ -100,6 +101,32 @@ def test_what_cannot_be_installed_leaves_nothing(add, tmp_path):
         add("pytorch:2.7")
     assert added_environments(tmp_path / "home") == ()
     assert not list((tmp_path / "home" / "environments").glob("pytorch*"))
+
+
+def test_an_interpreter_that_only_pyenv_has_is_taken_the_newest_release_first(add, tmp_path):
+    minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    for version in (f"{minor}.2", f"{minor}.10", f"{minor}.11rc1", "2.7.18"):
+        folder = tmp_path / "pyenv" / "versions" / version / "bin"
+        folder.mkdir(parents=True)
+        (folder / "python").symlink_to(sys.executable)
+    said = add(f"pytorch:2.8-{HERE}", pyenv=tmp_path / "pyenv")
+    assert f" --python {tmp_path}/pyenv/versions/{minor}.10/bin/python " in said[0]
+    (made,) = added_environments(tmp_path / "home")
+    assert Path(made.python).exists()
+
+
+def test_what_fails_says_what_to_do(add):
+    with pytest.raises(EngineError) as error:
+        add("pytorch:2.8-py35")
+    assert error.value.message.endswith(
+        "Put Python 3.5 on PATH or into pyenv, or let uv download it, and run this again."
+    )
+    with pytest.raises(EngineError) as error:
+        add("pytorch:2.7", torch_backend="cpu")
+    assert error.value.message.endswith("--torch-backend index takes the package index's.")
+    with pytest.raises(EngineError) as error:
+        add("sklearn:1.5")
+    assert "torch-backend" not in error.value.message
 
 
 def test_half_an_environment_is_none_and_is_made_anew(add, tmp_path):

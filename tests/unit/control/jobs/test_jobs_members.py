@@ -7,6 +7,7 @@ import pytest
 
 from clary.control.jobs.members.judging import TABLES, is_decided, judge
 from clary.control.jobs.members.member import Outcome, Site
+from clary.control.jobs.members.place import ON_NODES
 from clary.control.wire.models import Protocol, service
 from clary.testing.control_plane import request_of
 
@@ -199,6 +200,25 @@ def test_a_volume_is_warned_of_only_where_the_disk_has_less():
     assert judge("CreateTrainingJob", request, Site(free_disk_bytes=free)).warnings == ()
     (sentence,) = judge("CreateTrainingJob", request, Site(free_disk_bytes=free - 1)).warnings
     assert sentence.startswith("VolumeSizeInGB 30: no disk is set aside for it")
+
+
+def test_sentences_name_the_nodes_where_hosts_are_other_machines():
+    request = request_of(EnableInterContainerTrafficEncryption=True, **resources(VolumeKmsKeyId="key"))
+    volume, traffic = judge("CreateTrainingJob", request, Site(place=ON_NODES)).refusals
+    assert "what hosts write lies on the disks of their nodes as it is" in volume
+    assert "talk over the network between their nodes, in the clear" in traffic
+    assert traffic.endswith("if the nodes, their disks and the network between them are trusted.")
+    here = judge("CreateTrainingJob", request, TRUSTED).warnings
+    assert "hosts of a job talk over a network inside of this machine, in the clear" in here[1]
+
+
+def test_isolation_that_hosts_without_a_network_of_their_own_can_not_have_is_refused():
+    request = request_of(EnableNetworkIsolation=True)
+    assert judge("CreateTrainingJob", request, SITE).refusals == ()
+    (sentence,) = judge("CreateTrainingJob", request, Site(has_host_networks=False)).refusals
+    assert sentence.startswith("EnableNetworkIsolation can not be kept here: hosts share the network of this machine")
+    off = request_of(EnableNetworkIsolation=False)
+    assert judge("CreateTrainingJob", off, Site(has_host_networks=False, place=ON_NODES)).refusals == ()
 
 
 def test_an_update_refuses_a_shell_and_warns_of_profiles_that_are_not_taken():

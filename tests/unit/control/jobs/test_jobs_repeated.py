@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from clary.control.jobs.job_names import MAX_NAME, next_name, stem
+from clary.control.jobs.job_names import MAX_NAME, kind_of_name, next_name, stem
 from clary.control.jobs.repeated_requests import Changes, repeated
 
 NOW = datetime(2026, 1, 31, 12, 5, 6, 78_000, tzinfo=UTC)
@@ -24,6 +24,19 @@ NOW = datetime(2026, 1, 31, 12, 5, 6, 78_000, tzinfo=UTC)
 )
 def test_jobs_of_a_kind_differ_in_numbers_at_their_end(name, kind):
     assert stem(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("sweep-017-lr-0-05-26", "sweep-#-lr"),
+        ("sweep-018-lr-0-1", "sweep-#-lr"),
+        ("run.9f3ab2c1.resnet50.decade-x", "run.#.resnet50.decade-x"),
+        ("123", "#"),
+    ],
+)
+def test_members_of_a_sweep_are_of_a_kind_wherever_their_numbers_stand(name, told):
+    assert kind_of_name(name) == told
 
 
 def test_the_next_name_has_the_time_and_fits():

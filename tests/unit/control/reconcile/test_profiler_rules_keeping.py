@@ -10,7 +10,7 @@ from clary.contract.agent_protocol import HostPhase
 from clary.contract.metric_samples import SampleBatch
 from clary.control.profiling.rules import RULES
 from clary.control.reconcile.gateways.sample_gateway import SampleGateway
-from clary.control.reconcile.profiler_rules import DISABLED, MOST_TRIES, NEVER_RAN, ProfilerRules
+from clary.control.reconcile.profiler_rules import DISABLED, MOST_TRIES, NEVER_RAN, NOT_MEASURED, ProfilerRules
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START
 
@@ -215,6 +215,13 @@ async def test_a_job_that_is_stopped_before_its_program_ran_has_nothing_to_judge
     await kept.rules.make_pass()
     assert (await kept.statuses())["ProfilerReport"] == ("Stopped", NEVER_RAN)
     assert not kept.store.objects
+
+
+async def test_a_program_that_ran_and_was_not_measured_is_not_said_never_to_have_run(kept):
+    await kept.begin(rule("ProfilerReport"))
+    await kept.end()
+    await kept.rules.make_pass()
+    assert (await kept.statuses())["ProfilerReport"] == ("Stopped", NOT_MEASURED)
 
 
 async def test_an_update_adds_rules_and_replaces_those_of_the_same_name(kept):

@@ -55,3 +55,15 @@ async def test_a_place_and_an_estimate_from_limits_and_from_past_jobs(plane):
     (last,) = plane.services.queue.places().values()
     assert last.basis == "past jobs"
     assert last.start_in_s < 60
+
+
+async def test_members_of_a_sweep_are_past_jobs_of_each_other_wherever_their_numbers_stand(plane):
+    await plane.create("sweep-001-lr-0-1", num_hosts=4)
+    await plane.passes()
+    await plane.create("sweep-002-lr-0-05", num_hosts=4)
+    await plane.create("sweep-003-lr-0-025", num_hosts=4)
+    plane.clock.advance(40)
+    await plane.run_to_end("sweep-001-lr-0-1", num_hosts=4)
+    await plane.passes(2)
+    (last,) = plane.services.queue.places().values()
+    assert last.basis == "past jobs"

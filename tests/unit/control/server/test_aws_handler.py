@@ -77,6 +77,62 @@ async def test_a_bad_request_is_an_error_in_the_form_of_aws_with_a_request_id(ha
     assert answer.header("x-amzn-requestid")
 
 
+@pytest.mark.parametrize(
+    ("operation", "body", "named"),
+    [
+        ("ListTrainingJobs", {"ColourEquals": "red", "StatusEquals": None}, "ColourEquals: "),
+        (
+            "Search",
+            {"Resource": "TrainingJob", "SearchExpression": {"Filters": [{"Name": "a", "Of": 1}], "Near": "x"}},
+            "SearchExpression.Filters.Of, SearchExpression.Near: ",
+        ),
+        ("StopTrainingJob", {"TrainingJobName": "j", "Softly": True}, "Softly: "),
+        ("DeleteTrainingJob", {"TrainingJobName": "j", "Twice": True}, "Twice: "),
+    ],
+)
+async def test_members_that_nobody_knows_are_refused_where_no_warning_could_be_read(handler, operation, body, named):
+    answer = await handler.handle(json_call(f"SageMaker.{operation}", json.dumps(body).encode()))
+    error = json.loads(answer.body)
+    assert (answer.status, error["__type"]) == (400, "ValidationException")
+    assert error["message"] == f"{named}this release knows no such member of {operation}; leave it out."
+
+
+TRAINING = {"AlgorithmSpecification": {"TrainingInputMode": "File"}, "RoleArn": "arn:aws:iam::123456789012:role/Role"}
+TRAINING |= {"OutputDataConfig": {"S3OutputPath": "s3://b/o"}, "StoppingCondition": {}, "Cooling": "water"}
+TUNING = {"Strategy": "Random", "ResourceLimits": {"MaxParallelTrainingJobs": 1, "Warmth": 1}}
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "unknown"),
+    [
+        ("CreateTrainingJob", {**TRAINING, "TrainingJobName": "j"}, ("Cooling",)),
+        ("UpdateTrainingJob", {"TrainingJobName": "j", "Cooling": "water"}, ("Cooling",)),
+        (
+            "CreateHyperParameterTuningJob",
+            {
+                "HyperParameterTuningJobName": "t",
+                "HyperParameterTuningJobConfig": TUNING,
+                "TrainingJobDefinition": TRAINING,
+            },
+            ("HyperParameterTuningJobConfig.ResourceLimits.Warmth", "TrainingJobDefinition.Cooling"),
+        ),
+        ("DescribeTrainingJob", {"TrainingJobName": "j", "Cooling": "water"}, ()),
+    ],
+)
+async def test_members_that_nobody_knows_reach_the_handlers_that_warn_of_them(monkeypatch, operation, body, unknown):
+    told = []
+
+    async def dispatch(service, name, call):
+        told.append((name, call.unknown_members))
+        return {}
+
+    monkeypatch.setattr(aws_handler, "dispatch", dispatch)
+    verifier = SignatureVerifier({"AKID": "secret"}.get, SystemClock(), skew_s=300)
+    handler = AwsHandler(SimpleNamespace(settings=Settings()), verifier)
+    answer = await handler.handle(json_call(f"SageMaker.{operation}", json.dumps(body).encode()))
+    assert told == [(operation, unknown)], answer.body
+
+
 async def test_an_anonymous_request_is_refused_in_the_protocol_that_it_speaks(handler):
     headers = [("Content-Type", "application/x-www-form-urlencoded")]
     answer = await handler.handle(HttpRequest("POST", "/", "", headers, b"Action=GetCallerIdentity&Version=2011-06-15"))

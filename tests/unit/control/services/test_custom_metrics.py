@@ -109,11 +109,25 @@ async def test_metrics_that_were_put_are_listed_with_their_dimensions(plane):
             {"StatisticValues": {"SampleCount": 2.0, "Sum": 3.0, "Minimum": 1.0, "Maximum": 2.0}},
             "InvalidParameterValue",
         ),
+        (
+            {"StatisticValues": {"SampleCount": 2.0, "Sum": 3.0, "Minimum": 1.0, "Maximum": 1.0}},
+            "InvalidParameterValue",
+        ),
+        (
+            {"StatisticValues": {"SampleCount": 0.5, "Sum": 0.5, "Minimum": 1.0, "Maximum": 1.0}},
+            "InvalidParameterValue",
+        ),
     ],
 )
 async def test_data_that_can_not_be_kept_are_refused_and_nothing_is(plane, datum, code):
     assert (await refusal(plane, {"Value": 1.0}, datum))[0] == code
     assert await means(plane) == []
+
+
+async def test_a_sum_of_the_same_values_counts_each(plane):
+    same = {"StatisticValues": {"SampleCount": 3.0, "Sum": 0.3, "Minimum": 0.1, "Maximum": 0.1}}
+    await put(plane, same, {"Value": 0.5})
+    assert await means(plane) == [pytest.approx(0.2)]
 
 
 @pytest.mark.parametrize("namespace", ["AWS/EC2", "/aws/sagemaker/TrainingJobs"])

@@ -142,6 +142,13 @@ async def test_the_group_may_be_named_by_its_identifier(plane, identifier):
         ({"logGroupNamePrefix": "/aws"}, 1),
         ({"logGroupNamePrefix": "/x"}, 0),
         ({"logGroupNamePattern": "Tr"}, 1),
+        ({"logGroupNamePattern": "tr"}, 0),
+        ({"logGroupClass": "STANDARD"}, 1),
+        ({"logGroupClass": "INFREQUENT_ACCESS"}, 0),
+        ({"logGroupIdentifiers": ["/x", "/aws/sagemaker/TrainingJobs"]}, 1),
+        ({"logGroupIdentifiers": ["/x"]}, 0),
+        ({"accountIdentifiers": ["000000000000"]}, 1),
+        ({"accountIdentifiers": ["123456789012"]}, 0),
     ],
 )
 async def test_there_is_one_log_group(plane, params, num_groups):

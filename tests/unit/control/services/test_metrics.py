@@ -87,6 +87,7 @@ async def test_values_that_are_not_numbers_spoil_no_period(plane):
         ({"EndTime": START}, "InvalidParameterCombination"),
         ({"Period": 1, "EndTime": START + timedelta(seconds=1441)}, "InvalidParameterCombination"),
         ({"Statistics": []}, "InvalidParameterCombination"),
+        ({"ExtendedStatistics": ["p90"]}, "InvalidParameterCombination"),
     ],
 )
 async def test_questions_that_make_no_sense_are_refused(plane, params, code):
@@ -196,3 +197,55 @@ async def test_each_host_tells_how_far_its_checkpoints_are_behind(tmp_path):
         lags = ("checkpoint:lag_seconds", "checkpoint:lag_bytes")
         assert await names("job/algo-2") == [(name, "job/algo-2") for name in lags]
         assert await names("job/algo-3") == await names("none/algo-1") == []
+
+
+async def data_of(plane, *names, **params):
+    queries = [
+        {
+            "Id": f"q{index}",
+            "MetricStat": {
+                "Metric": {"Namespace": NAMESPACE, "MetricName": name, "Dimensions": DIMENSIONS},
+                "Period": 60,
+                "Stat": "Average",
+            },
+        }
+        for index, name in enumerate(names)
+    ]
+    asked = {"StartTime": START, "EndTime": START + timedelta(hours=1), "ScanBy": "TimestampAscending", **params}
+    return await plane.call("cloudwatch", "GetMetricData", **{"MetricDataQueries": queries, **asked})
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 6, 100])
+async def test_datapoints_of_several_metrics_come_in_pages_of_the_wanted_size(plane, most):
+    await put(plane, *range(12), name="loss")  # four periods of three values
+    await put(plane, *range(3), name="acc")
+    found, pages, token = {"q0": [], "q1": [], "q2": []}, 0, {}
+    while token is not None:
+        answer = await data_of(plane, "loss", "nothing", "acc", MaxDatapoints=most, **token)
+        assert sum(len(result["Values"]) for result in answer["MetricDataResults"]) <= most
+        for result in answer["MetricDataResults"]:
+            assert len(result["Timestamps"]) == len(result["Values"])
+            found[result["Id"]] += result["Values"]
+            is_whole = result["StatusCode"] == "Complete"
+            assert is_whole == (len(found[result["Id"]]) == {"q0": 4, "q1": 0, "q2": 1}[result["Id"]])
+        pages += 1
+        token = {"NextToken": answer["NextToken"]} if "NextToken" in answer else None
+    assert found == {"q0": [1.0, 4.0, 7.0, 10.0], "q1": [], "q2": [1.0]}
+    assert pages == -(-5 // most)
+
+
+async def test_a_token_of_another_question_and_another_account_are_refused(plane):
+    await put(plane, *range(12))
+    token = (await data_of(plane, "loss", MaxDatapoints=1))["NextToken"]
+    for wrong in ({"NextToken": "x"}, {"NextToken": token, "ScanBy": "TimestampDescending"}):
+        with pytest.raises(WireError) as error:
+            await data_of(plane, "loss", **wrong)
+        assert error.value.code == "InvalidNextToken"
+    query = {"Id": "q", "AccountId": "123456789012", "MetricStat": {"Metric": {}, "Period": 60, "Stat": "Sum"}}
+    with pytest.raises(WireError, match="AccountId of query 'q' is 123456789012: there is 000000000000 alone"):
+        await data_of(plane, MetricDataQueries=[query])
+
+
+async def test_another_account_has_no_metrics(plane):
+    await put(plane, 1.0)
+    assert await plane.call("cloudwatch", "ListMetrics", OwningAccount="123456789012") == {"Metrics": []}

@@ -108,3 +108,9 @@ async def test_keys_that_end_make_no_other_keys(plane, key_id):
     with pytest.raises(WireError) as error:
         await dispatch("sts", "GetSessionToken", call)
     assert error.value.code == "AccessDenied"
+
+
+async def test_the_source_identity_of_a_role_is_told_back(plane):
+    answer = await plane.call("sts", "AssumeRole", RoleArn=ROLE, RoleSessionName="me", SourceIdentity="somebody")
+    assert answer["SourceIdentity"] == "somebody"
+    assert "SourceIdentity" not in await plane.call("sts", "AssumeRole", RoleArn=ROLE, RoleSessionName="me")

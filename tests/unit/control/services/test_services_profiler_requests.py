@@ -71,3 +71,41 @@ def test_an_interval_is_warned_of_where_settings_measure_nothing():
     (sentence,) = profiler_warnings(request, is_measured=False)
     assert "metrics_interval_s = 0" in sentence
     assert profiler_warnings({"ProfilerConfig": {}}, is_measured=False) == ()
+    rules = {"ProfilerRuleConfigurations": [rule("r")]}
+    assert profiler_warnings(rules) == ()
+    (sentence,) = profiler_warnings(rules, is_measured=False)
+    assert sentence.startswith("profiler rules have nothing to look at")
+
+
+def debug_rules(*rules):
+    return {"DebugRuleConfigurations": list(rules)}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"rule_to_invoke": "LossNotDecreasingg"}, "there is no rule 'LossNotDecreasingg' (did you mean LossNotDecr"),
+        (
+            {"rule_to_invoke": "AllZero", "treshold": "1"},
+            "AllZero has no parameter 'treshold' (did you mean threshold?",
+        ),
+        ({}, "RuleParameters have no rule_to_invoke"),
+        ({"source_s3_uri": "s3://b/rules.py"}, "RuleParameters have no rule_to_invoke"),
+    ],
+)
+def test_rules_of_the_debugger_that_will_end_in_error_are_warned_of(parameters, words):
+    (sentence,) = profiler_warnings(debug_rules(rule("r") | {"RuleParameters": parameters}))
+    assert sentence.startswith(f"rule r: {words}")
+    assert sentence.endswith("; its evaluation will end in Error")
+
+
+def test_rules_of_the_debugger_that_can_be_evaluated_are_not_mentioned():
+    own = rule("own") | {"RuleParameters": {"rule_to_invoke": "Mine", "source_s3_uri": "s3://b/rules.py", "x": "1"}}
+    several = {"rule_to_invoke": "SimilarAcrossRuns", "other_trial_0": "s3://b/t", "action_json": "[]"}
+    assert profiler_warnings(debug_rules(own, rule("built", "AllZero"), rule("t") | {"RuleParameters": several})) == ()
+
+
+def test_a_window_that_is_taken_otherwise_than_it_says_is_warned_of():
+    config = {"ProfilingParameters": {"DetailedProfilingConfig": '{"StartStepp": 1}'}}
+    (sentence,) = profiler_warnings({"ProfilerConfig": config})
+    assert sentence.startswith("ProfilerConfig.ProfilingParameters: DetailedProfilingConfig: StartStepp has no effect")

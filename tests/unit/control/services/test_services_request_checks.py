@@ -224,6 +224,28 @@ async def test_an_update_adds_its_warnings_once(plane):
     assert sentence.startswith("ProfilerConfig.ProfilingParameters: only DetailedProfilingConfig")
 
 
+async def test_an_update_warns_as_create_does_and_takes_back_what_it_mends(plane):
+    await plane.create()
+    rule = {"RuleConfigurationName": "r", "RuleEvaluatorImage": "a.b/sagemaker-debugger-rules:latest"}
+    await update(plane, ProfilerRuleConfigurations=[{**rule, "RuleParameters": {"rule_to_invoke": "Nope"}}])
+    (sentence,) = (await plane.job()).warnings
+    assert sentence.startswith("profiler rule r: there is no profiler rule 'Nope'")
+    window = {"ProfilingParameters": {"DetailedProfilingConfig": "garbage"}}
+    await update(plane, ProfilerConfig=window)
+    assert any("'garbage' can not be read" in warning for warning in (await plane.job()).warnings)
+    await update(plane, ProfilerRuleConfigurations=[{**rule, "RuleParameters": {"rule_to_invoke": "Dataloader"}}])
+    await update(plane, ProfilerConfig={"ProfilingParameters": {}})
+    assert (await plane.job()).warnings == ()
+
+
+async def test_a_record_of_another_release_can_be_updated(plane):
+    await plane.create()
+    damaged = {**(await plane.job()).request, "DebugRuleConfigurations": [{}], "OfAnotherRelease": 1}
+    await plane.hub.update("job", lambda job: replace(job, request=damaged))
+    await update(plane, ProfilerConfig={"ProfilingIntervalInMilliseconds": 200})
+    assert (await plane.describe("job"))["ProfilerConfig"]["ProfilingIntervalInMilliseconds"] == 200
+
+
 @pytest.mark.parametrize(("wanted", "checked"), [(True, True), (False, False), (None, True)])
 async def test_infra_check_decides_whether_hosts_are_checked(plane, wanted, checked):
     await plane.create(InfraCheckConfig=None if wanted is None else {"EnableInfraCheck": wanted})
@@ -241,6 +263,50 @@ async def test_encryption_that_is_not_done_needs_a_machine_that_is_trusted(plane
     (sentence,) = (await plane.job()).warnings
     assert sentence.startswith("OutputDataConfig.KmsKeyId has no effect")
     assert (await plane.describe())["OutputDataConfig"]["KmsKeyId"] == "alias/key"
+
+
+CODE = {"sagemaker_program": "train.py", "sagemaker_submit_directory": "s3://code/source.tar.gz"}
+OF_IMAGE = {"TrainingImage": "generic:1", "TrainingInputMode": "File"}
+
+
+async def test_code_that_is_not_there_yet_is_warned_of(plane):
+    own = {"rule_to_invoke": "Mine", "source_s3_uri": "s3://rules/mine.py"}
+    rule = {"RuleConfigurationName": "r", "RuleEvaluatorImage": "a.b/sagemaker-debugger-rules:latest"}
+    asked = {"HyperParameters": CODE, "DebugRuleConfigurations": [{**rule, "RuleParameters": own}]}
+    await plane.create("fine", AlgorithmSpecification=OF_IMAGE, **asked)
+    assert (await plane.job("fine")).warnings == ()
+    plane.objects.missing = {"code", "rules"}
+    await plane.create(AlgorithmSpecification=OF_IMAGE, **asked)
+    assert (await plane.job()).warnings == (
+        "hyperparameter sagemaker_submit_directory: there is no object s3://code/source.tar.gz; the job fails unless "
+        "it is there when its hosts start",
+        "rule r: source_s3_uri: there is no object s3://rules/mine.py; the rule ends in Error unless it is there when "
+        "its program runs",
+    )
+
+
+@pytest.mark.parametrize("source", ["/opt/ml/input/data/code", "file:///opt/ml/code", ""])
+async def test_code_of_another_place_is_not_looked_for(plane, source, monkeypatch):
+    monkeypatch.setattr(plane.objects, "has_objects", None)
+    await plane.create(AlgorithmSpecification=OF_IMAGE, HyperParameters={**CODE, "sagemaker_submit_directory": source})
+    await plane.create("with-a-command", HyperParameters=CODE)
+
+
+async def test_refusals_name_nodes_where_hosts_are_other_machines(plane):
+    with_settings(plane, engine="boxes")
+    _, message = await refusal(plane.create(EnableInterContainerTrafficEncryption=True))
+    assert "hosts of a job talk over the network between their nodes, in the clear" in message
+    resources = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 16_000}
+    await plane.create(ResourceConfig=resources)
+    assert (await plane.job()).warnings == (), "nobody knows how much the disks of nodes have free"
+
+
+async def test_network_isolation_needs_hosts_with_networks_of_their_own(plane):
+    plane.admission.has_host_networks = False
+    code, message = await refusal(plane.create(EnableNetworkIsolation=True))
+    assert code == "ValidationException"
+    assert message.startswith("EnableNetworkIsolation can not be kept here: hosts share the network of this machine")
+    await plane.create(EnableNetworkIsolation=False)
 
 
 async def test_members_of_a_newer_client_are_warned_of(plane):

@@ -297,3 +297,54 @@ async def test_training_jobs_are_found_by_status_hyperparameter_channel_and_fina
         "sagemaker", "Search", Resource="TrainingJob", SearchExpression={"NestedFilters": [nested]}
     )
     assert [item["TrainingJob"]["TrainingJobName"] for item in answer["Results"]] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (
+            {"SearchExpression": {"Filters": [{"Name": "TrainingJobStatsu", "Value": "x"}]}},
+            "did you mean TrainingJobSt",
+        ),
+        ({"SearchExpression": {"Filters": [{"Name": "Bogus", "Operator": "NotExists"}]}}, "has no property 'Bogus'"),
+        (
+            {"SearchExpression": {"Filters": [{"Name": "ResourceConfig.Cooling", "Value": "x"}]}},
+            "ResourceConfig.Cooling",
+        ),
+        ({"SearchExpression": {"Filters": [{"Name": "TrainingJobName.x", "Value": "x"}]}}, "'TrainingJobName.x'"),
+        (
+            {"SearchExpression": {"SubExpressions": [{"Filters": [{"Name": "Bogus", "Value": "x"}]}]}},
+            "Invalid SearchExpression: TrainingJob has no property 'Bogus'",
+        ),
+        (
+            {
+                "SearchExpression": {
+                    "NestedFilters": [
+                        {"NestedPropertyName": "Nope", "Filters": [{"Name": "Nope.a", "Operator": "Exists"}]}
+                    ]
+                }
+            },
+            "has no property 'Nope'",
+        ),
+        ({"SortBy": "CreationTme"}, "Invalid SortBy: TrainingJob has no property 'CreationTme'; did you mean Creation"),
+        ({"VisibilityConditions": [{"Key": "team", "Value": "a"}]}, "Key must be Tags.<key>, got 'team'"),
+    ],
+)
+async def test_what_no_record_ever_has_is_refused_and_not_searched_for(plane, params, words):
+    with pytest.raises(WireError) as error:
+        await plane.call("sagemaker", "Search", Resource="TrainingJob", **params)
+    assert error.value.code == "ValidationException"
+    assert words in error.value.message
+
+
+@pytest.mark.parametrize("resource", ["TrainingJob", "ExperimentTrialComponent", "Experiment", "ExperimentTrial"])
+async def test_each_member_of_what_is_found_can_be_asked_for(plane, resource):
+    await plane.create("job", HyperParameters={"a.b": "1"}, Tags=[{"Key": "team", "Value": "red"}])
+    answer = await plane.call("sagemaker", "Search", Resource=resource)
+    (record, *_) = (next(iter(item.values())) for item in answer["Results"])
+    names = [*record, "tags.any.thing", *(["Metrics.loss", "HyperParameters.a.b"] if resource == "TrainingJob" else [])]
+    if resource == "ExperimentTrialComponent":
+        names += ["Metrics.loss.Max", "Parameters.lr", "Parents.ExperimentName", "Source.SourceArn"]
+    for name in names:
+        expression = {"Filters": [{"Name": name, "Operator": "Exists"}]}
+        await plane.call("sagemaker", "Search", Resource=resource, SearchExpression=expression, SortBy=name.upper())

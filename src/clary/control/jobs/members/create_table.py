@@ -10,11 +10,20 @@ from __future__ import annotations
 
 from clary.control.jobs.members.data_members import CHANNELS
 from clary.control.jobs.members.debug_members import DEBUGGER, PROFILER, REMOTE_DEBUG
-from clary.control.jobs.members.member import Use, encryption, honoured, not_here, warned, without_effect
+from clary.control.jobs.members.encryption import encryption
+from clary.control.jobs.members.member import (
+    Use,
+    honoured,
+    is_set,
+    not_here,
+    refused,
+    warned,
+    without_effect,
+)
 from clary.control.jobs.members.resource_members import RESOURCES
 
 ACCOUNT_PART = 4  # of arn:aws:iam::123456789012:role/R
-ENCRYPTION_OF_TRAFFIC = "hosts of a job talk over a network inside of this machine, in the clear"
+ENCRYPTION_OF_TRAFFIC = "hosts of a job talk over {place.network}, in the clear"
 
 
 def _is_foreign_account(use: Use) -> bool:
@@ -62,13 +71,25 @@ CREATE_TRAINING_JOB = (
     honoured("OutputDataConfig.S3OutputPath", "results are stored below it; its bucket must be there, or is made"),
     honoured("OutputDataConfig.CompressionType", "GZIP: one archive; NONE: files as they are"),
     *RESOURCES,
-    without_effect("VpcConfig", "VpcConfig is accepted and has no effect: hosts live on the job's own network"),
+    without_effect(
+        "VpcConfig", "VpcConfig is accepted and has no effect: there are no subnets and security groups here"
+    ),
     honoured("StoppingCondition.MaxRuntimeInSeconds", "training is stopped then; setting max_runtime_s bounds it"),
     honoured("StoppingCondition.MaxWaitTimeInSeconds", "waiting and training on spot capacity is stopped then"),
     honoured("StoppingCondition.MaxPendingTimeInSeconds", "a job that still waits then is stopped"),
     honoured("Tags[].Key", "key of a tag"),
     honoured("Tags[].Value", "value of a tag"),
-    honoured("EnableNetworkIsolation", "programs reach nothing outside of the job"),
+    honoured(
+        "EnableNetworkIsolation",
+        "programs reach nothing outside of the job",
+        refused(
+            "EnableNetworkIsolation can not be kept here: hosts share the network of {place.shared}, and nothing keeps "
+            "programs from calling others. Leave it out, or use a service with engine local whose hosts have networks "
+            "of their own; clary doctor says why these have none.",
+            when="hosts without a network of their own: engines slurm and boxes, isolation processes",
+            holds=lambda use: is_set(use) and not use.site.has_host_networks,
+        ),
+    ),
     encryption("EnableInterContainerTrafficEncryption", ENCRYPTION_OF_TRAFFIC),
     honoured("EnableManagedSpotTraining", "hosts can be taken back, and the job goes on later"),
     honoured("CheckpointConfig.S3Uri", "checkpoints are restored from it and mirrored to it"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-TRUST = "set machine_is_trusted = true in settings.toml if this machine and its disk are trusted"
+from clary.control.jobs.members.place import HERE, Place
 
 
 class Outcome(StrEnum):
@@ -28,6 +28,8 @@ class Site:
     account_id: str = "000000000000"
     machine_is_trusted: bool = False  # setting of that name: encryption that is not done is warned of, not refused
     free_disk_bytes: int | None = None  # of the disk that hosts write to; None: not known
+    place: Place = HERE
+    has_host_networks: bool = True  # whether hosts have networks of their job's own, which keep programs in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +66,13 @@ class Rule:
     """Condition under which a member is not honoured, and the words for it."""
 
     outcome: Outcome
-    sentence: str  # may name {path}, {value} and {item}; rules with the same sentence speak once
+    sentence: str  # may name {path}, {value}, {item} and {place.disk}; rules with the same sentence speak once
     when: str = ""  # the condition in words; empty: wherever the member is set
     holds: Condition = is_set
 
     def speak(self, use: Use) -> str:
         """Return the sentence about one use."""
-        return self.sentence.format(path=use.path, value=use.value, item=use.item)
+        return self.sentence.format(path=use.path, value=use.value, item=use.item, place=use.site.place)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,22 +131,3 @@ def refused(sentence: str, *, when: str = "", holds: Condition = is_set) -> Rule
         holds: the condition.
     """
     return Rule(outcome=Outcome.REFUSED, sentence=sentence, when=when, holds=holds)
-
-
-def encryption(path: str, what: str) -> Member:
-    """Declare a member that asks for encryption that is not done."""
-    return Member(
-        path=path,
-        rules=(
-            refused(
-                f"{path} asks for encryption that is not done here: {what}. Leave it out, or {TRUST}.",
-                when="unless setting machine_is_trusted is true",
-                holds=_is_unencrypted,
-            ),
-            warned(f"{path} has no effect: {what}", when="setting machine_is_trusted is true"),
-        ),
-    )
-
-
-def _is_unencrypted(use: Use) -> bool:
-    return is_set(use) and not use.site.machine_is_trusted

@@ -34,21 +34,25 @@ LIST_TRAINING_JOBS = (
     honoured("TrainingPlanArnEquals", "nothing: no job has the capacity of a training plan"),
 )
 _FILTERS = (
-    honoured("SearchExpression.Filters[].Name", "a property, in whatever case"),
+    honoured("SearchExpression.Filters[].Name", "a property of the resource, in whatever case; others are refused"),
     honoured("SearchExpression.Filters[].Operator", "how it is compared; Equals unless said"),
     honoured("SearchExpression.Filters[].Value", "with what"),
 )
 SEARCH = (
-    honoured("Resource", "TrainingJob, Experiment, ExperimentTrial, ExperimentTrialComponent; nothing of others"),
+    honoured(
+        "Resource",
+        "TrainingJob, HyperParameterTuningJob, Experiment, ExperimentTrial, ExperimentTrialComponent; of others "
+        "there is nothing",
+    ),
     *_FILTERS,
     honoured("SearchExpression.NestedFilters[].NestedPropertyName", "a list whose members are looked at one by one"),
     honoured("SearchExpression.NestedFilters[].Filters", "filters that one member must fit, all of them"),
     honoured("SearchExpression.SubExpressions", "expressions inside of expressions"),
     honoured("SearchExpression.Operator", "And or Or"),
-    honoured("SortBy", "a property; LastModifiedTime unless said"),
+    honoured("SortBy", "a property of the resource; LastModifiedTime unless said"),
     honoured("SortOrder", "Ascending or Descending"),
     honoured("NextToken", "the next page"),
     honoured("MaxResults", "records of a page; 10 unless said"),
     honoured("CrossAccountFilterOption", "CrossAccount: nothing, there is one account"),
-    honoured("VisibilityConditions", "records with a tag of that key and another value are left out"),
+    honoured("VisibilityConditions", "Tags.<key>: records with that tag and another value are left out"),
 )

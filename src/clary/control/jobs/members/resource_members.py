@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clary.control.jobs.members.member import Use, encryption, honoured, is_set, not_here, warned, without_effect
+from clary.control.jobs.members.encryption import encryption
+from clary.control.jobs.members.member import Use, honoured, is_set, not_here, warned, without_effect
 
 GB = 1_000_000_000
 
@@ -20,14 +21,14 @@ RESOURCES = (
     honoured("ResourceConfig.InstanceCount", "hosts of the job"),
     honoured(
         "ResourceConfig.VolumeSizeInGB",
-        "told back; hosts share this machine's disk",
+        "told back; hosts share the disk of the machine that they are on",
         warned(
             "VolumeSizeInGB {value}: no disk is set aside for it: hosts share this machine's disk, which has less free",
-            when="more than the machine's disk has free",
+            when="more than the machine's disk has free; with engines slurm and boxes nobody knows",
             holds=_is_larger_than_the_disk,
         ),
     ),
-    encryption("ResourceConfig.VolumeKmsKeyId", "hosts write to this machine's disk as it is"),
+    encryption("ResourceConfig.VolumeKmsKeyId", "what hosts write lies on {place.disk} as it is"),
     honoured(
         "ResourceConfig.KeepAlivePeriodInSeconds",
         "hosts wait that long for a matching job",
@@ -46,11 +47,11 @@ RESOURCES = (
     ),
     without_effect(
         "ResourceConfig.InstancePlacementConfig",
-        "InstancePlacementConfig has no effect: all hosts are on this machine, and there are no UltraServers",
+        "InstancePlacementConfig has no effect: there are no UltraServers, and hosts are placed where there is room",
     ),
     honoured(
         "ResourceConfig.InstancePreferences[].InstanceType",
-        "the first that can run on this machine is selected, and told in SelectedInstanceType",
+        "the first that can run here is selected, and told in SelectedInstanceType",
     ),
     honoured("ResourceConfig.InstancePreferences[].InstanceCount", "hosts of the job, if it is selected"),
     without_effect(

@@ -7,7 +7,7 @@ import { useKeys } from "./base/keys.js";
 import { callout, empty, failure, panel, skeleton } from "./base/places.js";
 import { go, jobPath, link, listPath, query, setQuery } from "./base/router.js";
 import { badge } from "./base/statuses.js";
-import { duration, endings, lossFirst, number } from "./base/words.js";
+import { count, duration, endings, lossFirst, number } from "./base/words.js";
 import { bySteps, hasSteps, queryOf, STEPS, viewControls, viewed, viewOf } from "./charts/curve_view.js";
 import { LineChart } from "./charts/line_chart.js";
 import { SharedSteps } from "./charts/shared_steps.js";
@@ -35,7 +35,7 @@ export function comparePage({ signal }) {
         missing,
         parameters.length > 0 && differences(page.jobs, "Hyperparameters", parameters),
         jobsTable(page),
-        (others.length > 0 || !parameters.length) && differences(page.jobs, "Differences", others),
+        page.jobs.length > 1 && (others.length > 0 || !parameters.length) && differences(page.jobs, "Differences", others),
         curves,
       );
       drawCurves(curves, page.jobs, signal);
@@ -51,7 +51,7 @@ export function comparePage({ signal }) {
       "div",
       {},
       link(listPath(), { class: "back" }, icon("arrow"), "Jobs"),
-      element("div", { class: "page-head" }, element("h1", {}, `Compare ${names.length || ""} jobs`)),
+      element("div", { class: "page-head" }, element("h1", {}, names.length ? `Compare ${count(names.length, "job")}` : "Compare jobs")),
       place,
     ),
   };

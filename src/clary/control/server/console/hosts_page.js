@@ -104,7 +104,7 @@ function row(host) {
   return element(
     "tr",
     {},
-    cells.map((cell) => element("td", { class: "number" }, cell)),
+    cells.map((cell, index) => element("td", { class: "number", data: { head: HEAD[index] } }, cell)),
   );
 }
 

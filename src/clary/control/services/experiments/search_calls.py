@@ -21,6 +21,7 @@ from clary.control.services.experiments import (
     search_filters,
     trial_calls,
 )
+from clary.control.services.experiments.search_properties import check_properties
 from clary.control.services.job_descriptions import describe, for_search
 from clary.control.services.tuning_descriptions import describe_tuning
 from clary.control.store.tracking.experiment_rows import Kind, Tracked
@@ -55,6 +56,7 @@ async def search(call: Call) -> Mapping[str, Any]:
     if finder is None or params.get("CrossAccountFilterOption") == "CrossAccount":
         return {"Results": [], "TotalHits": {"Value": 0, "Relation": "EqualTo"}}  # there are none of it here
     member, find = finder
+    check_properties(member, expression, sort_by=params.get("SortBy"), conditions=_conditions(call))
     records = await find(call, expression)
     # On a thread: thousands of records would hold up everybody else on the loop.
     chosen = await asyncio.to_thread(_matching, records, expression, _conditions(call))

@@ -1,5 +1,6 @@
 """Checks, warnings and merging of the profiler's members in CreateTrainingJob and UpdateTrainingJob.
 
+Warnings on rules of the debugger that will end in Error stand here too, since some of them are rules of the profiler.
 Source: ProfilerConfig, ProfilerRuleConfiguration (AWS API reference): the intervals that there are, names of rules.
 """
 
@@ -10,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.base.errors import WireError
+from clary.contract.deep_profiles import window_problems
+from clary.contract.settings.debug_rules import rule_problem
 from clary.contract.settings.named_places import s3_uri_problem
+from clary.control.jobs.rules.debug_request import rule_plans
 from clary.control.profiling.configured import MEANT, REPORT, configured_rules
 from clary.control.profiling.rules import RULES
 
@@ -47,7 +51,7 @@ def check_profiler(request: Mapping[str, Any]) -> None:
 
 
 def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -> tuple[str, ...]:
-    """Return sentences on rules that will end in Error, mean others or are not evaluated, and on an interval not kept.
+    """Return sentences on rules that will end in Error, mean others or are not evaluated, windows and an interval.
 
     Args:
         request: of the job.
@@ -56,29 +60,34 @@ def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -
     rules = configured_rules(request.get("ProfilerRuleConfigurations") or ())
     told = [(rule.name, rule.error or rule.understood) for rule in rules]
     found = [f"profiler rule {name}: {words}" for name, words in told if words]
-    found += _misplaced(request)
+    found += _of_debugger(request)
     config = request.get("ProfilerConfig") or {}
+    found += [f"ProfilerConfig.ProfilingParameters: {words}" for words in window_problems(config)]
     if not is_measured and config.get("ProfilingIntervalInMilliseconds"):
         found.append(
             "ProfilerConfig.ProfilingIntervalInMilliseconds has no effect: with setting metrics_interval_s = 0 hosts "
             "do not measure themselves"
         )
+    if not is_measured and rules:
+        found.append("profiler rules have nothing to look at: setting metrics_interval_s = 0 has hosts measure nothing")
     if rules and config.get("DisableProfiler"):
         found.append("profiler rules are not evaluated while ProfilerConfig.DisableProfiler is true")
     return tuple(found)
 
 
-def _misplaced(request: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each rule of the profiler among those of the debugger, where it ends in Error."""
+def _of_debugger(request: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each rule of the debugger that ends in Error, those of the profiler among them."""
     found = []
-    for rule in request.get("DebugRuleConfigurations") or ():
-        parameters = rule.get("RuleParameters") or {}
-        kind = parameters.get("rule_to_invoke", "")
-        if kind in (*RULES, *MEANT, REPORT) and "source_s3_uri" not in parameters:
+    for plan in rule_plans(request):
+        if plan.source_uri and plan.rule:
+            continue  # a class of the user's file, which nobody has read yet
+        if plan.rule in (*RULES, *MEANT, REPORT):
             found.append(
-                f"rule {rule['RuleConfigurationName']}: {kind} is a rule of the profiler and sees no tensors: put it "
+                f"rule {plan.name}: {plan.rule} is a rule of the profiler and sees no tensors: put it "
                 "in ProfilerRuleConfigurations, in SDK v2 by ProfilerRule.sagemaker"
             )
+        elif problem := rule_problem(plan.rule, plan.parameters):
+            found.append(f"rule {plan.name}: {problem}; its evaluation will end in Error")
     return found
 
 

@@ -15,6 +15,7 @@ from clary.control.jobs import validation, warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.members.judging import judge
 from clary.control.jobs.members.member import Site
+from clary.control.jobs.members.place import HERE, ON_NODES
 from clary.control.jobs.status_rows import MESSAGES
 from clary.control.jobs.training_job import RestartRule, StatusTransition, TrainingJob
 from clary.control.jobs.training_status import progress_info
@@ -28,6 +29,7 @@ from clary.control.services.sagemaker import profile_updates
 from clary.control.services.sagemaker.metric_requests import check_metrics
 from clary.control.services.sagemaker.output_buckets import require_output_buckets
 from clary.control.services.sagemaker.profiler_requests import check_profiler, merged_rules, profiler_warnings
+from clary.control.services.sagemaker.sources import source_warnings
 from clary.control.services.tags import check_tags
 from clary.control.services.training_progress import job_progress
 from clary.control.settings import Settings
@@ -52,7 +54,7 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
 async def check_training_job(call: Call) -> None:
     """Refuse a request that `create_training_job` would refuse; store nothing. Raises: WireError."""
     request: Mapping[str, Any] = {name: value for name, value in call.params.items() if name != "Tags"}
-    validation.check(request, _site(call.services.settings))
+    validation.check(request, _site(call))
     check_profiler(request)
     await check_metrics(JobRequest(request))
     _admit(call, request)
@@ -74,12 +76,13 @@ async def store_training_job(
     """
     request: Mapping[str, Any] = {name: value for name, value in call.params.items() if name != "Tags"}
     tags = check_tags(call.params.get("Tags") or ())
-    site = _site(call.services.settings)
+    site = _site(call)
     validation.check(request, site)
     check_profiler(request)
     metric_warnings = await check_metrics(JobRequest(request))
     request, admitted = _admit(call, request)
     await _check_inputs_exist(call, request)
+    source_problems = await source_warnings(call, JobRequest(request))
     placing = await job_components.place(call, request)
     await require_output_buckets(call, JobRequest(request))
     name = JobRequest(request).name
@@ -100,8 +103,9 @@ async def store_training_job(
             *notes,
             *_unknown(call),
             *validation.warnings(request, site),
-            *profiler_warnings(request, is_measured=bool(call.services.settings.metrics_interval_s)),
+            *_profiler_warnings(call, request),
             *metric_warnings,
+            *source_problems,
             *admitted.warnings,
         ),
         emulation=admitted.emulation,
@@ -138,13 +142,21 @@ def _unknown(call: Call) -> tuple[str, ...]:
     return tuple(f"{path} has no effect: this release knows no such member" for path in call.unknown_members)
 
 
-def _site(settings: Settings) -> Site:
+def _site(call: Call) -> Site:
     """Return the facts of this service that the tables of members read."""
+    settings = call.services.settings
+    is_local = settings.engine == "local"
     return Site(
         account_id=settings.account_id,
         machine_is_trusted=settings.machine_is_trusted,
-        free_disk_bytes=shutil.disk_usage(settings.home_folder).free,
+        free_disk_bytes=shutil.disk_usage(settings.home_folder).free if is_local else None,
+        place=HERE if is_local else ON_NODES,
+        has_host_networks=call.services.admission.has_host_networks,
     )
+
+
+def _profiler_warnings(call: Call, request: Mapping[str, Any]) -> tuple[str, ...]:
+    return profiler_warnings(request, is_measured=bool(call.services.settings.metrics_interval_s))
 
 
 def _restart_rule(request: JobRequest, settings: Settings) -> RestartRule:
@@ -188,7 +200,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
         raise WireError("ValidationException", "Only KeepAlivePeriodInSeconds of ResourceConfig can be updated.")
 
     check_profiler(call.params)
-    judgement = judge("UpdateTrainingJob", call.params, _site(call.services.settings))
+    judgement = judge("UpdateTrainingJob", call.params, _site(call))
     for reason in judgement.refusals:
         raise WireError("ValidationException", reason)
     wanted = {name: call.params[name] for name in (*UPDATABLE_MEMBERS, "ResourceConfig") if name in call.params}
@@ -204,7 +216,10 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
         if plan is not None and "ProfilerConfig" in wanted:  # which its hosts are told with their next report
             interval_s = metrics_interval_s(JobRequest(request), call.services.settings)
             plan = {**plan, "metrics_interval_s": interval_s}
-        warnings = tuple(dict.fromkeys((*current.warnings, *_unknown(call), *judgement.warnings)))
+        about_profiler = _profiler_warnings(call, readable(replace(current, request=request)).request)
+        stale = set(_profiler_warnings(call, readable(current).request)) - set(about_profiler)
+        kept = (warning for warning in current.warnings if warning not in stale)
+        warnings = tuple(dict.fromkeys((*kept, *_unknown(call), *judgement.warnings, *about_profiler)))
         modified_at = max(now, current.modified_at)
         return replace(current, request=request, plan=plan, warnings=warnings, modified_at=modified_at)
 

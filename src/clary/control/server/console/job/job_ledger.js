@@ -53,6 +53,7 @@ export function ledger(facts) {
       bars,
     ),
     element("ul", { class: "parts" }, rows),
+    facts.hosts.length > 1 && element("p", { class: "small faint" }, "Times are those of all hosts together."),
     money(facts.bill, facts.hosts.length),
   ];
 }

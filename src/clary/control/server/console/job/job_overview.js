@@ -53,12 +53,12 @@ export function overviewTab({ name, facts: current, signal }) {
     kept.show(
       places.lanes,
       [facts.lanes, facts.past_attempts],
-      () => Object.values(facts.lanes ?? {}).some((lane) => lane.length) && panel("Hosts over time", lanes(facts)),
+      () => hadHosts(facts) && panel("Hosts over time", lanes(facts)),
     );
     kept.show(
       places.ledger,
       facts.ledger,
-      () => facts.ledger.wall_s > 0 && panel("Time and money", ledger(facts.ledger)),
+      () => hadHosts(facts) && facts.ledger.wall_s > 0 && panel("Time and money", ledger(facts.ledger)),
     );
     kept.show(places.rules, facts.rules, () => rules(facts));
     kept.show(
@@ -104,6 +104,11 @@ export function overviewTab({ name, facts: current, signal }) {
   };
   repeat(load, { everyMs: EVERY_MS, signal, failed: () => {} });
   return { element: element("div", { class: "overview" }, element("div", {}, wide), element("div", {}, side)), update };
+}
+
+/** Whether the job has had hosts: one that only waits uses none, well or badly. */
+function hadHosts(facts) {
+  return facts.ledger.num_attempts > 0 && Object.values(facts.lanes ?? {}).some((lane) => lane.length);
 }
 
 function told(facts, why) {
@@ -188,7 +193,7 @@ function hosts(rows) {
       .join(", ") || "–",
     host.exits || "–",
   ];
-  const head = ["Host", "Phase", "Processes", "Address", "Preparation took", "Exits"];
+  const head = ["Host", "Phase", "Processes", "Address", "Took", "Exits"];
   const SHORT_COLUMNS = 4; // words that are not broken over lines
   return element(
     "div",

@@ -24,6 +24,7 @@ import { askStop } from "./stop_dialog.js";
 
 const EVERY_MS = 2000;
 const NOT_FOUND = 404;
+const STATES = { starting: "Starting", running: "Running", stopping: "Stopping" };
 const OVER_MS = 15_000; // rules and pools of a job that has ended may still change
 const TABS = {
   overview: ["Overview", overviewTab],
@@ -175,6 +176,9 @@ function makeHead(facts, again) {
     ["Created", moment(facts.created_at)],
     (facts.state === "Queued" || facts.times.queued_s >= 1) && ["Queued", duration(facts.times.queued_s)],
     facts.times.started_at && ["Started", moment(facts.times.started_at)],
+    ...["starting", "running", "stopping"].map(
+      (state) => facts.times[`${state}_s`] > 0 && [STATES[state], duration(facts.times[`${state}_s`])],
+    ),
     facts.times.took_s !== null && [facts.is_over ? "Took" : "At work for", duration(facts.times.took_s)],
     ["Hosts", `${num_hosts}${facts.hosts[0] ? ` × ${facts.hosts[0].instance_type}` : ""}`],
     facts.attempt > 1 && ["Attempt", `${facts.attempt}`],

@@ -4,6 +4,7 @@
 import { element } from "../base/element.js";
 import { instant } from "../base/words.js";
 import { colouredPieces, plainText } from "./ansi_text.js";
+import { behindBar } from "./progress_folding.js";
 
 const BAD = /\b(?:traceback|fatal|critical|[a-z]*error|[a-z]*exception)\b/i;
 const WARN = /\bwarn(?:ing)?\b/i;
@@ -35,8 +36,23 @@ function lastState(text) {
   return text.replace(/\r+$/, "").split("\r").at(-1);
 }
 
+/** Make the pieces of a line; a bar before what a program has printed becomes one that can be hidden. */
 function coloured(text) {
-  return colouredPieces(text).map(({ text: part, kind }) => (kind ? element("span", { class: kind }, part) : part));
+  const end = behindBar(plainText(text));
+  const bar = [];
+  const rest = [];
+  let at = 0;
+  for (const { text: part, kind } of colouredPieces(text)) {
+    const cut = Math.max(0, Math.min(part.length, end - at));
+    if (cut) bar.push(piece(part.slice(0, cut), kind));
+    if (cut < part.length) rest.push(piece(part.slice(cut), kind));
+    at += part.length;
+  }
+  return [bar.length > 0 && element("span", { class: "bar-part" }, bar), rest];
+}
+
+function piece(text, kind) {
+  return kind ? element("span", { class: kind }, text) : text;
 }
 
 function marked(text, search) {

@@ -1,0 +1,56 @@
+"""Subresources that the embedded store lacks, refused before it takes the request for another. Pure.
+
+Where: `front` checks each request to the embedded store with this.
+SeaweedFS reads past a parameter that it does not know: `DELETE /bucket?website` removes the bucket,
+`PUT /bucket/key?encryption` replaces the object by the document that came with it, `PUT /bucket?logging` makes a
+bucket.
+Source: Amazon S3 API reference; parameters that begin with x- are no part of a request's meaning ("Logging requests").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from clary.base.errors import WireError
+from clary.control.objects.s3_request import S3Request
+
+MAX_SHOWN = 40  # characters of a parameter in a refusal
+_IGNORED = "x-"
+# Method, and whether there is a key -> the parameters of requests that change something.
+KNOWN: Mapping[tuple[str, bool], frozenset[str]] = {
+    ("PUT", False): frozenset(
+        (
+            *("acl", "cors", "encryption", "lifecycle", "object-lock", "ownershipControls", "policy"),
+            *("publicAccessBlock", "requestPayment", "tagging", "versioning"),
+        )
+    ),
+    ("DELETE", False): frozenset(
+        ("cors", "encryption", "lifecycle", "ownershipControls", "policy", "publicAccessBlock", "tagging")
+    ),
+    ("POST", False): frozenset(("delete",)),
+    ("PUT", True): frozenset(("acl", "legal-hold", "partNumber", "retention", "tagging", "uploadId", "versionId")),
+    ("DELETE", True): frozenset(("tagging", "uploadId", "versionId")),
+    ("POST", True): frozenset(("restore", "select", "select-type", "uploadId", "uploads", "versionId")),
+}
+# What reads of objects would get the object for.
+UNREADABLE = frozenset(("annotation", "torrent"))
+
+
+def check_subresources(asked: S3Request) -> None:
+    """Refuse a request whose subresource the embedded store does not know.
+
+    Raises: WireError(NotImplemented) that names it.
+    """
+    known = KNOWN.get((asked.method, bool(asked.key)))
+    for name, _ in asked.query:
+        if name.lower().startswith(_IGNORED):
+            continue
+        if name in UNREADABLE if known is None else name not in known:
+            what = "an object" if asked.key else "a bucket"
+            raise WireError(
+                "NotImplemented",
+                f"{asked.method} of {what} with ?{name[:MAX_SHOWN]} is not implemented by the embedded object store; "
+                "nothing was changed.",
+                http_status=HTTPStatus.NOT_IMPLEMENTED,
+            )

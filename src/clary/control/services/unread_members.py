@@ -1,0 +1,52 @@
+"""Members of requests that no handler reads, each with the reason why nothing is lost by it.
+
+Where: `docs/api.md` lists them. Members of the requests on training jobs stand in `control.jobs.members`; every other
+operation reads each of its members or has it here, and a test holds this list against handlers and models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_ONE_ACCOUNT = "there is one account, and none is linked to it"
+_NOTHING_MASKED = "nothing in a log is masked"
+_ONE_PAGE = "the answer is one page"
+_NO_POLICIES = "no policy is read here: the answer tells what this service allows, which is everything"
+_NO_CONDITIONS = "roles have no policies with conditions on it"
+
+UNREAD: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("logs", "DescribeLogGroups"): {"includeLinkedAccounts": _ONE_ACCOUNT},
+    ("logs", "GetLogEvents"): {"unmask": _NOTHING_MASKED},
+    ("logs", "FilterLogEvents"): {"interleaved": "events always are", "unmask": _NOTHING_MASKED},
+    ("sts", "AssumeRole"): {
+        "PolicyArns[].arn": "a request with PolicyArns is refused",
+        "Tags": _NO_CONDITIONS,
+        "TransitiveTagKeys": _NO_CONDITIONS,
+        "ExternalId": _NO_CONDITIONS,
+        "ProvidedContexts": _NO_CONDITIONS,
+        "MinimumSessionTokenSize": "tokens have one size",
+    },
+    ("sts", "GetSessionToken"): {"MinimumSessionTokenSize": "tokens have one size"},
+    ("iam", "GetUser"): {"UserName": "there are no users: the operation is refused"},
+    ("iam", "ListRoles"): {"Marker": _ONE_PAGE, "MaxItems": _ONE_PAGE},
+    ("iam", "ListAttachedRolePolicies"): {"Marker": _ONE_PAGE, "MaxItems": _ONE_PAGE},
+    ("iam", "SimulatePrincipalPolicy"): {
+        "PolicySourceArn": _NO_POLICIES,
+        "PolicyInputList": _NO_POLICIES,
+        "PermissionsBoundaryPolicyInputList": _NO_POLICIES,
+        "PolicyExclusionList": _NO_POLICIES,
+        "ResourcePolicy": _NO_POLICIES,
+        "ResourceOwner": _NO_POLICIES,
+        "CallerArn": _NO_POLICIES,
+        "ContextEntries": _NO_POLICIES,
+        "ResourceHandlingOption": _NO_POLICIES,
+        "Marker": _ONE_PAGE,
+        "MaxItems": _ONE_PAGE,
+    },
+    ("cloudwatch", "GetMetricData"): {"LabelOptions": "labels are told as they are sent, and have no time in them"},
+    ("cloudwatch", "ListMetrics"): {"IncludeLinkedAccounts": _ONE_ACCOUNT},
+    ("cloudwatch", "PutMetricData"): {
+        "EntityMetricData[].Entity": "a request with EntityMetricData is refused",
+        "StrictEntityValidation": "a request with EntityMetricData is refused",
+    },
+}

@@ -1,0 +1,65 @@
+"""Operations of S3 on subresources, each sent to a real SeaweedFS, which takes many of them for another operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import botocore.session
+import pytest
+from objects_service import BUCKET, Service, ServiceThread, read, send
+
+MODEL = botocore.session.get_session().get_service_model("s3")
+LEFT = b"precious"
+EMPTY, NONE = "without-objects", "never-made"
+
+
+def of_subresources() -> Iterator[tuple[str, str, str]]:
+    """Yield operation, method and target of all operations that name a subresource."""
+    for name in MODEL.operation_names:
+        http = MODEL.operation_model(name).http
+        path, _, query = http["requestUri"].partition("?")
+        if query and http["method"] != "HEAD" and "{Bucket}" in path:
+            yield name, http["method"], f"{path.replace('{Key+}', 'kept')}?{query}"
+
+
+OPERATIONS = sorted(of_subresources())
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    thread = ServiceThread(tmp_path_factory.mktemp("home"))
+    yield thread.service
+    thread.close()
+
+
+@pytest.fixture(scope="module")
+def s3(service: Service) -> Iterator[Any]:
+    client = service.client()
+    client.create_bucket(Bucket=EMPTY, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    yield client
+    client.close()
+
+
+def names(s3: Any) -> set[str]:
+    return {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
+
+
+@pytest.mark.parametrize(("name", "method", "target"), OPERATIONS, ids=[name for name, *_ in OPERATIONS])
+def test_an_operation_on_a_subresource_leaves_object_and_bucket_as_they_are(
+    service: Service, s3: Any, name: str, method: str, target: str
+) -> None:
+    s3.put_object(Bucket=BUCKET, Key="kept", Body=LEFT)
+    body = b"<x/>" if method in ("PUT", "POST") else b""
+    before = names(s3)
+    answers = [send(service, method, target.replace("{Bucket}", bucket), body=body) for bucket in (BUCKET, EMPTY, NONE)]
+    assert read(s3, "kept") == LEFT
+    assert names(s3) == before, "a bucket was made or removed"
+    assert LEFT not in answers[0].body, "the object was told for its subresource"
+
+
+def test_what_is_not_implemented_says_so(service: Service, s3: Any) -> None:
+    answer = send(service, "DELETE", f"/{EMPTY}?website")
+    assert (answer.status, answer.code) == (501, "NotImplemented")
+    assert b"DELETE of a bucket with ?website is not implemented by the embedded object store" in answer.body
+    assert EMPTY in names(s3)

@@ -1,0 +1,50 @@
+"""A waiting job in words: all of it for its own page, and short for a row of a table."""
+
+import pytest
+
+from clary.cli.queue_words import MOST_REASON, queue_words, waiting_brief
+from clary.control.reconcile.launching import BEHIND_OTHERS
+
+GROUNDS = "at the latest, if the jobs ahead use all of their MaxRuntimeInSeconds"
+OTHERS = "First come, first served: 25 older jobs wait for hosts (sweep-004, sweep-005, sweep-006 and 22 more)."
+HOLDERS = "Needs 2 hosts; 1 of 4 hosts is free: a-job-of-a-long-name-1 holds 1, a-job-of-a-long-name-2 holds 2."
+
+
+def waiting(reason, *, place=3, num_waiting=26, start_in_s=720.0, basis="MaxRuntimeInSeconds"):
+    queue = {
+        "place": place,
+        "num_waiting": num_waiting,
+        "start_in_s": start_in_s,
+        "basis": basis,
+        "estimate": GROUNDS,
+    }
+    return {"state": "Queued", "queue": queue, "pending_reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("facts", "brief"),
+    [
+        (waiting(OTHERS), "place 3 of 26, within 12m 00s"),
+        (waiting(BEHIND_OTHERS), "place 3 of 26, within 12m 00s"),
+        (waiting(OTHERS, basis="past jobs"), "place 3 of 26, in about 12m 00s"),
+        (waiting(OTHERS, start_in_s=None), "place 3 of 26, start unknown"),
+        (waiting(OTHERS, start_in_s=0.2), "place 3 of 26, starts at once"),
+        (waiting(OTHERS, place=None), f"passed over for now; {OTHERS.partition(' (')[0]}"),
+        (
+            waiting("Needs 4 hosts; 2 of 4 are free.", place=1),
+            "place 1 of 26, within 12m 00s; Needs 4 hosts; 2 of 4 are free",
+        ),
+        (waiting(HOLDERS, place=1), "place 1 of 26, within 12m 00s; Needs 2 hosts; 1 of 4 hosts is free"),
+        ({"state": "Queued", "queue": None, "pending_reason": ""}, ""),
+        ({**waiting(OTHERS), "state": "Running"}, ""),
+    ],
+)
+def test_a_row_says_place_and_estimate_and_the_reason_only_where_the_place_is_not_the_reason(facts, brief):
+    assert waiting_brief(facts) == brief
+
+
+def test_a_reason_of_any_length_fits_into_a_row_and_the_jobs_own_page_says_the_grounds_of_the_estimate():
+    facts = waiting("no box has room for it and so on " * 20, place=1)
+    assert len(waiting_brief(facts)) <= len("place 1 of 26, within 12m 00s; ") + MOST_REASON
+    assert waiting_brief(facts).endswith("...")
+    assert GROUNDS in queue_words(facts["queue"])

@@ -1,0 +1,84 @@
+"""Every member of every operation that is answered is read by its handler, decided on, or listed with a reason."""
+
+import ast
+import importlib
+import inspect
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from clary.control.jobs.members.judging import TABLES
+from clary.control.services.dispatch import HANDLERS
+from clary.control.services.unread_members import UNREAD
+from clary.control.wire.models import service
+
+DECIDED_ON = {("sagemaker", operation) for operation in TABLES}
+# Its members are decided on by control.tuning.
+OF_TUNING = ("sagemaker", "CreateHyperParameterTuningJob")
+OPERATIONS = [key for key in HANDLERS if key not in DECIDED_ON and key != OF_TUNING]
+STORED_WHOLE = ("MetadataProperties", "Tags")  # kept and told as they are
+
+
+@cache
+def words_of(name):
+    """Return the texts in a module, and the ends of texts that it puts together."""
+    texts, ends = set(), set()
+    for node in ast.walk(ast.parse(Path(importlib.import_module(name).__file__).read_text())):
+        if isinstance(node, ast.JoinedStr):
+            last = node.values[-1]
+            if isinstance(last, ast.Constant) and len(last.value) > 5:
+                ends.add(last.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.add(node.value)
+    return texts, ends
+
+
+def readers_of(handler):
+    """Return the names of a handler's module and of those of the service that it uses."""
+    names = {handler.__module__}
+    for value in vars(importlib.import_module(handler.__module__)).values():
+        name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None) or ""
+        if name.startswith("clary.control.") and not name.endswith("unread_members"):
+            names.add(name)
+    return names
+
+
+def members_of(shape, prefix="", under_way=()):
+    if shape.type_name == "list":
+        yield from members_of(shape.member, f"{prefix}[]", under_way)
+    elif shape.type_name == "structure" and shape.name not in under_way:
+        for name, member in shape.members.items():
+            path = f"{prefix}.{name}" if prefix else name
+            yield path
+            if name not in STORED_WHOLE:
+                yield from members_of(member, path, (*under_way, shape.name))
+
+
+def unread(key):
+    """Return the paths of members whose names nothing in the way of a request holds."""
+    shape = service(key[0]).model.operation_model(key[1]).input_shape
+    known = [words_of(name) for name in readers_of(HANDLERS[key])]
+    texts = set().union(*(texts for texts, _ in known))
+    ends = tuple(set().union(*(ends for _, ends in known)))
+    paths = [] if shape is None else list(members_of(shape))
+    return [path for path in paths if (name := path.rpartition(".")[2]) not in texts and not name.endswith(ends)]
+
+
+def is_listed(path, listed):
+    return any(f"{path}.".startswith((f"{one}.", f"{one}[")) for one in listed)
+
+
+@pytest.mark.parametrize("key", OPERATIONS, ids=[f"{service_}:{operation}" for service_, operation in OPERATIONS])
+def test_every_member_is_read_or_listed_with_a_reason(key):
+    listed = UNREAD.get(key, {})
+    silent = [path for path in unread(key) if not is_listed(path, listed)]
+    assert silent == [], (
+        f"{key[1]} of {key[0]} has members that no handler reads: {', '.join(silent)}. Honour or refuse them, or say "
+        "in control/services/unread_members.py why nothing is lost"
+    )
+    assert set(listed) <= set(unread(key)), "these are read by now"
+
+
+def test_what_is_listed_belongs_to_operations_that_are_answered():
+    assert set(UNREAD) <= set(OPERATIONS)
