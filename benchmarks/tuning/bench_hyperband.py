@@ -83,7 +83,7 @@ class Compared:
 
 
 def compared(tuned: Tuned, curves: Curves) -> Compared:
-    """Train all configurations of a tuning job to the end, and check that what it has seen are the same trainings."""
+    """Train all configurations of a tuning job to the end, and check that its observations are the same trainings."""
     wholes = [curves.whole(one.first.parameters) for one in tuned.configurations]
     problems = [
         f"trial {one.first.number}: its values are not the first of its training"

@@ -100,7 +100,7 @@ def run(quick: bool) -> Iterator[Line]:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What the service tells about a tuning job at its end."""
+    """Answers of the service about a tuning job at its end."""
 
     trials: Sequence[Mapping[str, Any]]  # summaries of the tuning job
     training_jobs: Sequence[str]  # names of all that there are
@@ -109,7 +109,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Trials that a service has lost, and those that it has doubled; in words."""
+    """Lost and doubled trials of a service, in words."""
 
     lost: Sequence[str]
     doubled: Sequence[str]

@@ -37,14 +37,14 @@ class Examples:
 
 @dataclass(frozen=True)
 class Told:
-    """What a network is worth after an epoch, on the held-out examples."""
+    """Worth of a network after an epoch, on the held-out examples."""
 
     loss: float  # cross-entropy, at most MOST_LOSS
     accuracy: float
 
 
 def epochs(examples: Examples, point: Mapping[str, str], num_epochs: int) -> Iterator[Told]:
-    """Train a network and yield what it is worth after each epoch.
+    """Train a network and yield its worth after each epoch.
 
     Args:
         examples: to train on, and held out.

@@ -87,7 +87,7 @@ def write_features(path: Path) -> None:
 
 
 def read_features(path: Path) -> Examples:
-    """Return what `write_features` has written; each channel has mean 0 and deviation 1, or is 0 everywhere."""
+    """Return the arrays of `write_features`; each channel has mean 0 and deviation 1, or is 0 everywhere."""
     with np.load(path) as data:
         inputs, labels = data["inputs"].astype(np.float32), data["labels"]
     spread = np.maximum(inputs.std(0), 1e-6)  # two of MiniLM's channels are the same for every sentence

@@ -60,7 +60,7 @@ class KeeperWorld(HostWorld):
         return program, listener, folder
 
     def ready_place(self):
-        """Return the folder of the host that stands by; None while there is none."""
+        """Return the folder of the host that stands by, or None."""
         ready = self.keeper._ready
         return ready.place if ready is not None else None
 

@@ -28,6 +28,7 @@ from clary.control.objects.encryption import Encryption
 from clary.control.objects.forms import form_upload
 from clary.control.objects.forms.form_data import FormReader, boundary_of
 from clary.control.objects.forms.form_upload import object_address
+from clary.control.objects.forms.subresources import check_subresources
 from clary.control.objects.front_answers import (
     BUCKET_REGION,
     error_response,
@@ -41,7 +42,6 @@ from clary.control.objects.outgoing_bodies import Outgoing, choose_body, content
 from clary.control.objects.permit import Permit
 from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_link import StoreLink
-from clary.control.objects.subresources import check_subresources
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.temporary_keys import TemporaryKeys
 

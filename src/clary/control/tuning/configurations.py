@@ -38,7 +38,7 @@ class Configuration:
 
     @property
     def is_paused(self) -> bool:
-        """Whether Hyperband has stopped it; what has failed, or ended by itself, is not gone on with."""
+        """Whether Hyperband has stopped it; a configuration that has failed or ended by itself stays so."""
         outcome = self.last.outcome
         return (
             outcome is not None

@@ -1,4 +1,4 @@
-"""Fractions of hosts: what a job gets, and that never more than a whole is given out."""
+"""Fractions of hosts: resources of a job, and never more than a whole given out."""
 
 import pytest
 from hypothesis import given

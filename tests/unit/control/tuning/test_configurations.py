@@ -1,4 +1,4 @@
-"""Configurations: the trials that trained one, what the search sees of it, and when Hyperband goes on with one."""
+"""Configurations: their trials, their observations for the search, and when Hyperband goes on with one."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

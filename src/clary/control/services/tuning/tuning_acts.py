@@ -10,7 +10,7 @@ from clary.control.tuning.tuning_job import TuningJob, TuningStatus
 
 
 async def stop_tuning(services: Services, job: TuningJob) -> TuningJob:
-    """Start no further training job and stop those that run; return before they have ended.
+    """Start no further training job and stop the running ones; return before they have ended.
 
     Args:
         services: of the service.

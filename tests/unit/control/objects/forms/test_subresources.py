@@ -3,8 +3,8 @@
 import pytest
 
 from clary.base.errors import WireError
+from clary.control.objects.forms.subresources import KNOWN, check_subresources
 from clary.control.objects.s3_request import parse_request
-from clary.control.objects.subresources import KNOWN, check_subresources
 
 
 @pytest.mark.parametrize(
