@@ -12,6 +12,7 @@ from benchmarks.tuning.hyperband_run import HyperbandRun
 from benchmarks.tuning.json_process import JsonProcess
 from benchmarks.tuning.numpy_network import MOST_LOSS, Examples, epochs
 from benchmarks.tuning.optuna_peer import suggested
+from benchmarks.tuning.real_data import NUM_HELD_SENTENCES, read_features
 from benchmarks.tuning.tuning_searches import as_ranges, best_of_optuna, best_of_ours, best_of_peer
 from benchmarks.tuning.tuning_tasks import DIGITS_SPACE, GAUSSIAN, HEAD_SPACE, OPTUNA, OURS, RANDOM, Found, line_of
 
@@ -61,6 +62,17 @@ def test_a_training_that_diverges_tells_a_number():
     with np.errstate(all="ignore"):
         *_, last = epochs(blobs(), {**POINT, "lr": "1e30"}, 3)
     assert last.loss == MOST_LOSS
+
+
+def test_features_have_one_scale_and_a_constant_channel_stays_finite(tmp_path):
+    inputs = np.random.default_rng(3).standard_normal((NUM_HELD_SENTENCES + 20, 3)).astype(np.float32) * 7 + 2
+    inputs[:, 1] = 4.0
+    np.savez(tmp_path / "features.npz", inputs=inputs, labels=np.arange(len(inputs)) % 10)
+    found = read_features(tmp_path / "features.npz")
+    every = np.concatenate([found.inputs_ND, found.held_inputs_ND])
+    assert (len(found.labels_N), len(found.held_labels_N)) == (20, NUM_HELD_SENTENCES)
+    assert every.mean(0) == pytest.approx([0, 0, 0], abs=1e-5)
+    assert every.std(0) == pytest.approx([1, 0, 1], abs=1e-3)
 
 
 def test_whole_numbers_and_categories_reach_optuna_as_hyperparameters_are_written():

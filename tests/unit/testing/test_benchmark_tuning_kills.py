@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from benchmarks.tuning.bench_kills import Seen, count
+from benchmarks.tuning.bench_kills import Seen, _wait_for_trials, count
 
 SIZES = (1, 2, 2)
 POINTS = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
@@ -67,3 +67,19 @@ def test_a_point_and_a_number_of_two_trials_are_doubled():
     found = count(seen_of([*ALL, twice]), SIZES)
     assert found.lost == []
     assert found.doubled == ["number 1: 2 trials", "point (0, 0, 1): 2 trials"]
+
+
+def test_waiting_for_trials_ends_with_the_tuning_job():
+    class Jobs:
+        def __init__(self):
+            self.sagemaker = self
+            self.answers = [("InProgress", 3), ("Failed", 4)]
+
+        def describe_hyper_parameter_tuning_job(self, **_):
+            status, succeeded = self.answers.pop(0)
+            counters = {"Succeeded": succeeded}
+            return {"HyperParameterTuningJobStatus": status, "ObjectiveStatusCounters": counters}
+
+    _wait_for_trials(Jobs(), 3)
+    with pytest.raises(SystemExit, match=r"expected 5 trials to have ended within 7200 s, got 4: .*Failed"):
+        _wait_for_trials(Jobs(), 5)
