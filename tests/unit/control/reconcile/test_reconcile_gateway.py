@@ -305,6 +305,36 @@ async def test_metrics_are_not_counted_again_after_a_restart_of_the_service(plan
         assert await losses_of(again) == [5.0]
 
 
+class Killed(BaseException):
+    """The service ends here: nothing catches it."""
+
+
+@pytest.mark.parametrize("place", ["store.add_metrics", "hub.record_metrics"])
+async def test_a_service_that_is_killed_between_lines_and_their_metrics_counts_them_once(
+    plane, tmp_path, monkeypatch, place
+):
+    sent = batch(plane, 5.0, None, 4.0, 4.0)
+
+    async def killed(*_):
+        raise Killed
+
+    await plane.agent().send_logs(batch(plane, 6.0, first=0))
+    owner, _, act = place.partition(".")
+    monkeypatch.setattr(getattr(plane, owner), act, killed)
+    later = replace(sent, first_sequence=1)
+    with pytest.raises(Killed):
+        await plane.agent().send_logs(later)
+    await plane.logs.close()
+    async with ControlPlane.open(tmp_path, clock=plane.clock, engine=plane.engine) as again:
+        await again.agent().send_logs(later)
+        assert [metric.value for metric in (await again.job()).final_metrics] == [4.0]
+        longer = replace(later, blocks=(*later.blocks, *batch(plane, 3.0).blocks))
+        for _ in range(2):
+            await again.agent().send_logs(longer)
+        assert sorted(await losses_of(again)) == [3.0, 4.0, 4.0, 5.0, 6.0]
+        assert [metric.value for metric in (await again.job()).final_metrics] == [3.0]
+
+
 async def test_a_gap_in_the_lines_is_answered_with_what_is_expected(plane):
     receipt = await plane.agent().send_logs(batch(plane, 1.0, first=7))
     assert receipt.next_sequence == 0

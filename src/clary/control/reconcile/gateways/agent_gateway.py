@@ -37,7 +37,7 @@ from clary.control.jobs.job_names import host_of_stream
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.reconcile.desks.dump_desk import DumpDesk
 from clary.control.reconcile.desks.profile_desk import ProfileDesk
-from clary.control.reconcile.gateways.log_steps import step_of
+from clary.control.reconcile.gateways.log_metrics import lacking, metrics_of
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
@@ -66,6 +66,9 @@ class MetricSink(Protocol):
     async def add_metrics(self, job_name: str, values: list[FinalMetric]) -> None:
         """Store metric values."""
 
+    async def query_metrics(self, job_name: str, metric_name: str, start: datetime, end: datetime) -> list[FinalMetric]:
+        """Return the values of a metric from `start` to before `end`."""
+
 
 class AgentGateway:
     """Answers agents; holds when each was last heard, which is not worth a write."""
@@ -93,7 +96,8 @@ class AgentGateway:
         self._listened_s: float | None = None  # when this service last had a moment to listen; None: not looked at
         self._expects_hosts = asyncio.Event()
         self._log_locks: dict[str, asyncio.Lock] = {}  # by stream, as the next
-        self._counted: dict[str, int] = {}  # lines below this number have their metrics stored
+        self._counted: dict[str, int] = {}  # this service has stored the metrics of lines below this number
+        self._stored_before: dict[str, int] = {}  # lines below this number were stored when it began with the stream
         self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # job, host -> when stored, and what
 
     def silent_s(self, job: TrainingJob) -> dict[str, float]:
@@ -174,6 +178,7 @@ class AgentGateway:
         for stream in job.log_streams:
             self._log_locks.pop(stream, None)
             self._counted.pop(stream, None)
+            self._stored_before.pop(stream, None)
         for key in [key for key in self._lags if key[0] == job.name]:
             del self._lags[key]
         self._dumps.want_no_more(job.name)
@@ -351,30 +356,34 @@ class AgentGateway:
     async def _append(self, job: TrainingJob, stream: str, batch: LogBatch) -> int:
         """Store lines, then the metrics of those whose metrics are not stored yet; return the next sequence.
 
-        Lines are never stored twice, but a failure can come between lines and metrics; the agent sends the batch again
-        then, and this service still knows how far metrics are stored. One that has just started takes it that metrics
-        of stored lines are.
+        Lines are never stored twice, but a failure or a kill can come between lines, metrics and last values; the agent
+        sends the batch again then. This service knows how far it has stored metrics, and finds in the time series what
+        an earlier one has stored. Last values are kept anew each time, which changes nothing where they are.
         """
         if stream not in self._counted and any(block.metrics for block in batch.blocks):
-            self._counted[stream] = await self._logs.next_sequence(stream)
+            self._counted[stream] = 0
+            self._stored_before[stream] = await self._logs.next_sequence(stream)
         next_sequence = await self._logs.append(stream, batch.first_sequence, batch.blocks)
         if stream not in self._counted:
             return next_sequence
-        values = []
-        end_sequence = batch.first_sequence
-        for block in batch.blocks:
-            end_sequence += block.num_lines
-            if end_sequence > self._counted[stream]:
-                step = step_of(block.text) if block.metrics else None  # such a block is one line
-                values += [
-                    FinalMetric(name=found.name, value=found.value, at=found.at, step=step) for found in block.metrics
-                ]
+        found = metrics_of(batch, counted=self._counted[stream], stored_before=self._stored_before[stream])
+        values = [*await self._lacking(job.name, found.doubtful), *found.new]
         if values:
             await self._metrics.add_metrics(job.name, values)
-        self._counted[stream] = max(self._counted[stream], end_sequence)
-        if values:
-            await self._hub.record_metrics(job.name, values)
+        self._counted[stream] = max(self._counted[stream], found.end_sequence)
+        if found.everything:
+            await self._hub.record_metrics(job.name, list(found.everything))
         return next_sequence
+
+    async def _lacking(self, name: str, doubtful: Sequence[FinalMetric]) -> list[FinalMetric]:
+        """Return those metrics of lines stored by an earlier service that it has not stored."""
+        stored: list[FinalMetric] = []
+        for metric in sorted({one.name for one in doubtful}):
+            times = [one.at for one in doubtful if one.name == metric]
+            stored += await self._metrics.query_metrics(
+                name, metric, min(times), max(times) + timedelta(microseconds=1)
+            )
+        return lacking(doubtful, stored)
 
 
 def _check_metric_name(name: str) -> None:

@@ -100,7 +100,7 @@ class TrainingGateway:
             raise WireError("ValidationException", f"values of {host}'s training: {wrong}")
         findings = [_stored(finding) for finding in batch.findings]
         try:
-            end, num_known = await self._training.append(
+            end, _ = await self._training.append(
                 job.name,
                 job.attempt,
                 host,
@@ -109,7 +109,8 @@ class TrainingGateway:
                 progress=batch.progress,
                 num_dropped=batch.num_dropped,
             )
-            values = [finding for finding in findings[num_known:] if isinstance(finding, FinalMetric)]
+            # Known ones too: a service that was killed after it had stored them may not have kept the last values.
+            values = [finding for finding in findings if isinstance(finding, FinalMetric)]
             if values:
                 await self._hub.record_metrics(job.name, _newest(values), most=_room(job))
         except JobNotFound as error:

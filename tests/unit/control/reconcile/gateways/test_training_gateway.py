@@ -71,6 +71,26 @@ async def test_a_batch_that_comes_twice_counts_once_in_table_and_record(plane, g
     assert (final.name, final.value, final.step) == ("loss", 0.25, 2), "what is no number is no final value"
 
 
+async def test_last_values_that_a_killed_service_has_not_kept_come_from_the_batch_that_is_sent_again(
+    plane, gateway, monkeypatch
+):
+    class Killed(BaseException):
+        """The service ends here: nothing catches it."""
+
+    async def killed(*_, **__):
+        raise Killed
+
+    record_metrics = plane.hub.record_metrics
+    monkeypatch.setattr(plane.hub, "record_metrics", killed)
+    with pytest.raises(Killed):
+        await gateway.append(job_of(plane), "algo-1", batch(loss(1), loss(2, 0.25)))
+    monkeypatch.setattr(plane.hub, "record_metrics", record_metrics)
+    assert job_of(plane).final_metrics == ()
+    await gateway.append(job_of(plane), "algo-1", batch(loss(1), loss(2, 0.25)))
+    assert [final.value for final in job_of(plane).final_metrics] == [0.25]
+    assert await steps_of(plane) == [1, 2]
+
+
 async def test_pictures_are_kept_as_bytes(plane, gateway):
     picture = Finding(kind=FindingKind.IMAGE, name="i", at_ms=AT_MS, data=base64.b64encode(PNG).decode())
     await gateway.append(job_of(plane), "algo-1", batch(picture))
