@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from contextlib import contextmanager
 
@@ -117,3 +118,12 @@ def as_stranger(work):
 
 def _last_step(aws, name):
     return max((int(number) for line in log_of(aws, name) for number in re.findall(r"step (\d+)", line)), default=-1)
+
+
+def answers(address, port):
+    """Whether somebody takes connections at a port."""
+    try:
+        socket.create_connection((address, port), timeout=2).close()
+    except OSError:
+        return False
+    return True

@@ -1,11 +1,9 @@
 """Hyperband goes on with trials from their checkpoints: nothing is trained twice, and no byte of a set is copied."""
 
-import time
-
 import pytest
-from boto3_clients import Clients, job_request, log_of
-from program_jobs import archive_of, put
+from boto3_clients import Clients, log_of
 from running_service import start_service
+from tuning_jobs import completed, tuning_request
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.xdist_group("tuning-promotion")]
 
@@ -36,48 +34,20 @@ def service(tmp_path):
     made.clary("down")
 
 
-def request(aws):
-    job = job_request("x", "")
-    specification = {key: value for key, value in job["AlgorithmSpecification"].items() if "Container" not in key}
-    specification["MetricDefinitions"] = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}]
-    return {
-        "HyperParameterTuningJobName": "promotes",
-        "HyperParameterTuningJobConfig": {
-            "Strategy": "Hyperband",
-            "StrategyConfig": {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": EPOCHS}},
-            "RandomSeed": 3,
-            "ResourceLimits": {"MaxNumberOfTrainingJobs": NUM_TRIALS, "MaxParallelTrainingJobs": 2},
-            "HyperParameterTuningJobObjective": {"Type": "Minimize", "MetricName": "loss"},
-            "ParameterRanges": {"ContinuousParameterRanges": [{"Name": "point", "MinValue": "0", "MaxValue": "1"}]},
-        },
-        "TrainingJobDefinition": {
-            **{member: job[member] for member in ("RoleArn", "OutputDataConfig", "StoppingCondition")},
-            "AlgorithmSpecification": specification,
-            "HyperParameterTuningResourceConfig": job["ResourceConfig"],
-            "CheckpointConfig": {"S3Uri": "s3://clary/promotes"},
-            "StaticHyperParameters": {
-                "sagemaker_program": "train.py",
-                "sagemaker_submit_directory": put(aws, "code/promotes.tar.gz", archive_of({"train.py": PROGRAM})),
-            },
-        },
-    }
-
-
 @pytest.mark.long
 def test_a_trial_that_goes_on_begins_where_the_one_before_it_was_stopped(service):
     aws = Clients(service)
-    aws.sagemaker.create_hyper_parameter_tuning_job(**request(aws))
-    deadline_s = time.monotonic() + 240
-    while True:
-        facts = aws.sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName="promotes")
-        if facts["HyperParameterTuningJobStatus"] != "InProgress":
-            break
-        assert time.monotonic() < deadline_s, facts
-        time.sleep(0.5)
-    assert facts["HyperParameterTuningJobStatus"] == "Completed", facts.get("FailureReason")
-    rows = aws.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(
-        HyperParameterTuningJobName="promotes", MaxResults=100
-    )["TrainingJobSummaries"]
+    request = tuning_request(
+        *(aws, "promotes", PROGRAM),
+        strategy="Hyperband",
+        config={"StrategyConfig": {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": EPOCHS}}},
+        ranges={"ContinuousParameterRanges": [{"Name": "point", "MinValue": "0", "MaxValue": "1"}]},
+        most=NUM_TRIALS,
+        parallel=2,
+        CheckpointConfig={"S3Uri": "s3://clary/promotes"},
+    )
+    aws.sagemaker.create_hyper_parameter_tuning_job(**request)
+    _, rows = completed(aws, "promotes", timeout_s=240)
     assert len(rows) == NUM_TRIALS
     names = [row["TrainingJobName"] for row in rows]
     jobs = {name: aws.sagemaker.describe_training_job(TrainingJobName=name) for name in names}

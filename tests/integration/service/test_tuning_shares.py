@@ -4,8 +4,8 @@ import time
 
 import pytest
 from boto3_clients import Clients, job_request, log_of
-from program_jobs import archive_of, put
 from running_service import start_service
+from tuning_jobs import categories, completed, tuning_request
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.xdist_group("tuning-shares")]
 
@@ -28,45 +28,20 @@ def service(tmp_path):
     made.clary("down")
 
 
-def request(aws, share):
-    job = job_request("x", "")
-    specification = {key: value for key, value in job["AlgorithmSpecification"].items() if "Container" not in key}
-    axis = [str(number) for number in range(PARALLEL)]
-    return {
-        "HyperParameterTuningJobName": "shares",
-        "HyperParameterTuningJobConfig": {
-            "Strategy": "Grid",
-            "ResourceLimits": {"MaxNumberOfTrainingJobs": PARALLEL, "MaxParallelTrainingJobs": PARALLEL},
-            "HyperParameterTuningJobObjective": {"Type": "Minimize", "MetricName": "loss"},
-            "ParameterRanges": {"CategoricalParameterRanges": [{"Name": "row", "Values": axis}]},
-        },
-        "TrainingJobDefinition": {
-            **{member: job[member] for member in ("RoleArn", "OutputDataConfig", "StoppingCondition")},
-            "AlgorithmSpecification": specification,
-            "HyperParameterTuningResourceConfig": {**job["ResourceConfig"], "InstanceCount": 1},
-            "StaticHyperParameters": {
-                "sagemaker_program": "train.py",
-                "sagemaker_submit_directory": put(aws, "code/shares.tar.gz", archive_of({"train.py": PROGRAM})),
-                **share,
-            },
-        },
-    }
-
-
 @pytest.mark.long
 def test_four_trials_run_at_once_on_one_host_each_with_its_part_of_the_memory(service):
     aws = Clients(service)
-    aws.sagemaker.create_hyper_parameter_tuning_job(**request(aws, {"sagemaker_clary_host_share": "0.25"}))
-    deadline_s = time.monotonic() + 120
-    while True:
-        facts = aws.sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName="shares")
-        if facts["HyperParameterTuningJobStatus"] != "InProgress":
-            break
-        assert time.monotonic() < deadline_s, facts
-        time.sleep(0.3)
-    assert facts["HyperParameterTuningJobStatus"] == "Completed", facts.get("FailureReason")
-    rows = aws.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(HyperParameterTuningJobName="shares")
-    names = [row["TrainingJobName"] for row in rows["TrainingJobSummaries"]]
+    request = tuning_request(
+        *(aws, "shares", PROGRAM),
+        strategy="Grid",
+        ranges=categories(row=PARALLEL),
+        most=PARALLEL,
+        parallel=PARALLEL,
+        static={"sagemaker_clary_host_share": "0.25"},
+    )
+    aws.sagemaker.create_hyper_parameter_tuning_job(**request)
+    _, rows = completed(aws, "shares", timeout_s=120)
+    names = [row["TrainingJobName"] for row in rows]
     assert len(names) == PARALLEL
     jobs = [aws.sagemaker.describe_training_job(TrainingJobName=name) for name in names]
     last_start = max(job["TrainingStartTime"] for job in jobs)

@@ -7,9 +7,9 @@ import signal
 import time
 
 import pytest
-from boto3_clients import Clients, job_request, log_of
-from program_jobs import archive_of, put
+from boto3_clients import Clients, log_of
 from running_service import start_service
+from tuning_jobs import categories, completed, tuning_request
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.xdist_group("tuning-survives")]
 
@@ -20,8 +20,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--row")
 parser.add_argument("--column")
 options, _ = parser.parse_known_args()
-print(f"ran {options.row} {options.column}", flush=True)
 time.sleep(0.3)
+print(f"ran {options.row} {options.column}", flush=True)
 print(f"loss={int(options.row) * 4 + int(options.column)}", flush=True)
 """
 
@@ -33,37 +33,18 @@ def service(tmp_path):
     made.clary("down")
 
 
-def request(aws):
-    job = job_request("x", "")
-    specification = {key: value for key, value in job["AlgorithmSpecification"].items() if "Container" not in key}
-    axis = [str(number) for number in range(4)]
-    return {
-        "HyperParameterTuningJobName": "survives",
-        "HyperParameterTuningJobConfig": {
-            "Strategy": "Random",  # of a space of 16 points: each comes once
-            "RandomSeed": 5,
-            "ResourceLimits": {"MaxNumberOfTrainingJobs": NUM_TRIALS, "MaxParallelTrainingJobs": 2},
-            "HyperParameterTuningJobObjective": {"Type": "Minimize", "MetricName": "loss"},
-            "ParameterRanges": {
-                "CategoricalParameterRanges": [{"Name": "row", "Values": axis}, {"Name": "column", "Values": axis}]
-            },
-        },
-        "TrainingJobDefinition": {
-            **{member: job[member] for member in ("RoleArn", "OutputDataConfig", "StoppingCondition")},
-            "AlgorithmSpecification": specification,
-            "HyperParameterTuningResourceConfig": job["ResourceConfig"],
-            "StaticHyperParameters": {
-                "sagemaker_program": "train.py",
-                "sagemaker_submit_directory": put(aws, "code/survives.tar.gz", archive_of({"train.py": PROGRAM})),
-            },
-        },
-    }
-
-
 @pytest.mark.long
 def test_a_service_that_is_killed_loses_and_doubles_no_trial(service):
     aws = Clients(service)
-    aws.sagemaker.create_hyper_parameter_tuning_job(**request(aws))
+    request = tuning_request(
+        *(aws, "survives", PROGRAM),
+        strategy="Random",  # of a space of 16 points: each comes once
+        config={"RandomSeed": 5},
+        ranges=categories(row=4, column=4),
+        most=NUM_TRIALS,
+        parallel=2,
+    )
+    aws.sagemaker.create_hyper_parameter_tuning_job(**request)
     chance = random.Random(7)
     for _ in range(NUM_KILLS):
         time.sleep(chance.uniform(0.3, 2.5))
@@ -71,19 +52,8 @@ def test_a_service_that_is_killed_loses_and_doubles_no_trial(service):
         os.kill(record["pid"], signal.SIGKILL)
         service.clary("up")
         aws = Clients(service, endpoint_url=json.loads((service.home / "run" / "service.json").read_text())["url"])
-    deadline_s = time.monotonic() + 120
-    while True:
-        facts = aws.sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName="survives")
-        if facts["HyperParameterTuningJobStatus"] != "InProgress":
-            break
-        assert time.monotonic() < deadline_s, facts
-        time.sleep(0.3)
-    assert facts["HyperParameterTuningJobStatus"] == "Completed", facts.get("FailureReason")
+    facts, rows = completed(aws, "survives", timeout_s=120)
     assert facts["TrainingJobStatusCounters"]["Completed"] == NUM_TRIALS
-    pages = aws.sagemaker.get_paginator("list_training_jobs_for_hyper_parameter_tuning_job").paginate(
-        HyperParameterTuningJobName="survives", PaginationConfig={"PageSize": 5}
-    )
-    rows = [row for page in pages for row in page["TrainingJobSummaries"]]
     assert sorted(int(row["TrainingJobName"].split("-")[1]) for row in rows) == list(range(1, NUM_TRIALS + 1))
     points = [tuple(sorted(row["TunedHyperParameters"].items())) for row in rows]
     assert len(set(points)) == NUM_TRIALS

@@ -147,7 +147,7 @@ def map_hosts(
         hosts=tuple(hosts),
         num_gpus=num_gpus,
         share=share,
-        of_gpu=min(one.of_gpu for one in shared.values()) if num_gpus else WHOLE,
+        of_gpu=_part_of_gpus(hosts, num_gpus, min(one.of_gpu for one in shared.values())),
         notes=tuple(dict.fromkeys(notes)),
         warnings=tuple(dict.fromkeys(warnings)),
     )
@@ -183,6 +183,11 @@ class Need:
         """Hosts of the job."""
         return len(self.gpus_per_host)
 
+    @property
+    def hosts_used(self) -> float:
+        """Hosts of the capacity that it takes up."""
+        return round(self.num_hosts * self.share, 6)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
@@ -198,7 +203,7 @@ class Holding:
     @property
     def hosts_used(self) -> float:
         """Hosts of the capacity that it takes up."""
-        return self.num_hosts * self.share
+        return round(self.num_hosts * self.share, 6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,10 +243,9 @@ def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_
     if queue_ahead:
         return Wait(reason=behind([older.job_name for older in queue_ahead]))
     free_hosts = round(capacity.max_hosts - sum(holding.hosts_used for holding in running), 6)
-    if need.num_hosts * need.share > free_hosts + ROUNDING:
-        held = [(holding.job_name, round(holding.hosts_used, 6)) for holding in running if holding.num_hosts]
-        wanted = round(need.num_hosts * need.share, 6)
-        return Wait(reason=_waiting("host", wanted, max(free_hosts, 0), capacity.max_hosts, held))
+    if need.hosts_used > free_hosts + ROUNDING:
+        held = [(holding.job_name, holding.hosts_used) for holding in running if holding.num_hosts]
+        return Wait(reason=_waiting("host", need.hosts_used, max(free_hosts, 0), capacity.max_hosts, held))
     free_gpus = _free_gpus(need, running, capacity.num_gpus)
     if need.num_gpus > len(free_gpus):
         held = [(holding.job_name, len(holding.gpu_indices)) for holding in running if holding.gpu_indices]
@@ -279,13 +283,13 @@ def refuse_if_too_large(need: Need, running: Sequence[Holding] = (), *, capacity
         capacity: for all jobs together.
     Source: message of ResourceLimitExceeded as clients know it, contract.md 2.5; the last sentence is ours.
     """
-    used = sum(holding.num_hosts for holding in running)
+    used = round(sum(holding.hosts_used for holding in running), 6)
     limit = (
         f"The account-level service limit '{need.instance_type} for training job usage' is {capacity.max_hosts} "
-        f"Instances, with current utilization of {used} Instances and a request delta of {need.num_hosts} Instances. "
-        "Please contact AWS support to request an increase for this limit."
+        f"Instances, with current utilization of {used:g} Instances and a request delta of {need.hosts_used:g} "
+        "Instances. Please contact AWS support to request an increase for this limit."
     )
-    if need.num_hosts > capacity.max_hosts:
+    if need.hosts_used > capacity.max_hosts + ROUNDING:
         return Refuse(reason=f"{limit} Here the limit is this machine's: setting max_hosts raises it.")
     if need.num_gpus > capacity.num_gpus:
         return Refuse(
@@ -342,6 +346,13 @@ def _units(shape: InstanceShape) -> str:
     if shape.num_gpus:
         return _count(shape.num_gpus, "GPU", "GPUs")
     return _count(shape.num_accelerators, "NeuronCore", "NeuronCores")
+
+
+def _part_of_gpus(hosts: Sequence[HostShare], num_gpus: int, of_host: float) -> float:
+    """Return the fraction of each of its GPUs that a job holds; hosts of it that share one hold it together."""
+    if num_gpus == 0:
+        return WHOLE
+    return min(WHOLE, of_host * max(1.0, sum(host.num_gpus for host in hosts) / num_gpus))
 
 
 def _divide_memory(

@@ -75,7 +75,7 @@ def is_pruned(question: Question, index: int, resources: tuple[int, int | None])
     one = question.observations[index]
     least, most = resources
     greatest = most or max([len(other.curve) for other in question.observations if other.is_over], default=0)
-    if not _rungs(one.curve, least=least, greatest=greatest):
+    if len(one.curve) >= greatest or not _rungs(one.curve, least=least, greatest=greatest):
         return False
     pruner = optuna.pruners.HyperbandPruner(
         min_resource=least, max_resource=greatest, reduction_factor=HYPERBAND_FACTOR

@@ -14,6 +14,7 @@ from boto3_clients import Clients, log_of, unique, wait
 from doors_of_jobs import (
     DOORS,
     LIMIT_S,
+    answers,
     as_stranger,
     service_of_all_frameworks,
     told,
@@ -56,14 +57,6 @@ def reached_on_machine(ports):
     addresses = {"127.0.0.1", "::1", socket.gethostbyname(socket.gethostname())}
     own = {port for _, port in places_of_table("self")}
     return [[address, port] for port in ports - own for address in sorted(addresses) if answers(address, port)]
-
-
-def answers(address, port):
-    try:
-        socket.create_connection((address, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def doors_of_processes(pids):

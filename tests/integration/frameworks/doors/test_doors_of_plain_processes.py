@@ -6,12 +6,12 @@ ask for nothing, so that another user of this machine reaches them, and the netw
 
 import contextlib
 import os
-import socket
 
 import pytest
 from boto3_clients import Clients, log_of, wait
 from doors_of_jobs import (
     LIMIT_S,
+    answers,
     as_stranger,
     service_of_all_frameworks,
     told,
@@ -47,25 +47,17 @@ def aws(service):
     return Clients(service)
 
 
-def is_reached(address, port):
-    try:
-        socket.create_connection((address, port), timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
 def knock(port):
     """Do all that strangers do at a port of loopback, and return the answers."""
     place = ("127.0.0.1", port)
     quiet = silent(place)
-    answers = []
+    said = []
     for attack in ATTACKS:
         with contextlib.suppress(OSError):
-            answers.append(attack(place).hex())
+            said.append(attack(place).hex())
     for sock in quiet:
         sock.close()
-    return answers
+    return said
 
 
 @pytest.mark.parametrize("way", ways())
@@ -80,7 +72,7 @@ def test_what_is_open_on_a_shared_network_is_what_the_documents_say(aws, way):
         assert rest <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, target
     door = master + TO_EVERY_USER[way]
     assert door in {port for _, port in target["open"]}, target
-    assert as_stranger(lambda: is_reached("127.0.0.1", door))
+    assert as_stranger(lambda: answers("127.0.0.1", door))
     notes = [line for line in log_of(aws, victim) if "ask for no proof" in line]
     assert bool(notes) == (way in RUN_CODE), "the log says so"
     if way == "horovod":

@@ -13,6 +13,7 @@ from clary.control.scheduling.placement import (
     InstanceGroup,
     Need,
     Place,
+    Refuse,
     Wait,
     decide,
     map_hosts,
@@ -79,6 +80,22 @@ def test_four_quarters_share_a_gpu_and_a_host_and_the_fifth_waits_with_numbers()
     decision = decide(need, running, capacity=capacity)
     assert isinstance(decision, Wait)
     assert decision.reason.startswith("Needs 0.25 hosts; 0 of 1 host are free: trial-0 holds 0.25, ")
+
+
+def test_a_job_is_too_large_by_the_hosts_that_it_takes_up_and_not_by_their_number():
+    capacity = Capacity(max_hosts=2, num_gpus=8, memory_per_host_bytes=GIB, memory_bytes=2000 * GIB)
+    fits, too_large = (
+        Need.of("job", mapping_of("ml.m5.large", 0.25, machine=EIGHT_GPUS, num_hosts=number)) for number in (8, 9)
+    )
+    assert isinstance(decide(fits, [], capacity=capacity), Place)
+    refused = decide(too_large, [], capacity=capacity)
+    assert isinstance(refused, Refuse)
+    assert "a request delta of 2.25 Instances" in refused.reason
+
+
+@pytest.mark.parametrize(("num_hosts", "of_gpu"), [(1, 0.25), (2, 0.5), (4, 1.0), (6, 1.0)])
+def test_hosts_of_one_job_that_share_a_gpu_hold_it_together(num_hosts, of_gpu):
+    assert mapping_of("ml.g5.2xlarge", 0.25, machine=ONE_GPU, num_hosts=num_hosts).of_gpu == of_gpu
 
 
 def test_a_whole_gpu_is_not_one_that_somebody_has_a_part_of_and_parts_go_together():

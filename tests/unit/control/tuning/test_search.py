@@ -224,6 +224,19 @@ def test_a_trial_alone_goes_on():
     assert pruned_of([[5.0]], (1, 27)) == [False]
 
 
+@pytest.mark.parametrize("most", [9, None])
+def test_a_trial_that_has_told_as_many_values_as_any_may_ends_by_itself(most):
+    worst = [100.0] * 9
+    others = [[float(number)] * 9 for number in range(30)]
+    found = []
+    for place in range(31):  # another place is another bracket
+        curves = [*others[:place], worst, *others[place:]]
+        found.append(pruned_of(curves, (1, most))[place])
+    assert found == [False] * 31
+    shorter = [[*others[:place], worst[:8], *others[place:]] for place in range(31)]
+    assert any(pruned_of(curves, (1, most))[place] for place, curves in enumerate(shorter)), "the test can fail"
+
+
 def test_equals_go_on_together():
     assert pruned_of([[1.0]] * 20, (1, 27)) == [False] * 20
 

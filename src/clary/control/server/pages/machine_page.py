@@ -60,7 +60,7 @@ class MachinePage:
             "disk_free_bytes": disk.free,
             "disk_place": str(self._place),
             "max_hosts": capacity.max_hosts,
-            "hosts_held": sum(holding.num_hosts for holding in holdings),
+            "hosts_held": round(sum(holding.hosts_used for holding in holdings), 2),
             "promised_bytes": capacity.memory_bytes,
             "promised_held_bytes": sum(holding.memory_bytes for holding in holdings),
             "num_waiting": len(self._hub.waiting_jobs()),

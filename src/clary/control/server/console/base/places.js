@@ -78,6 +78,34 @@ export function openDialog(title, parts, { submit = null, buttons }) {
   return dialog;
 }
 
+/**
+ * Ask whether to stop something; `told` says what will happen, `act` stops it, `done` runs behind that. A refusal is
+ * shown in the dialog, which stays.
+ */
+export function askStopping({ name, told, words, act, done }) {
+  const wrong = element("p", { class: "reason-bad", role: "alert" });
+  const stop = element("button", { class: "button button-stop", type: "submit" }, words);
+  const submit = async (dialog) => {
+    stop.disabled = true;
+    wrong.textContent = "";
+    try {
+      await act();
+      dialog.close();
+      toast(`${name} is stopping`, "stop");
+      done();
+    } catch (error) {
+      wrong.textContent = error.message;
+      stop.disabled = false;
+    }
+  };
+  const list = element(
+    "ul",
+    { class: "told" },
+    told.map((text) => element("li", {}, text)),
+  );
+  openDialog(`Stop ${name}?`, [list, wrong], { submit, buttons: [closeButton("Keep it running"), stop] });
+}
+
 /** Make a button that closes its dialog. */
 export function closeButton(text) {
   return element(
