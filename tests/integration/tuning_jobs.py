@@ -7,7 +7,7 @@ from program_jobs import archive_of, put
 
 
 def tuning_request(aws, name, program, *, strategy, ranges, most, parallel, static=None, config=None, **members):
-    """Return a request that minimizes what a program prints as `loss=...`; the program is stored.
+    """Return a request that minimizes `loss=...` in the output of a program, which is stored.
 
     Args:
         aws: clients.

@@ -1,4 +1,4 @@
-"""Metrics of batches of lines: sorted by what is known of them, and those that a time series lacks."""
+"""Metrics of batches of lines: new, doubtful and known ones, and the metrics that a time series lacks."""
 
 import math
 from collections import Counter
