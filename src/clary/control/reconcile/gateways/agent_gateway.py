@@ -67,7 +67,10 @@ class MetricSink(Protocol):
         """Store metric values."""
 
     async def query_metrics(self, job_name: str, metric_name: str, start: datetime, end: datetime) -> list[FinalMetric]:
-        """Return the values of a metric from `start` to before `end`."""
+        """Return the values of a metric from `start` to before `end`, oldest first.
+
+        Args: as `Store.query_metrics`.
+        """
 
 
 class AgentGateway:
