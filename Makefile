@@ -273,6 +273,12 @@ $(STAMPS)/raytune.stamp: $(STAMPS)/train.stamp
 	.venvs/raytune/bin/pip install --quiet --disable-pip-version-check "ray[tune]==2.*" optuna
 	touch $@
 
+# The pictures of docs/numbers/growth.md.
+$(STAMPS)/charts.stamp:
+	$(PYTHON) -m venv .venvs/charts
+	.venvs/charts/bin/pip install --quiet --disable-pip-version-check "matplotlib==3.*"
+	touch $@
+
 # AWS CLI v2, Chromium, PostgreSQL, Open MPI, Slurm, ssh, iproute2, shells and a C compiler for the tests; needs root, and says
 # what to install without it.
 $(STAMPS)/system.stamp: | $(STAMPS)/native.stamp

@@ -4,20 +4,21 @@ A plugin that tests/conftest.py names. `make test` gives a seed in CLARY_TEST_SE
 with that seed as the reason. Without it, as under `make test-all` and plain pytest, everything runs.
 
 `@pytest.mark.sweep("size")` says which parameters a test sweeps over, such as the number of ranks: one value runs.
-`@pytest.mark.long` marks a test function that takes more than 8 s on two quiet cores: one in LONG_PART of them runs,
-each with all values of its parameters.
+`@pytest.mark.long` marks a test function that takes more than 8 s on two quiet cores, `@pytest.mark.long(90)` one that
+takes so many seconds, all values of its parameters together. As many of them run as fill LONG_BUDGET_S, each with all
+its values: however many are added, `make test` takes no longer.
 """
 
-import math
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 
 SEED = "CLARY_TEST_SEED"
-LONG_PART = 4
+LONG_BUDGET_S = 900.0  # of one worker
+LONG_S = 25.0  # of a function whose mark says no number: the mean of those that were measured
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,11 +28,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     _sample_sweeps(seed, items)
     long = {item: _function_of(item) for item in items if item.get_closest_marker("long") is not None}
-    chosen = choose_long(seed, long.values())
+    chosen = choose_long(seed, {function: _seconds_of(item) for item, function in long.items()})
     for item, function in long.items():
         if function not in chosen:
-            reason = f"seed {seed} chose other long tests, one in {LONG_PART}; make test-all runs all"
+            reason = f"seed {seed} chose other long tests, {LONG_BUDGET_S:g} s of them; make test-all runs all"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _seconds_of(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("long")
+    return float(mark.args[0]) if mark is not None and mark.args else LONG_S
 
 
 def _function_of(item: pytest.Item) -> str:
@@ -61,7 +67,22 @@ def choose(seed: str, function: str, values: list[tuple[Any, ...]]) -> tuple[Any
     return random.Random(f"{seed}:{function}").choice(sorted(set(values), key=repr))
 
 
-def choose_long(seed: str, names: Iterable[str]) -> set[str]:
-    """Return one in LONG_PART of the names, rounded up; every worker gets the same, in any order of names."""
-    ordered = sorted(set(names))
-    return set(random.Random(seed).sample(ordered, math.ceil(len(ordered) / LONG_PART)))
+def choose_long(seed: str, seconds: Mapping[str, float]) -> set[str]:
+    """Return names whose seconds fill LONG_BUDGET_S; every worker gets the same, in any order of names.
+
+    The last one may go beyond it, so that the longest has its turn as well.
+
+    Args:
+        seed: of the run.
+        seconds: name -> duration.
+    """
+    ordered = sorted(seconds)
+    random.Random(seed).shuffle(ordered)
+    chosen: set[str] = set()
+    left_s = LONG_BUDGET_S
+    for name in ordered:
+        if left_s <= 0:
+            break
+        chosen.add(name)
+        left_s -= seconds[name]
+    return chosen

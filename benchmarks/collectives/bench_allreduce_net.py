@@ -107,7 +107,7 @@ def _lines(benchmark: NetBenchmark, num_bytes: int, series: dict[str, Series]) -
     problems = [problem for result in series.values() for problem in result.problems]
     for problem in problems[:5]:
         print(f"WRONG {case}: {problem}", file=sys.stderr)
-    bound_s, bound_note = _bound(shape, num_bytes)
+    bound_s, bound_note = least_time(shape, num_bytes)
     goals, is_met = [], []
     if benchmark.times_gloo is not None and num_bytes >= benchmark.goal_from_bytes:
         goals.append(f">= {benchmark.times_gloo:g}x gloo")
@@ -119,7 +119,7 @@ def _lines(benchmark: NetBenchmark, num_bytes: int, series: dict[str, Series]) -
         "times_gloo": gloo_s / ours.median_s,
         "spread_of_peers": {name: result.spread for name, result in series.items() if name != OURS},
         "our_link": shape.our_link,
-        "bound_without_headers_s": _bound(shape, num_bytes, payload_share=1.0)[0],
+        "bound_without_headers_s": least_time(shape, num_bytes, payload_share=1.0)[0],
         "fast_s": {name: result.fast_s for name, result in series.items()},
         "problems": len(problems),
     }
@@ -160,7 +160,7 @@ def _lines(benchmark: NetBenchmark, num_bytes: int, series: dict[str, Series]) -
     )
 
 
-def _bound(shape: LabShape, num_bytes: int, *, payload_share: float = PAYLOAD_SHARE) -> tuple[float, str]:
+def least_time(shape: LabShape, num_bytes: int, *, payload_share: float = PAYLOAD_SHARE) -> tuple[float, str]:
     """Return the shortest time that rate and delay allow, and how it comes about."""
     # The token bucket of a link without delay is full when a call begins; `clary_switch` has none.
     free = 0 if shape.delay_ms else burst_bytes(int(shape.rate_bytes_s))

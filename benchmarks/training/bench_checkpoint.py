@@ -45,13 +45,19 @@ def run(quick: bool) -> Iterator[Line]:
     with tempfile.TemporaryDirectory(prefix="clary-checkpoint-", dir=ROOT / "build") as folder:
         fio = _fio_rate(Path(folder), state_mib)
         print("cost of a save", file=sys.stderr)
-        (answer,) = _ranks(1, {"what": "cost", "folder": folder, "state_mib": state_mib, "samples": samples})
+        answer = save_costs(Path(folder), state_mib=state_mib, samples=samples)
         yield from _cost_lines(answer, samples, {} if fio is None else {"fio direct write": fio})
     with tempfile.TemporaryDirectory(prefix="clary-checkpoint-", dir=ROOT / "build") as folder:
         for size, restore, save in RESHARDS:
             print(f"{size} ranks: restore {restore}, save {save}", file=sys.stderr)
             common = {"what": "reshard", "folder": folder, "state_mib": state_mib, "restore": restore, "save": save}
             yield from _reshard_lines(size, _ranks(size, common))
+
+
+def save_costs(folder: Path, *, state_mib: int, samples: int) -> dict[str, Any]:
+    """Return the times of each way to save a state, of one process: lists of seconds, the bytes, `verified`."""
+    orders = {"what": "cost", "folder": str(folder), "state_mib": state_mib, "samples": samples}
+    return _ranks(1, orders)[0]
 
 
 def _cost_lines(answer: dict[str, Any], samples: int, rates: dict[str, float]) -> Iterator[Line]:

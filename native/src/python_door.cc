@@ -109,38 +109,120 @@ int32_t dtypeOf(const Py_buffer& view) {
   }
 }
 
+// An object's plain memory, held while this lives. Without one `isPlain` is false: who calls then says what is wrong.
+class PlainMemory {
+ public:
+  PlainMemory(PyObject* object, int flags) {
+    if (PyObject_GetBuffer(object, &view_, flags | PyBUF_FORMAT) != 0) {
+      PyErr_Clear();
+      return;
+    }
+    isHeld_ = true;
+    dtype_ = dtypeOf(view_);
+  }
+  ~PlainMemory() {
+    if (isHeld_) PyBuffer_Release(&view_);
+  }
+  PlainMemory(const PlainMemory&) = delete;
+  PlainMemory& operator=(const PlainMemory&) = delete;
+
+  bool isPlain() const { return isHeld_ && dtype_ >= 0; }
+  int32_t dtype() const { return dtype_; }
+  void* address() const { return view_.buf; }
+  uint64_t elements() const { return static_cast<uint64_t>(view_.len / view_.itemsize); }
+  // Whether this is room for `size` chunks of the elements of `one`, and shares no byte with it.
+  bool holds(const PlainMemory& one, int32_t size) const {
+    const auto* begin = static_cast<const char*>(view_.buf);
+    const auto* other = static_cast<const char*>(one.view_.buf);
+    return size > 0 && dtype_ == one.dtype_ && view_.len % size == 0 && view_.len / size == one.view_.len &&
+           (begin + view_.len <= other || other + one.view_.len <= begin);
+  }
+
+ private:
+  Py_buffer view_{};
+  bool isHeld_ = false;
+  int32_t dtype_ = -1;
+};
+
+// What `act` returns, told by a number; called without the interpreter lock.
+template <typename Act>
+PyObject* unlocked(Act act) {
+  PyThreadState* state = PyEval_SaveThread();
+  const int64_t result = act();
+  PyEval_RestoreThread(state);
+  return PyLong_FromLongLong(result);
+}
+
 // sum_memory(communicator, object, timeout_s, failure) -> what clary_all_reduce returns for the sum of all ranks, in
 // place; None, with nothing sent, for memory that is not plain: who calls then says what is wrong with it.
 PyObject* sumMemory(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (count != 4) return PyErr_Format(PyExc_TypeError, "expected 4 arguments, got %zd", count);
-  Py_buffer view;
-  if (PyObject_GetBuffer(given[1], &view, PyBUF_CONTIG | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();
-    Py_RETURN_NONE;
-  }
-  const int32_t dtype = dtypeOf(view);
   auto* communicator = taken<clary_communicator*>(given[0]);
   const double timeout = taken<double>(given[2]);
   auto* failure = taken<clary_failure*>(given[3]);
-  PyObject* result = nullptr;
-  if (PyErr_Occurred() == nullptr && dtype < 0) {
-    Py_INCREF(Py_None);
-    result = Py_None;
-  } else if (PyErr_Occurred() == nullptr) {
-    const auto elements = static_cast<uint64_t>(view.len / view.itemsize);
-    PyThreadState* state = PyEval_SaveThread();
-    const int64_t ticket =
-        clary_all_reduce(communicator, view.buf, view.buf, elements, dtype, CLARY_SUM, 0, timeout, failure);
-    PyEval_RestoreThread(state);
-    result = PyLong_FromLongLong(ticket);
-  }
-  PyBuffer_Release(&view);
-  return result;
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  const PlainMemory memory(given[1], PyBUF_CONTIG);
+  if (!memory.isPlain()) Py_RETURN_NONE;
+  return unlocked([&] {
+    return clary_all_reduce(communicator, memory.address(), memory.address(), memory.elements(), memory.dtype(),
+                            CLARY_SUM, 0, timeout, failure);
+  });
+}
+
+// What the two short ways below take: communicator, source, target, number of ranks, timeout_s, failure.
+struct Chunked {
+  explicit Chunked(PyObject* const* given)
+      : communicator(taken<clary_communicator*>(given[0])),
+        size(taken<int32_t>(given[3])),
+        timeout(taken<double>(given[4])),
+        failure(taken<clary_failure*>(given[5])) {}
+  static constexpr Py_ssize_t kCount = 6;
+  clary_communicator* communicator;
+  int32_t size;
+  double timeout;
+  clary_failure* failure;
+};
+
+// gather_memory(communicator, source, target, size, timeout_s, failure) -> what clary_all_gather returns; None, with
+// nothing sent, for memory that is not plain, overlaps or does not fit: who calls then says what is wrong with it.
+PyObject* gatherMemory(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != Chunked::kCount) return PyErr_Format(PyExc_TypeError, "expected 6 arguments, got %zd", count);
+  const Chunked asked(given);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  const PlainMemory source(given[1], PyBUF_CONTIG_RO);
+  const PlainMemory target(given[2], PyBUF_CONTIG);
+  if (!source.isPlain() || !target.isPlain() || !target.holds(source, asked.size)) Py_RETURN_NONE;
+  return unlocked([&] {
+    return clary_all_gather(asked.communicator, source.address(), target.address(), nullptr, source.elements(),
+                            source.dtype(), 0, asked.timeout, asked.failure);
+  });
+}
+
+// sum_scatter_memory(communicator, source, target, size, timeout_s, failure) -> what clary_reduce_scatter returns for
+// the sum; None as above.
+PyObject* sumScatterMemory(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != Chunked::kCount) return PyErr_Format(PyExc_TypeError, "expected 6 arguments, got %zd", count);
+  const Chunked asked(given);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  const PlainMemory source(given[1], PyBUF_CONTIG_RO);
+  const PlainMemory target(given[2], PyBUF_CONTIG);
+  if (!source.isPlain() || !target.isPlain() || !source.holds(target, asked.size)) Py_RETURN_NONE;
+  return unlocked([&] {
+    return clary_reduce_scatter(asked.communicator, source.address(), nullptr, target.address(), target.elements(),
+                                target.dtype(), CLARY_SUM, 0, asked.timeout, asked.failure);
+  });
+}
+
+// A method that takes its arguments as an array.
+using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+
+PyMethodDef fast(const char* name, Fast function) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL, nullptr};
 }
 
 template <auto Function>
-constexpr PyMethodDef entry(const char* name) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(door<Function>)), METH_FASTCALL, nullptr};
+PyMethodDef entry(const char* name) {
+  return fast(name, door<Function>);
 }
 
 PyMethodDef* methods() {
@@ -160,7 +242,9 @@ PyMethodDef* methods() {
       entry<clary_is_done>("is_done"),
       entry<clary_watch>("watch"),
       entry<clary_next_watched>("next_watched"),
-      {"sum_memory", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(sumMemory)), METH_FASTCALL, nullptr},
+      fast("sum_memory", sumMemory),
+      fast("gather_memory", gatherMemory),
+      fast("sum_scatter_memory", sumScatterMemory),
       {"address_of", addressOfMemory, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };

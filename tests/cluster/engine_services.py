@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class EngineService:
     num_hosts: int  # that it has at a time
     host_timeout_s: float  # from the last word of a host to its loss
     kill_process: Callable[[int], object]  # takes a pid as the service's machine numbers it
+    on_machines: Callable[[str], object]  # runs a shell command on each machine of hosts; $FOLDER has their hosts
 
     def kill_service(self):
         """End the service by SIGKILL, and start it again."""
@@ -88,7 +90,19 @@ def _local(owners, folders):
     service = start_service(home, _LOCAL)
     owners.excuse(str(home), "the service of a module lives as long as its tests")
     try:
-        yield EngineService("local", service, Clients(service), num_hosts=3, host_timeout_s=3.0, kill_process=_kill)
+
+        def on_machines(command):
+            subprocess.run(["sh", "-ec", f'FOLDER="{home}/jobs"; {command}'], check=True, timeout=30)
+
+        yield EngineService(
+            "local",
+            service,
+            Clients(service),
+            num_hosts=3,
+            host_timeout_s=3.0,
+            kill_process=_kill,
+            on_machines=on_machines,
+        )
     finally:
         service.clary("down", check=False)
         owners.withdraw(str(home))
@@ -99,7 +113,20 @@ def _slurm(owners, folders):
     del folders
     require("slurm")
     with slurm_heads.slurm_service(owners) as made:
-        yield EngineService("slurm", made.service, made.aws, num_hosts=3, host_timeout_s=15.0, kill_process=_kill)
+
+        def on_machines(command):
+            for node in made.bed.nodes:
+                made.bed.run("sh", "-ec", f'FOLDER="{made.bed.scratch}"; {command}', machine=node)
+
+        yield EngineService(
+            "slurm",
+            made.service,
+            made.aws,
+            num_hosts=3,
+            host_timeout_s=15.0,
+            kill_process=_kill,
+            on_machines=on_machines,
+        )
 
 
 @contextlib.contextmanager
@@ -112,4 +139,11 @@ def _boxes(owners, folders):
         def kill(pid):
             made.bed.run(box_heads.HEAD, "kill", "-9", str(pid))
 
-        yield EngineService("boxes", made, made.aws, num_hosts=3, host_timeout_s=15.0, kill_process=kill)
+        def on_machines(command):
+            for box in made.bed.boxes:
+                folder = f"{made.bed.folder}/home/root/.clary-node/{box}/scratch"
+                made.bed.run(box, "sh", "-ec", f'FOLDER="{folder}"; {command}')
+
+        yield EngineService(
+            "boxes", made, made.aws, num_hosts=3, host_timeout_s=15.0, kill_process=kill, on_machines=on_machines
+        )

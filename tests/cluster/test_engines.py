@@ -152,7 +152,7 @@ class TestClients:
         assert all('"sum": 10.0' in text for text in facts["ranks"].values())
 
     @pytest.mark.parametrize("form", ["none", "torchrun", "local-data"])
-    @pytest.mark.long
+    @pytest.mark.long(190)
     def test_sdk_v3(self, engine, aws, form):
         _, facts = engine.service.run_client(SDK3_PYTHON, "v3_model_trainer.py", form)
         require_completed(aws.sagemaker.describe_training_job(TrainingJobName=facts["name"]))
@@ -219,6 +219,22 @@ def test_r7_r8_each_host_hears_sigterm_once_and_its_last_checkpoint_is_stored(en
     assert all("heard SIGTERM 1 times" in line for line in heard)
     stored = int(object_at(aws, f"s3://clary/checkpoints/{name}/step"))
     assert stored in {int(line.rpartition(" ")[2]) for line in heard}
+
+
+@pytest.fixture
+def full_disk(engine):
+    """A small disk under the hosts of this engine: a mount over their folder, for one test."""
+    engine.on_machines('mkdir -p "$FOLDER"; mount -t tmpfs -o size=64m,mode=755 clary-small "$FOLDER"')
+    yield
+    engine.on_machines('umount --lazy "$FOLDER"')
+
+
+def test_r10_a_full_disk_fails_the_job_and_names_the_place(full_disk, aws):
+    name = unique("full")
+    script = "open('/opt/ml/model/big', 'wb').write(bytes(80 << 20))\n"
+    facts = run(aws, script_request(aws, name, {"train.py": script}))
+    assert facts["TrainingJobStatus"] == "Failed"
+    assert "No space left on device" in facts["FailureReason"]
 
 
 def test_r11_the_words_of_the_program_are_the_reason(engine, aws):

@@ -23,17 +23,26 @@ LIMIT_S = 200
 STRANGER = 12345  # a user that nobody is
 TENSORFLOW = "763104351884.dkr.ecr.us-west-2.amazonaws.com/tensorflow-training:2.16-cpu-py310"
 MXNET = "763104351884.dkr.ecr.us-west-2.amazonaws.com/mxnet-training:1.9.0-cpu-py38"
-_IMAGES = '"team/jax:*" = "jax"\n"mxnet-training:*" = "mxnet"\n"tensorflow-training:*" = "tensorflow"'
+_IMAGES = "\n".join(
+    f'"{image}" = "{environment}"'
+    for image, environment in (
+        ("team/jax:*", "jax"),
+        ("team/deepspeed:*", "deepspeed"),
+        ("mxnet-training:*", "mxnet"),
+        ("tensorflow-training:*", "tensorflow"),
+    )
+)
 _MPI = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "1"}
 WAYS = {  # way -> image, hyperparameters
     "horovod": (None, _MPI),
     "torch": (None, {"sagemaker_torch_distributed_enabled": "true"}),
+    "deepspeed": ("team/deepspeed:1", {}),
     "jax": ("team/jax:1", {}),
     "mirrored": (TENSORFLOW, {"sagemaker_multi_worker_mirrored_strategy_enabled": "true"}),
     "servers": (TENSORFLOW, {"sagemaker_parameter_server_enabled": "true"}),
     "mxnet": (MXNET, {"sagemaker_parameter_server_enabled": "true"}),
 }
-_NEEDS = {"jax": "jax", "mirrored": "tensorflow", "servers": "tensorflow", "mxnet": "mxnet"}
+_NEEDS = {"deepspeed": "deepspeed", "jax": "jax", "mirrored": "tensorflow", "servers": "tensorflow", "mxnet": "mxnet"}
 
 
 def ways():
@@ -49,7 +58,7 @@ def ways():
 def service_of_all_frameworks(isolation):
     """Run a service whose state folder lies where hosts would see it, and not below /tmp."""
     home = ROOT / ".cache" / f"doors-{time.time_ns()}"
-    environments = "".join(f'{name} = "{python_of(name)}"\n' for name in ("jax", "mxnet", "tensorflow"))
+    environments = "".join(f'{name} = "{python_of(name)}"\n' for name in ("deepspeed", "jax", "mxnet", "tensorflow"))
     settings = SETTINGS.replace('"tensorflow-training:*" = "train"', _IMAGES)
     assert settings != SETTINGS
     running = start_service(home, settings + environments, CLARY_ISOLATION=isolation)

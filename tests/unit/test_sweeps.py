@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import LONG_PART, SEED, choose, choose_long
+from sweeps import LONG_BUDGET_S, LONG_S, SEED, choose, choose_long
 
 TESTS = Path(__file__).parents[1]
 SWEPT = """
@@ -24,19 +24,23 @@ def test_without_a_mark(size):
 """
 
 
-LONG = """
+LONG = (
+    """
 import pytest
 
 def test_that_does_not():
     print("ran short")
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.long
+@pytest.mark.long(SECONDS)
 def test_of_two_sizes(size):
     print("ran size", size)
 
-""" + "".join(
-    f"@pytest.mark.long\ndef test_that_takes_long_{number}():\n    print('ran', {number})\n\n" for number in range(6)
+""".replace("SECONDS", str(LONG_BUDGET_S / 4))
+    + "".join(
+        f"@pytest.mark.long({LONG_BUDGET_S / 4})\ndef test_that_takes_long_{number}():\n    print('ran', {number})\n\n"
+        for number in range(6)
+    )
 )
 
 
@@ -76,14 +80,22 @@ def test_a_part_of_the_long_tests_runs_under_a_seed_and_the_others_say_why_not(t
     assert "short" in ran
     sized = {words for words in ran if words.startswith("size")}
     assert len(sized) in (0, 2)
-    assert len(ran - sized) == 1 - (-7 // LONG_PART) - (len(sized) // 2)
+    assert len(ran - sized) == 1 + 4 - (len(sized) // 2)
     assert "seed 7 chose other long tests" in said
     assert len(run(tmp_path, "", LONG)[0]) == 1 + 2 + 6
 
 
 def test_every_long_test_is_chosen_by_some_seed_whatever_their_order() -> None:
-    names = [f"test_{number}" for number in range(10)]
-    chosen = [choose_long(str(seed), names) for seed in range(60)]
-    assert set().union(*chosen) == set(names)
-    assert {len(some) for some in chosen} == {-(-len(names) // LONG_PART)}
-    assert choose_long("7", names[::-1]) == choose_long("7", names)
+    seconds = {f"test_{number}": LONG_BUDGET_S / 3 for number in range(9)} | {"test_longest": 2 * LONG_BUDGET_S}
+    chosen = [choose_long(str(seed), seconds) for seed in range(80)]
+    assert set().union(*chosen) == set(seconds)
+    assert choose_long("7", dict(reversed(seconds.items()))) == choose_long("7", seconds)
+
+
+def test_long_tests_fill_the_budget_however_many_there_are() -> None:
+    for number in (100, 1000):
+        seconds = {f"test_{index}": LONG_S for index in range(number)}
+        for seed in range(20):
+            taken = LONG_S * len(choose_long(str(seed), seconds))
+            assert LONG_BUDGET_S <= taken < LONG_BUDGET_S + LONG_S
+    assert choose_long("7", {"test_only": 1.0}) == {"test_only"}

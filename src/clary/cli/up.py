@@ -18,10 +18,9 @@ from clary.control.egress.entries import parse_entry
 from clary.control.engines.images import why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.full_disks import why_full
-from clary.control.server.__main__ import NEW_DATABASE, NEW_KEYS
 from clary.control.settings import Settings, load_settings, unknown_variables, variable_of
 from clary.control.shared_words import shared_by_settings
-from clary.control.state_folder import StateFolder
+from clary.control.state_folder import NEW_DATABASE, NEW_KEYS, StateFolder
 from clary.control.unused_settings import unused_settings
 
 LOG_TAIL_LINES = 15

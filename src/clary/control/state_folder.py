@@ -32,6 +32,9 @@ from clary.control.permissions.temporary_keys import TemporaryKeys
 
 JOB_KEY_PREFIX = "CLARYJOB"
 LOCAL_ENGINE = "local"
+# Options of the service's own command, by which it makes parts of the folder anew.
+NEW_DATABASE = "--new-database"
+NEW_KEYS = "--new-keys"
 _MADE_WITH_KEYS = ("clary.db", "database.json")  # files that a service makes when it has keys
 _WAY_OUT = (
     "put a copy of that file back, or begin with new keys, which ends the jobs that run and closes every session, "

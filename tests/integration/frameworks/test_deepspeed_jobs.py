@@ -74,6 +74,7 @@ def job_of(aws, *, num_ranks=4, checkpoints=None, variables=None, **hyperparamet
     return request
 
 
+@pytest.mark.long(35)
 def test_deepspeed_initialize_trains_under_torch_distributed(aws, alone):
     check(run_job(aws, stage=2, backend="smddp"), alone, backend="smddp", stage=2)
 

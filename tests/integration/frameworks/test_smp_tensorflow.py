@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.needs("tensorflow", "sdk2"), pytest.mark.timeout(500)]
 
 @pytest.mark.xdist_group("smp-tensorflow")
 @pytest.mark.parametrize("name", names(PROGRAM))
+@pytest.mark.long(200)
 def test_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, CLARY_TEST_DIGITS=str(digits_file()))
 

@@ -22,5 +22,6 @@ def test_experts(name: str, size: int, backend: str) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(EDGES))
+@pytest.mark.long(15)
 def test_edges_of_experts(name: str) -> None:
     assert_passed(EDGES, name, 2, CLARY_TEST_BACKEND="gloo")

@@ -1,15 +1,20 @@
 """Common parts of every command: examples that parse, JSON, guesses at misspelt words, completion in shells."""
 
+import contextlib
 import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import clary.cli
 from clary.cli.completion import script
 from clary.cli.examples import EXAMPLES
-from clary.cli.main import build_parser, main
+from clary.cli.main import VERBS, build_parser, main
 from clary.cli.parsers import did_you_mean, parsers_below
 
+CLI = Path(clary.cli.__file__).parent
 # `run` prints what its program prints, `completion` a script; `spot` wants an action.
 WITHOUT_JSON = {"", "run", "completion", "spot"}
 
@@ -93,3 +98,53 @@ def test_completion_refuses_a_shell_that_it_does_not_know(capsys):
     with pytest.raises(SystemExit):
         main(["completion", "tcsh"])
     assert "choose from" in capsys.readouterr().err
+
+
+def test_a_verb_alone_is_parsed_as_with_all_others_beside_it():
+    whole, _ = build_parser()
+    (all_verbs,) = (action for action in whole._actions if action.dest == "command")
+    assert list(all_verbs.choices) == list(VERBS)
+    for verb in VERBS:
+        alone, _ = build_parser([verb])
+        (own,) = (action for action in alone._actions if action.dest == "command")
+        assert list(own.choices) == [verb]
+        assert own.choices[verb].format_help() == all_verbs.choices[verb].format_help()
+
+
+def test_every_module_that_declares_a_verb_is_in_the_list():
+    declared = {path.stem for path in CLI.glob("*.py") if "\ndef add_parser(" in path.read_text(encoding="utf-8")}
+    assert {verb.replace("-", "_") for verb in VERBS} == declared
+
+
+@pytest.mark.parametrize("line", ["jobs --json", "--context here jobs", "--context=here jobs -n 3"])
+def test_modules_of_other_verbs_are_not_imported(line):
+    program = (
+        "import contextlib, sys\n"
+        "from clary.cli.main import main\n"
+        "with contextlib.suppress(BaseException):\n"
+        f"    main({line.split()!r})\n"
+        "print(sorted(name for name in sys.modules if name.startswith(('clary.cli.', 'aiohttp', 'sqlalchemy'))))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={"CLARY_HOME": "/nowhere", "PATH": "/usr/bin:/bin"},
+    )
+    assert "'clary.cli.jobs'" in told.stdout, told
+    assert not [
+        name for name in ("aiohttp", "sqlalchemy", "clary.cli.up", "clary.cli.doctor") if f"'{name}'" in told.stdout
+    ]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["completion", "bash"], []])
+def test_what_tells_all_verbs_knows_all_of_them(words, capsys):
+    with contextlib.suppress(SystemExit):
+        main(words)
+    said = "".join(capsys.readouterr())
+    if words:
+        assert all(verb in said for verb in VERBS)
+    else:
+        assert "usage: clary" in said

@@ -11,9 +11,7 @@ from clary.base.errors import ClaryError
 from clary.control.server.edge.listener import new_event_loop
 from clary.control.server.service import run_service
 from clary.control.settings import Settings, load_settings
-
-NEW_DATABASE = "--new-database"
-NEW_KEYS = "--new-keys"
+from clary.control.state_folder import NEW_DATABASE, NEW_KEYS
 
 
 def main() -> int:

@@ -233,7 +233,7 @@ class NativeCore:
         self._all_gather = calls.all_gather
         self._reduce_scatter = calls.reduce_scatter
         self._wait = calls.wait
-        self._sum_memory = getattr(door(), "sum_memory", None)
+        self._short_ways = door()  # None: there are none
         self._calls = calls
         self._closing = threading.Lock()
         self._addresses = c_void_p * connections.size
@@ -295,9 +295,34 @@ class NativeCore:
 
         What `all_reduce` does, without a look at the memory from Python, which takes longer than a small reduction.
         """
-        if self._sum_memory is None:
+        if self._short_ways is None:
             return False
-        ticket: int | None = self._sum_memory(self._handle or self._gone(), memory, timeout_s, _failures.address)
+        return self._is_done(
+            self._short_ways.sum_memory(self._handle or self._gone(), memory, timeout_s, _failures.address)
+        )
+
+    def gather_memory(self, source: Any, target: Any, timeout_s: float) -> bool:
+        """Collect an object of every rank in one that holds all; False, with nothing done, if one is not plain.
+
+        Args: as `Core.all_gather`, by objects with the buffer protocol; they lie apart.
+        """
+        if self._short_ways is None:
+            return False
+        handle, failure = self._handle or self._gone(), _failures.address
+        return self._is_done(self._short_ways.gather_memory(handle, source, target, self.size, timeout_s, failure))
+
+    def sum_scatter_memory(self, source: Any, target: Any, timeout_s: float) -> bool:
+        """Reduce an object that holds a chunk a rank by SUM; rank r keeps chunk r. False, with nothing done, as above.
+
+        Args: as `Core.reduce_scatter`, by objects with the buffer protocol; they lie apart.
+        """
+        if self._short_ways is None:
+            return False
+        handle, failure = self._handle or self._gone(), _failures.address
+        return self._is_done(self._short_ways.sum_scatter_memory(handle, source, target, self.size, timeout_s, failure))
+
+    def _is_done(self, ticket: int | None) -> bool:
+        """Return whether a short way served; raise the error of the operation."""
         if ticket is None:
             return False
         if ticket < 0:

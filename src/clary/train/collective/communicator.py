@@ -89,7 +89,7 @@ class Communicator:
         self._store = store
         self._settings = settings or CollectiveSettings()
         self._pending = PendingWorks()
-        self._sum_memory = getattr(core, "sum_memory", None)  # the short way, where a core has one
+        self._short: Any = core if getattr(core, "sum_memory", None) is not None else None  # where it has short ways
         self._ended = Work(core, 0, ())  # of every operation that had ended when its call returned
         self._num_subgroups = 0
         self._is_closed = False
@@ -117,7 +117,7 @@ class Communicator:
             timeout_s: limit of the operation in seconds; 0 for the group's.
         """
         is_plain = target is None and dtype is None and op is ReduceOp.SUM and not asynchronous
-        if is_plain and not self._is_closed and self._sum_memory is not None and self._sum_memory(source, timeout_s):
+        if is_plain and not self._is_closed and self._short is not None and self._short.sum_memory(source, timeout_s):
             return self._ended
         source, target = in_and_out(source, target, dtype)
         asked = Operation(Kind.ALL_REDUCE, source.dtype, source.num_elements, source.address, target.address)
@@ -140,6 +140,9 @@ class Communicator:
             target: room for `size` chunks like it, in one piece or a list of one for each rank.
             dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
+        is_plain = dtype is None and not asynchronous and not self._is_closed and self._short is not None
+        if is_plain and self._short.gather_memory(source, target, timeout_s):
+            return self._ended
         source = buffer_of(source, name="source", dtype=dtype)
         targets = chunks_like(source, target, self.size, name="target", is_output=True)
         check_apart((source,), targets, may_be_equal=self.size == 1)
@@ -165,6 +168,9 @@ class Communicator:
             target: of one length on all ranks.
             op, dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
+        is_plain = dtype is None and op is ReduceOp.SUM and not asynchronous and not self._is_closed
+        if is_plain and self._short is not None and self._short.sum_scatter_memory(source, target, timeout_s):
+            return self._ended
         target = buffer_of(target, name="target", dtype=dtype, is_output=True)
         sources = chunks_like(target, source, self.size, name="source")
         check_apart(sources, (target,), may_be_equal=self.size == 1)

@@ -27,7 +27,7 @@ class TracedCore(ShortCalls):
     A collective's span begins when it was asked for and the one before it had ended; `waited_us` is how long that took.
     """
 
-    sum_memory = None  # a core's short way passes the trace by
+    sum_memory = None  # a core's short ways pass the trace by
 
     def __init__(self, core: Core, writer: trace.TraceWriter, group: str) -> None:
         self._core = core

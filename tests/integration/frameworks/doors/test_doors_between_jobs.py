@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(400), pytest.mark.xdist_g
 PORTS = {  # that must be open on the first host, or there is nothing to be reached
     "horovod": {7779},
     "torch": {7777},
+    "deepspeed": {7777},
     "jax": {7778},
     "mirrored": {8890},
     "servers": {2222, 2223},

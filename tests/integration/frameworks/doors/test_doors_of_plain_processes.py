@@ -31,8 +31,23 @@ pytestmark = [
 ]
 
 # How far from its master port a job listens on every address of the machine; all other ports are of loopback.
-TO_THE_NETWORK = {"torch": {0}, "mirrored": {1, 2}, "servers": {1, 2, 3, 4}, "jax": set(), "mxnet": set()}
-TO_EVERY_USER = {"horovod": 2, "torch": 0, "jax": 1, "mirrored": 1, "servers": 2, "mxnet": 1}  # one port of each
+TO_THE_NETWORK = {
+    "torch": {0},
+    "deepspeed": {0},
+    "mirrored": {1, 2},
+    "servers": {1, 2, 3, 4},
+    "jax": set(),
+    "mxnet": set(),
+}
+TO_EVERY_USER = {
+    "horovod": 2,
+    "torch": 0,
+    "deepspeed": 0,
+    "jax": 1,
+    "mirrored": 1,
+    "servers": 2,
+    "mxnet": 1,
+}  # one port of each
 RUN_CODE = ("mirrored", "servers", "mxnet")
 
 

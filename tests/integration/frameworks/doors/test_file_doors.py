@@ -44,6 +44,7 @@ def pipe(path, mark):
 
 
 @pytest.mark.parametrize("plant", [torn, bare_pickle, endless, pipe])
+@pytest.mark.long(25)
 def test_an_elastic_program_ends_at_once_by_a_commit_that_is_none_and_runs_nothing_of_it(tmp_path, plant):
     commits, mark = tmp_path / "commits", tmp_path / "was-run"
     commits.mkdir()
@@ -67,6 +68,7 @@ def link_timeline(path):
 
 
 @pytest.mark.parametrize("plant", [pipe_timeline, link_timeline])
+@pytest.mark.long(10)
 def test_a_timeline_that_is_a_pipe_or_a_link_is_told_and_training_goes_on(tmp_path, plant):
     path = tmp_path / "timeline.json"
     plant(path)

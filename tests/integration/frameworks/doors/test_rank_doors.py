@@ -163,6 +163,7 @@ def test_a_hundred_that_say_nothing_are_hung_up_on_and_hold_up_nobody(open_doors
         sock.close()
 
 
+@pytest.mark.long(10)
 def test_no_port_but_the_stores_is_open_once_ranks_have_met(open_doors):
     doors = open_doors()
     doors.call("come")
@@ -197,6 +198,7 @@ def test_recorded_words_of_a_rank_open_no_door_a_second_time(open_doors):
         recording.close()
 
 
+@pytest.mark.long(10)
 def test_a_rank_with_another_secret_is_told_so_and_the_others_go_on(open_doors, tmp_path):
     doors = open_doors()
     doors.call("come")

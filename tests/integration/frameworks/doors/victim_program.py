@@ -5,11 +5,14 @@ them that it has reached: a program of the same job does reach them. After each 
 """
 
 import argparse
+import base64
 import glob
 import json
 import os
 import socket
 import struct
+import subprocess
+import sys
 import time
 
 MEETING_PORT = 9345
@@ -34,7 +37,7 @@ class Horovod:
 
 
 class Torch:
-    """`torch.distributed` over gloo: torch's own store on MASTER_PORT, which launchers of DeepSpeed have, too."""
+    """`torch.distributed` over gloo: torch's own store on MASTER_PORT."""
 
     def begin(self):
         """Meet the peers."""
@@ -47,6 +50,29 @@ class Torch:
     def step(self):
         """Exchange something with the peers."""
         self._dist.all_reduce(self._ones, op=self._dist.ReduceOp.MAX)
+
+
+class DeepSpeed(Torch):
+    """DeepSpeed's launcher on each host, as its runner starts it there, with this program as the child of it."""
+
+    def begin(self):
+        """Become the child of a launcher, and meet the peers."""
+        if "DOORS_LAUNCHED" not in os.environ:
+            hosts = json.loads(os.environ["SM_HOSTS"])
+            world = base64.urlsafe_b64encode(json.dumps({host: [0] for host in hosts}).encode()).decode()
+            command = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}"]
+            command += [
+                f"--node_rank={hosts.index(os.environ['SM_CURRENT_HOST'])}",
+                f"--master_addr={os.environ['MASTER_ADDR']}",
+            ]
+            command += [f"--master_port={os.environ['MASTER_PORT']}", *sys.argv]
+            sys.exit(subprocess.call(command, env={**os.environ, "DOORS_LAUNCHED": "1"}))
+        import deepspeed
+        import torch
+        import torch.distributed as dist
+
+        self._dist, self._ones = dist, torch.ones(4)
+        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 
 
 class Jax:
@@ -140,7 +166,15 @@ class MXNet:
         assert out.asnumpy().tolist() == [2.0] * 4
 
 
-WAYS = {"horovod": Horovod, "torch": Torch, "jax": Jax, "mirrored": Mirrored, "servers": Servers, "mxnet": MXNet}
+WAYS = {
+    "horovod": Horovod,
+    "torch": Torch,
+    "deepspeed": DeepSpeed,
+    "jax": Jax,
+    "mirrored": Mirrored,
+    "servers": Servers,
+    "mxnet": MXNet,
+}
 
 
 def listening():

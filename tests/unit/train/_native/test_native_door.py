@@ -11,7 +11,12 @@ pytestmark = pytest.mark.skipif(door is None, reason="_door was not built: Pytho
 
 
 def test_every_function_of_the_door_is_one_that_ctypes_declares():
-    functions = {name for name in dir(door) if not name.startswith("_")} - {"address_of", "sum_memory"}
+    functions = {name for name in dir(door) if not name.startswith("_")} - {
+        "address_of",
+        "sum_memory",
+        "gather_memory",
+        "sum_scatter_memory",
+    }
     assert functions <= set(core._SIGNATURES)
     assert {"all_reduce", "wait", "broadcast"} <= functions
 
@@ -45,3 +50,38 @@ def test_an_address_is_that_of_the_memory():
         door.address_of(memoryview(numbers)[::2])
     with pytest.raises(TypeError):
         door.address_of(5)
+
+
+WHOLE = array.array("f", range(6))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "whole", "size"),
+    [
+        (array.array("f", [1, 2]), array.array("f", range(5)), 3),  # no room for three
+        (array.array("f", [1, 2]), WHOLE, 0),
+        (array.array("d", [1]), WHOLE, 3),  # as many bytes, of another type
+        (array.array("H", [1, 2, 3, 4]), array.array("H", range(12)), 3),  # a type that the core does not know
+        (memoryview(WHOLE)[:2], WHOLE, 3),  # the same bytes
+        (memoryview(WHOLE)[::3], WHOLE, 3),  # strided
+        (5, WHOLE, 3),
+        ([1.0, 2.0], WHOLE, 3),
+    ],
+)
+def test_the_short_ways_send_nothing_for_memory_that_is_not_plain_or_does_not_fit(chunk, whole, size):
+    assert door.gather_memory(None, chunk, whole, size, 0.0, None) is None
+    assert door.sum_scatter_memory(None, whole, chunk, size, 0.0, None) is None
+
+
+def test_the_short_ways_write_to_nothing_that_is_read_only():
+    chunk, whole = array.array("f", [1, 2]), array.array("f", range(6))
+    assert door.gather_memory(None, chunk, whole.tobytes(), 3, 0.0, None) is None
+    assert door.sum_scatter_memory(None, whole, memoryview(chunk).toreadonly(), 3, 0.0, None) is None
+
+
+@pytest.mark.parametrize("name", ["gather_memory", "sum_scatter_memory"])
+def test_a_short_way_refuses_what_is_no_number_of_its_kind(name):
+    with pytest.raises(TypeError, match="expected 6 arguments, got 2"):
+        getattr(door, name)(0, b"")
+    with pytest.raises(TypeError):
+        getattr(door, name)(0, array.array("f", [1, 2]), WHOLE, "three", 0.0, 0)
