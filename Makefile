@@ -92,11 +92,13 @@ test-wheel: wheel $(STAMPS)/service.stamp $(STAMPS)/train.stamp
 clean:
 	rm -rf .venv .venvs .cache build dist
 
-# The service, its developers' tools, and this tree in editable form.
+# The service, its developers' tools, and this tree in editable form. pip compiles what it installs but for a tree like
+# this, and programs of jobs run as users who may not write here: each of them would compile all that it imports.
 $(STAMPS)/service.stamp: pyproject.toml
 	mkdir -p $(STAMPS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[all,dev]"
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 # The collectives core, into the package. Without a compiler collectives run on the slow reference; this says so.

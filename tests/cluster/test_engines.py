@@ -121,13 +121,14 @@ def model_of(aws, facts):
 class TestClients:
     """R27: every client, unmodified, trains on two hosts."""
 
+    @pytest.mark.long(20)
     def test_boto3(self, aws):
         request = script_request(aws, unique("boto3"), {"train.py": ALLREDUCE}, instance_count=2, hyperparameters=DDP)
         facts = run(aws, request)
         require_completed(facts)
         assert lines_of(aws, facts["TrainingJobName"], " sum: ")
 
-    @pytest.mark.long
+    @pytest.mark.long(20)
     def test_the_aws_command_line(self, engine, aws):
         require("awscli1")
         request = script_request(aws, unique("cli"), {"train.py": ALLREDUCE}, instance_count=2, hyperparameters=DDP)
@@ -158,6 +159,7 @@ class TestClients:
         require_completed(aws.sagemaker.describe_training_job(TrainingJobName=facts["name"]))
 
 
+@pytest.mark.long(45)
 @pytest.mark.parametrize("instance_type", ["ml.p4d.24xlarge", "ml.unknown.1x"])
 def test_r4_any_instance_type_is_mapped_and_explained(engine, aws, instance_type):
     resources = {**hosts(1), "InstanceType": instance_type}
@@ -166,6 +168,7 @@ def test_r4_any_instance_type_is_mapped_and_explained(engine, aws, instance_type
     assert any(instance_type in line for line in log_of(aws, name) if line.startswith("clary:")), log_of(aws, name)
 
 
+@pytest.mark.long(15)
 def test_r5_two_hosts_see_what_sagemaker_shows_and_two_jobs_run_at_once(engine, aws):
     alone = start(aws, job_request(unique("beside"), "sleep 2", ResourceConfig=hosts(1)))
     facts = run(aws, script_request(aws, unique("sees"), {"train.py": SAYS_WHERE}, instance_count=2))
@@ -183,6 +186,7 @@ def test_r5_two_hosts_see_what_sagemaker_shows_and_two_jobs_run_at_once(engine, 
     assert both[0]["TrainingEndTime"] > both[1]["TrainingStartTime"]
 
 
+@pytest.mark.long(10)
 def test_r6_shards_pipes_and_fast_files(engine, aws):
     base = unique("channels")
     for index in range(5):
@@ -229,6 +233,7 @@ def full_disk(engine):
     engine.on_machines('umount --lazy "$FOLDER"')
 
 
+@pytest.mark.long(10)
 def test_r10_a_full_disk_fails_the_job_and_names_the_place(full_disk, aws):
     name = unique("full")
     script = "open('/opt/ml/model/big', 'wb').write(bytes(80 << 20))\n"
@@ -243,6 +248,7 @@ def test_r11_the_words_of_the_program_are_the_reason(engine, aws):
     assert "it is mine" in facts["FailureReason"]
 
 
+@pytest.mark.long(15)
 def test_r12_a_rank_that_fails_ends_all_within_seconds(engine, aws):
     name = unique("rank")
     script = "import os, sys, time\n"
@@ -277,7 +283,7 @@ def test_r13_r18_r22_a_host_that_dies_costs_a_try_and_the_job_goes_on_from_its_c
     assert facts["RetryStrategy"] == {"MaximumRetryAttempts": 2}
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_r15_r16_tries_are_counted_also_by_the_next_service_and_the_end_stays(engine, aws):
     name = unique("tries")
     script = "import time\nprint('attempt', flush=True)\ntime.sleep(300)\n"
@@ -294,6 +300,7 @@ def test_r15_r16_tries_are_counted_also_by_the_next_service_and_the_end_stays(en
     assert aws.sagemaker.describe_training_job(TrainingJobName=name)["FailureReason"] == facts["FailureReason"]
 
 
+@pytest.mark.long(10)
 def test_r14_a_missing_module_is_not_tried_again(engine, aws):
     name = unique("import")
     script = "print('attempt', flush=True)\nimport no_such_module\n"
@@ -319,6 +326,7 @@ def test_r19_r20_r25_bars_bytes_and_metrics(engine, aws):
     assert {one["MetricName"]: one["Value"] for one in facts["FinalMetricDataList"]} == {"loss": 0.25}
 
 
+@pytest.mark.long(20)
 def test_r23_a_job_that_waits_says_for_what(engine, aws):
     first = start(aws, job_request(unique("holds"), "sleep 300", ResourceConfig=hosts(engine.num_hosts)))
     wait(aws, first, until=("Training",))
@@ -346,6 +354,7 @@ def test_r24_the_next_job_gets_warm_hosts_and_hosts_that_are_wanted_are_given_ba
     wait_for_pool(aws, second, "Terminated")
 
 
+@pytest.mark.long(10)
 def test_r26_hyperparameters_arrive_as_they_were_sent(engine, aws):
     name = unique("hyper")
     sent = {"quote": 'it\'s "so"', "dollar": "$HOME `id`", "unicode": "größe ☃", "json": '{"a": [1, null]}'}
@@ -362,6 +371,7 @@ def test_r26_hyperparameters_arrive_as_they_were_sent(engine, aws):
     assert "hyperParameters" in words
 
 
+@pytest.mark.long(15)
 def test_r28_a_secret_of_the_environment_is_in_no_word_of_the_platform(engine, aws):
     name = unique("secret")
     request = job_request(name, 'test "$API_TOKEN" = hunter2-hunter2 || exit 9; echo had it; exit 3')

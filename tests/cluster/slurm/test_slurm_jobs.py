@@ -100,6 +100,7 @@ def lines_with(lines, word):
     return [line for line in lines if word in line and not line.startswith("clary:")]
 
 
+@pytest.mark.long(10)
 def test_three_nodes_train_with_smddp_and_leave_nothing(cluster, aws):
     name = unique("ddp")
     request = script_request(
@@ -151,7 +152,7 @@ def test_a_service_that_is_killed_finds_its_hosts_again_and_no_line_is_lost(clus
         assert said == [f"line {number} of {host}" for number in range(1, 41)]
 
 
-@pytest.mark.long
+@pytest.mark.long(35)
 def test_a_job_that_is_preempted_hears_it_once_and_goes_on_from_its_checkpoint(cluster, aws):
     name = unique("spot")
     limits = {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 900}

@@ -31,6 +31,7 @@ def looking_at(scheduler, tag):
     return look
 
 
+@pytest.mark.long(20)
 async def test_preemption_is_told_with_its_grace_and_then_as_the_cause(world):
     scheduler, tag = await world.scheduler({"*": {"spot_partition": "spot"}}), world.new_tag()
     await scheduler.ask(order_of(tag, 2, is_spot=True))
@@ -53,6 +54,7 @@ async def test_preemption_is_told_with_its_grace_and_then_as_the_cause(world):
     assert {member.why_dead for member in found.members.values()} == {found.reason}
 
 
+@pytest.mark.long(10)
 async def test_a_job_that_root_cancels_is_told_as_that(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))
@@ -124,6 +126,7 @@ async def test_a_time_limit_that_is_near_gives_a_notice(world):
     assert abs(notice.ends_at.timestamp() - time.time() - 60) < 15
 
 
+@pytest.mark.long(35)
 async def test_a_node_without_power_costs_one_host_which_is_had_again_on_another(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))
@@ -151,6 +154,7 @@ async def test_a_node_without_power_costs_one_host_which_is_had_again_on_another
         world.bed.power_on("node-1")
 
 
+@pytest.mark.long(30)
 async def test_nobody_is_lost_while_the_controller_is_away(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))

@@ -55,6 +55,7 @@ def test_a_failing_program_names_its_exit_code_and_the_job_keeps_its_model(aws):
     assert "Uploading" in [row["Status"] for row in facts["SecondaryStatusTransitions"]]
 
 
+@pytest.mark.long(10)
 def test_stopping_signals_the_program_keeps_its_model_and_ends_stopped(aws):
     name = unique("stops")
     command = (
@@ -83,6 +84,7 @@ def test_max_runtime_stops_a_program_that_runs_too_long(aws):
     assert (facts["TrainingJobStatus"], facts["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
 
 
+@pytest.mark.long(10)
 def test_two_jobs_at_once_both_listen_on_port_7777(aws):
     listen = (
         "import socket,time; s=socket.create_server(('0.0.0.0',7777)); print('listening', flush=True); time.sleep(4)"

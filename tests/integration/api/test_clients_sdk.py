@@ -76,6 +76,7 @@ def test_v2_generic_estimator_shards_channels_and_reports_the_users_own_failure(
     assert "exit code: 7" in facts["failure"]
 
 
+@pytest.mark.long(80)
 def test_v2_remote_function_returns_its_result(client_runs):
     _, facts = client_runs.result("v2_remote.py")
     assert facts["result"] == 42

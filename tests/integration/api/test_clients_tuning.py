@@ -85,6 +85,7 @@ def test_the_tuner_of_sdk_v2_finds_the_best_of_its_trials(service, aws, form):
         assert set(facts["rows"][0]) >= TUNED
 
 
+@pytest.mark.long(20)
 def test_the_tuner_of_sdk_v2_stops(service, aws):
     _, facts = service.run_client(SDK2_PYTHON, "v2_tuner.py", "stop")
     assert facts["status"] == "Stopped"
@@ -102,6 +103,7 @@ def test_the_tuner_of_sdk_v3_finds_the_best_of_its_trials(service):
     assert values[facts["best"]] == min(values.values())
 
 
+@pytest.mark.long(10)
 def test_boto3_is_told_everything_and_trials_are_training_jobs(aws):
     name = unique("tune")
     request = tuning_request(aws, name, TrainingJobEarlyStoppingType="Off")

@@ -109,6 +109,7 @@ def test_a_hostile_archive_fails_its_job_and_is_named(archive_jobs, label):
     assert "Training" not in [row["Status"] for row in archive_jobs[label]["SecondaryStatusTransitions"]]
 
 
+@pytest.mark.long(10)
 def test_nothing_of_hostile_archives_lies_outside(archive_jobs, service):
     assert archive_jobs
     for folder in (Path("/tmp"), Path("/"), Path("/opt"), service.home, service.home / "jobs"):

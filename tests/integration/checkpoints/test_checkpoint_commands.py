@@ -148,6 +148,7 @@ def test_one_host_and_one_set_can_be_verified_alone(service, job, prefix):
         assert words in missing.stderr
 
 
+@pytest.mark.long(15)
 def test_hostile_and_damaged_manifests_are_rows_and_no_control_character_reaches_the_terminal(service, job, prefix):
     prefix.commit("algo-1", 1, {"a": b"1"})
     prefix.commit("algo-2", 1, {"b": b"1"}, aside=True)
@@ -177,6 +178,7 @@ def test_hostile_and_damaged_manifests_are_rows_and_no_control_character_reaches
     assert lines[-1].startswith("not whole: algo-3 set 1, algo-4 set 1, algo-5 set 1, algo-6 set 1 (6 sets, ")
 
 
+@pytest.mark.long(15)
 def test_more_objects_than_a_page_of_a_listing_holds_are_all_seen(service, job, prefix):
     files = {f"shard-{number:04d}/part": str(number).encode() for number in range(1050)}
     prefix.commit("algo-1", 1, files)

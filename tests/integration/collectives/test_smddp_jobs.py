@@ -68,6 +68,7 @@ def test_collectives_and_gradients_of_four_ranks_on_two_hosts(submitted, form):
         assert facts["environment"]["LOCAL_RANK"] == str(rank % 2)
 
 
+@pytest.mark.long(95)
 def test_a_script_of_smddp_1_3_trains_with_its_own_dist_and_ddp(submitted):
     for rank, facts in enumerate(submitted(*FORMS[3])):
         assert (facts["available"], facts["initialized"], facts["backend"]) == (True, True, "smddp")
@@ -104,6 +105,7 @@ for step in range(1_000_000):
 """
 
 
+@pytest.mark.long(10)
 def test_a_rank_that_dies_inside_a_collective_is_the_cause_and_its_peers_are_not(aws):
     request = smddp_request(aws, "smddp-dies", {"train.py": DIES})
     reason = failure_of(run(aws, request, timeout_s=150))
@@ -127,7 +129,7 @@ with open(f"/opt/ml/model/{os.environ['RANK']}", "w") as file:
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_ranks_find_launchers_names_and_one_secret_that_nobody_is_shown(aws, service):
     request = smddp_request(aws, "smddp-secret", {"train.py": PRINTS})
     described = run(aws, request)

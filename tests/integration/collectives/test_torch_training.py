@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("torch-training")  # a program runs once a 
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(TRAINING))
-@pytest.mark.long
+@pytest.mark.long(15)
 def test_training(name: str, size: int) -> None:
     assert_passed(TRAINING, name, size)
 
@@ -26,6 +26,7 @@ def test_training_on_several_hosts(name: str) -> None:
     assert_passed(TRAINING, name, 2, CLARY_COLLECTIVE_HOST="host-{rank}")
 
 
+@pytest.mark.long(20)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(COMPILED))
 def test_compiled(name: str) -> None:

@@ -305,6 +305,7 @@ def test_a_failed_job_says_why_where_and_what_came_of_it(page, console, jobs):
     expect(page.get_by_role("img", name=re.compile("^algo-1: "))).to_be_visible()
 
 
+@pytest.mark.long(15)
 def test_a_job_that_does_not_exist_has_a_page_that_says_so_and_the_browser_s_log_stays_empty(page, console, jobs):
     said = []
     page.on("console", lambda message: said.append(message.text))
@@ -332,6 +333,7 @@ def test_the_machine_stands_above_its_hosts(page, console, jobs):
     expect(page.get_by_role("region", name="Time and money")).to_contain_text("those of all hosts together")
 
 
+@pytest.mark.long(10)
 def test_what_a_job_has_made_is_saved_and_the_job_is_run_again(page, console, jobs):
     open_job(page, console, jobs.slow)
     expect(page.get_by_role("region", name="Downloads")).to_contain_text(f"clary cp {jobs.slow}:model .")
@@ -449,6 +451,7 @@ def test_curves_are_drawn_over_steps_and_smoothed(page, console, jobs):
     expect(page.get_by_role("group", name="loss", exact=True).locator("path.line")).to_have_count(4)
 
 
+@pytest.mark.long(10)
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
@@ -724,6 +727,7 @@ def test_who_scrolls_far_gets_the_jobs_in_sight_and_not_all_between(page, consol
     expect(page.get_by_role("link", name=re.compile("^job-90[0-9]{2}$")).first).to_be_visible()
 
 
+@pytest.mark.long(10)
 def test_a_window_that_holds_more_than_a_page_is_asked_for_once(page, console, jobs):
     many = ManyJobs(page, 9000)
     page.add_init_script("Object.defineProperty(window, 'innerHeight', { get: () => 60_000 })")  # a thousand rows

@@ -88,7 +88,7 @@ def open_dialog(page, name):
     return dialog
 
 
-@pytest.mark.long
+@pytest.mark.long(20)
 def test_a_job_is_rehearsed_from_its_page_and_its_certificate_shown(page, console, aws):
     resumes = ended_job(aws)
     open_job(page, console, resumes, "rehearsals")
@@ -134,6 +134,7 @@ def test_a_job_is_rehearsed_from_its_page_and_its_certificate_shown(page, consol
     expect(verdict).to_be_visible()  # the deep link, in a page that was loaded anew
 
 
+@pytest.mark.long(10)
 def test_a_rehearsal_is_cancelled_and_its_jobs_are_stopped(page, console, aws, live, own_service):
     open_job(page, console, live)
     dialog = open_dialog(page, live)

@@ -262,7 +262,7 @@ def test_a_hostile_name_of_a_job_is_not_found_in_json(browser, name):
     assert found["jobs"] == []
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_a_job_is_stopped_by_a_page_of_ours_alone_and_its_host_was_shown(browser, aws, done):
     name = unique("stopped")
     aws.sagemaker.create_training_job(**job_request(name, "echo loss=1; sleep 600", HyperParameters={"lr": "0.2"}))

@@ -76,6 +76,7 @@ def rows_of(page):
     return page.get_by_role("region", name="Trials", exact=True).locator("tbody tr")
 
 
+@pytest.mark.long(15)
 def test_a_tuning_job_is_found_followed_to_its_end_and_its_trials_lead_back(page, console, tuned):
     page.goto(f"{console.url}/console/jobs")
     page.get_by_role("navigation").get_by_role("link", name="Tuning").click()

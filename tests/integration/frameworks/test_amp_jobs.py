@@ -68,7 +68,7 @@ def end_of(losses):
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_autocast_and_scaler_of_a_script_work_as_they_are_and_sagemaker_amp_needs_neither(aws, way):
     plain, _ = of_two_ranks(aws, way, {})
     own, own_log = of_two_ranks(aws, way, {"own": "1", "amp": '"O1"'})
@@ -99,7 +99,7 @@ def test_sagemaker_amp_says_what_it_did_hands_results_back_in_float32_and_amp_is
 
 @pytest.mark.needs("hf")
 @pytest.mark.needs("minilm")
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_minilm_ends_within_one_percent_under_sagemaker_amp(hf_aws):
     model = {"model": json.dumps(str(MINILM_FOLDER))}
     (plain, _), (ours, log) = (

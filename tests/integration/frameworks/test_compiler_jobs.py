@@ -48,7 +48,7 @@ def eager(aws):
     return facts
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_compiler_config_of_sdk_v2_compiles_the_model_with_the_same_losses(client_runs, aws, eager):
     client_runs.start(SDK2_PYTHON, "v2_compiler.py")
     output, facts = client_runs.result("v2_compiler.py")
@@ -65,7 +65,7 @@ def test_compiler_config_of_sdk_v2_compiles_the_model_with_the_same_losses(clien
     assert "compiled BytesModel by torch.compile" in told["rank-0.txt"], output[-3000:]
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_the_second_job_of_the_same_program_starts_compiled_and_another_program_does_not(aws, eager):
     marked = {PROGRAM: SOURCE + f"\n# {unique('cold')}\n"}  # no earlier run of these tests has compiled it
     cold, cold_log = train(aws, "cold", COMPILER, files=marked)
@@ -127,7 +127,7 @@ def test_pytorchxla_is_accepted_switched_off_and_refused_by_name_switched_on(aws
         start(aws, request)
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_replicas_of_ddp_are_compiled_inside_of_it_and_stay_the_same(aws):
     program = Path(__file__).with_name("amp_digits.py").read_text()
     ranks = {}

@@ -74,7 +74,7 @@ def job_of(aws, *, num_ranks=4, checkpoints=None, variables=None, **hyperparamet
     return request
 
 
-@pytest.mark.long(35)
+@pytest.mark.long(30)
 def test_deepspeed_initialize_trains_under_torch_distributed(aws, alone):
     check(run_job(aws, stage=2, backend="smddp"), alone, backend="smddp", stage=2)
 
@@ -83,7 +83,7 @@ def test_deepspeed_initialize_trains_under_torch_distributed(aws, alone):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("backend", ["smddp", "gloo"])
 @pytest.mark.sweep("backend", "stage", "offload")
-@pytest.mark.long
+@pytest.mark.long(200)
 def test_each_stage_trains_with_its_optimizer_on_either_device(aws, alone, backend, stage, offload):
     found = run_job(aws, stage=stage, backend=backend, offload=offload)
     check(found, alone, backend=backend, stage=stage)
@@ -105,6 +105,7 @@ def run_command(aws, command):
     return facts_of(aws, request, num_ranks=4)
 
 
+@pytest.mark.long(45)
 def test_the_deepspeed_command_starts_the_ranks_of_all_hosts(aws, alone):
     found = run_command(aws, "deepspeed train.py --backend=smddp --stage=1")
     check(found, alone, backend="smddp", stage=1)
@@ -119,7 +120,7 @@ def run_shell_script(aws, lines, *, num_ranks):
     return facts_of(aws, request, num_ranks=num_ranks)
 
 
-@pytest.mark.long
+@pytest.mark.long(25)
 def test_a_shell_script_as_entry_point_calls_deepspeed_with_options(aws, alone):
     line = "deepspeed --num_gpus 1 --num_nodes 2 --no_local_rank --module train --backend gloo --stage 3"
     found = run_shell_script(aws, line, num_ranks=2)
@@ -127,7 +128,7 @@ def test_a_shell_script_as_entry_point_calls_deepspeed_with_options(aws, alone):
     assert [facts["local_rank"] for facts in found] == [-1, -1]
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_hosts_that_the_command_line_leaves_out_run_nothing(aws, alone):
     found = run_shell_script(aws, "deepspeed --include algo-2 train.py --stage 2", num_ranks=2)
     assert [facts["host"] for facts in found] == ["algo-2", "algo-2"]
@@ -135,7 +136,7 @@ def test_hosts_that_the_command_line_leaves_out_run_nothing(aws, alone):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_checkpoints_go_through_s3_to_another_number_of_ranks(aws, alone, stage):
     place = f"s3://clary/checkpoints/{unique('deepspeed')}"
     saved = run_job(aws, stage=stage, checkpoint="save", checkpoints=place)
@@ -174,7 +175,7 @@ def compiled(part):
 @pytest.mark.sweep("place")
 @pytest.mark.needs("compiler", "libaio")
 @pytest.mark.timeout(2 * COMPILE_LIMIT_S)
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_parameters_and_optimizer_lie_in_files_of_the_host(aws, place, tmp_path):
     hidden = f"--hidden={HIDDEN}"
     (alone,) = run_ranks("deepspeed", PROGRAM, "--plain=yes", hidden, num_ranks=1, folder=tmp_path / "alone")
@@ -188,7 +189,7 @@ def test_parameters_and_optimizer_lie_in_files_of_the_host(aws, place, tmp_path)
 
 @pytest.mark.needs("compiler", "libaio")
 @pytest.mark.timeout(2 * COMPILE_LIMIT_S)
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_gradients_that_the_disk_does_not_read_into_a_group_end_the_job_and_are_not_zero(aws, tmp_path):
     hidden = f"--hidden={HIDDEN}"
     (alone,) = run_ranks("deepspeed", PROGRAM, "--plain=yes", hidden, num_ranks=1, folder=tmp_path / "alone")
@@ -205,7 +206,7 @@ def test_gradients_that_the_disk_does_not_read_into_a_group_end_the_job_and_are_
 
 @pytest.mark.needs("compiler", "libaio")
 @pytest.mark.timeout(2 * COMPILE_LIMIT_S)
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_offload_to_nvme_with_more_buffers_than_may_be_locked_fails_and_says_so(aws):
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if not 0 < limit < 1 << 30:
@@ -220,7 +221,7 @@ def test_offload_to_nvme_with_more_buffers_than_may_be_locked_fails_and_says_so(
 
 @pytest.mark.needs("compiler")
 @pytest.mark.timeout(2 * COMPILE_LIMIT_S)
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_offload_to_nvme_without_libaio_fails_and_says_what_brings_it(aws):
     # DeepSpeed links a small program to see whether libaio is there; with this flag it cannot, as where there is none.
     variables = {**compiled("PinMemoryBuilder"), "LDFLAGS": "-lnowhere"}

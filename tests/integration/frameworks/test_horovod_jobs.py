@@ -80,7 +80,7 @@ def horovod_request(aws, label, script, hyperparameters, *, instance_count=2, **
     )
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_ranks_of_torch_distributed_are_horovods_too(aws, alone):
     script = (PROGRAMS / "horovod_digits.py").read_text()
     request = horovod_request(aws, "hvd-torch", script, TORCH, InputDataConfig=[digits_channel(aws)])
@@ -115,7 +115,7 @@ subprocess.run(["horovodrun", "-np", "2", "-H", "localhost:2", sys.executable, "
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_horovodrun_is_on_the_path_of_jobs(aws):
     request = horovod_request(aws, "hvd-run", RUNS, {}, instance_count=1)
     described = run(aws, request, timeout_s=120)
@@ -151,7 +151,7 @@ print("finished at", state.step, flush=True)
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_an_elastic_job_goes_on_from_its_last_commit_when_a_host_is_lost(service, aws):
     uri = f"s3://clary/{unique('hvd-commits')}/"
     request = horovod_request(aws, "hvd-elastic", ELASTIC, TORCH, CheckpointConfig={"S3Uri": uri})

@@ -67,7 +67,7 @@ def found(tmp_path_factory):
     return by_size
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 @pytest.mark.parametrize("way", WAYS)
 def test_two_ranks_train_as_one_process_does(found, way):
     (alone,), ranks = found[1], found[2]

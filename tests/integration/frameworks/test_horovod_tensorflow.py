@@ -17,13 +17,13 @@ SIZE = 4  # two ranks a host
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", names(PROGRAM))
-@pytest.mark.long(75)
+@pytest.mark.long(60)
 def test_on_ranks(name, size):
     assert_passed(PROGRAM, name, size)
 
 
 @pytest.mark.parametrize("name", [name for name in names(PROGRAM) if "keras" in name])
-@pytest.mark.long(15)
+@pytest.mark.long(10)
 def test_with_legacy_keras(name):
     assert_passed(PROGRAM, name, 2, is_legacy=True)
 
@@ -39,14 +39,14 @@ def alone(tmp_path_factory):
     return train_alone(tmp_path_factory.mktemp("tensorflow-horovod-alone"))
 
 
-@pytest.mark.long(75)
+@pytest.mark.long(60)
 def test_a_tape_inside_of_a_function_trains_as_one_process(service, alone):
     _, found = train_as_job(service, "horovod", "way=horovod")
     check_same(found, alone, size=SIZE)
     assert [facts["local"] for facts in found] == [[0, 2], [1, 2]] * 2
 
 
-@pytest.mark.long
+@pytest.mark.long(140)
 @pytest.mark.parametrize("keras", ["3", "legacy"])
 def test_fit_with_callbacks_trains_as_one_process(service, alone, keras):
     pairs = ("TF_USE_LEGACY_KERAS=1",) if keras == "legacy" else ()

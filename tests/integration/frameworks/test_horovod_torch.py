@@ -21,6 +21,7 @@ FAILING = FOLDER / "horovod_failing_program.py"
 ELASTIC = FOLDER / "horovod_elastic_program.py"
 
 
+@pytest.mark.long(20)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.sweep("size")
 def test_every_operation_on_several_ranks(size, tmp_path):
@@ -29,7 +30,7 @@ def test_every_operation_on_several_ranks(size, tmp_path):
         assert ended.code == 0
 
 
-@pytest.mark.long
+@pytest.mark.long(40)
 def test_every_operation_on_the_slow_reference_core(tmp_path):
     for ended in Ranks(CHECKS, 2, tmp_path, CLARY_COLLECTIVE_CORE="reference").wait(200):
         assert "outcome {}" in ended.output, ended.output[-6000:]
@@ -53,7 +54,7 @@ def test_an_operation_that_a_rank_has_left_fails_and_does_not_hang(tmp_path):
     assert "HorovodInternalError" in first.output
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_a_tensor_that_one_rank_forgets_is_told_with_its_name_and_ends_by_the_limit(tmp_path):
     ranks = Ranks(
         FAILING, 2, tmp_path, "stalls", HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8"
@@ -70,7 +71,7 @@ def test_a_forked_process_leaves_the_group_alone(tmp_path):
         assert (ended.code, "done" in ended.output) == (0, True), ended.output
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_an_elastic_program_goes_on_from_its_last_commit_in_new_processes(tmp_path):
     (tmp_path / "commits").mkdir()
     commits = {"CLARY_HOROVOD_COMMITS": str(tmp_path / "commits")}

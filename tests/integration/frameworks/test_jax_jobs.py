@@ -81,14 +81,14 @@ def test_hosts_without_a_distribution_initialize_without_arguments_and_train_as_
 
 
 @pytest.mark.parametrize("form", [TORCH, MPI], ids=["torch_distributed", "mpi"])
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_more_ranks_than_hosts_initialize_without_arguments(aws, alone, form):
     instance_type = "ml.p4d.24xlarge" if form is TORCH else "ml.m5.large"
     _, found = train(aws, "jax-ranks", form, instance_type=instance_type)
     check(found, alone, number=4)
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_hosts_that_share_the_machine_have_a_coordinator_of_their_own(tmp_path, alone):
     images = {"image": "team/jax:*", "CLARY_ISOLATION": "processes"}
     with framework_service(tmp_path / "home", "jax", **images) as service:

@@ -57,7 +57,7 @@ def check(found):
         assert facts["accuracy"] > 0.9
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_hosts_train_one_model_through_parameter_servers_that_leave_nothing_behind(aws):
     request = request_for(aws, "mxnet-sync", SCRIPT.read_text(), InputDataConfig=[digits_channel(aws)])
     described = run(aws, request, timeout_s=200)
@@ -70,7 +70,7 @@ def test_hosts_train_one_model_through_parameter_servers_that_leave_nothing_behi
 
 @pytest.mark.parametrize("argument", ["distribution", "distributions"])
 @pytest.mark.sweep("argument")
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_sdk_v2s_estimator_sends_it_by_its_name_of_today_and_of_v1(service, argument):
     _, facts = service.run_client(SDK2_PYTHON, "v2_mxnet.py", argument, str(SCRIPT), str(digits_file()))
     check(list(facts["hosts"].values()))
@@ -123,7 +123,7 @@ horovod_program.main()
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_the_mpi_distribution_runs_horovod_on_two_hosts(aws):
     request = script_request(
         aws,

@@ -19,14 +19,14 @@ def test_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, CLARY_TEST_DIGITS=str(digits_file()))
 
 
-@pytest.mark.long
+@pytest.mark.long(135)
 @pytest.mark.xdist_group("smp-tensorflow-legacy")
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_on_two_ranks_with_legacy_keras(name: str) -> None:
     assert_passed(PROGRAM, name, 2, CLARY_TEST_DIGITS=str(digits_file()), TF_USE_LEGACY_KERAS="1")
 
 
-@pytest.mark.long
+@pytest.mark.long(300)
 @pytest.mark.xdist_group("smp-tensorflow-four")
 @pytest.mark.parametrize("name", names(FOUR_PROGRAM))
 def test_on_four_ranks(name: str) -> None:

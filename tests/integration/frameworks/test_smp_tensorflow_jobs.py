@@ -63,7 +63,7 @@ def test_two_partitions_on_one_host_train_as_the_example_has_it(aws):
     assert sum("Partition assignments:" in line for line in lines) == 1, lines
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_replicas_on_two_hosts_hold_the_same_values(aws):
     ranks, files, _ = train(aws, "smp-tf-ddp", {"partitions": 2, "microbatches": 2, "ddp": True}, num_hosts=2)
     for rank, facts in enumerate(ranks):

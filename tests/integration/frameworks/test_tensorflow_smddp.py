@@ -17,13 +17,13 @@ SIZE = 4  # two ranks a host, as of every job on hosts of this type in tests
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", names(PROGRAM))
-@pytest.mark.long(50)
+@pytest.mark.long(10)
 def test_on_ranks(name, size):
     assert_passed(PROGRAM, name, size)
 
 
 @pytest.mark.parametrize("name", [name for name in names(PROGRAM) if "keras" in name])
-@pytest.mark.long(25)
+@pytest.mark.long(20)
 def test_with_legacy_keras(name):
     assert_passed(PROGRAM, name, 2, is_legacy=True)
 
@@ -39,14 +39,14 @@ def alone(tmp_path_factory):
     return train_alone(tmp_path_factory.mktemp("tensorflow-smddp-alone"))
 
 
-@pytest.mark.long(80)
+@pytest.mark.long(65)
 def test_a_tape_inside_of_a_function_trains_as_one_process(service, alone):
     _, found = train_as_job(service, "smdistributed", "way=smddp")
     check_same(found, alone, size=SIZE)
     assert [facts["local"] for facts in found] == [[0, 2], [1, 2]] * 2
 
 
-@pytest.mark.long
+@pytest.mark.long(125)
 @pytest.mark.parametrize("keras", ["3", "legacy"])
 def test_fit_with_the_distributed_optimizer_trains_as_one_process(service, alone, keras):
     pairs = ("TF_USE_LEGACY_KERAS=1",) if keras == "legacy" else ()

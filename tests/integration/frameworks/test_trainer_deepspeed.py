@@ -69,7 +69,7 @@ def test_training_arguments_with_deepspeed_train_under_torch_distributed(aws, al
     check(facts_of(aws, request, num_ranks=4), alone, kind="DEEPSPEED")
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_the_deepspeed_command_starts_a_trainer_with_deepspeed(aws, alone):
     check(run_shell_script(aws, "deepspeed train.py --stage 2\n"), alone, kind="DEEPSPEED")
 
@@ -80,7 +80,7 @@ def test_accelerate_launch_starts_ranks_on_all_hosts(aws, alone):
     check(run_shell_script(aws, f"{line}\n"), alone, kind="MULTI_CPU")
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_accelerate_launch_starts_ranks_with_deepspeed(aws, alone):
     form = "--use_deepspeed --zero_stage 2 --deepspeed_multinode_launcher standard"
     line = LAUNCH.format(form=form, arguments="--stage 2")

@@ -57,6 +57,7 @@ def check(found, alone, *, version):
     assert found[0]["losses"][-1] < found[0]["losses"][0]
 
 
+@pytest.mark.long(15)
 @pytest.mark.parametrize("says_cpu", [False, True], ids=["says-nothing", "says-use-cpu"])
 @pytest.mark.parametrize(("environment", "version"), ENVIRONMENTS.items())
 @pytest.mark.sweep("environment", "version")
@@ -79,11 +80,12 @@ def run_job(aws, environment):
     return facts_of(aws, request, num_ranks=4)
 
 
+@pytest.mark.long(30)
 def test_the_newest_version_trains_in_a_job_of_two_hosts(aws, alone):
     check(run_job(aws, "hf"), alone("hf"), version=ENVIRONMENTS["hf"])
 
 
 @pytest.mark.parametrize("environment", ["trainer", "trainer-4.46"])
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_older_versions_train_in_a_job_of_two_hosts(aws, alone, environment):
     check(run_job(aws, environment), alone(environment), version=ENVIRONMENTS[environment])

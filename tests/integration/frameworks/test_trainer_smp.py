@@ -72,6 +72,7 @@ def check(found, alone, environment, *, cut):
         assert found[0]["evaluation"]["loss"] == pytest.approx(alone["evaluation"]["loss"], rel=1e-4)
 
 
+@pytest.mark.long(70)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.sweep("environment", "cut")
@@ -114,13 +115,14 @@ def run_job(aws, environment, place, *, resume):
     return facts_of(aws, request, num_ranks=4)
 
 
+@pytest.mark.long(35)
 def test_the_newest_version_trains_and_saves_in_a_job_of_two_hosts(aws, alone):
     found = run_job(aws, "hf", f"s3://clary/checkpoints/{unique('hf')}", resume="no")
     check(found, alone("hf"), "hf", cut="both")
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_a_second_job_goes_on_from_what_the_first_has_saved(aws, alone, environment):
     place = f"s3://clary/checkpoints/{unique('resumed')}"
     for resume in ("no", "yes"):

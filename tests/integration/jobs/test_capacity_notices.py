@@ -114,12 +114,14 @@ def signal_everybody(*agents, agent_first=True):
             os.kill(pid, signal.SIGTERM)
 
 
+@pytest.mark.long(15)
 def test_sigterm_to_one_agent_stops_the_gang_and_the_job_goes_on_from_its_last_step(notices, own_aws):
     name = running(own_aws, "noticed", RetryStrategy={"MaximumRetryAttempts": 1})
     os.kill(agent_of(notices, name, "algo-2"), signal.SIGTERM)
     check(notices, own_aws, name)
 
 
+@pytest.mark.long(35)
 @pytest.mark.parametrize("agent_first", [True, False])
 def test_sigterm_to_every_process_of_a_host_is_heard_once(notices, own_aws, agent_first):
     name = running(own_aws, "step-signalled")
@@ -128,6 +130,7 @@ def test_sigterm_to_every_process_of_a_host_is_heard_once(notices, own_aws, agen
     check(notices, own_aws, name)
 
 
+@pytest.mark.long(35)
 @pytest.mark.parametrize("pause_s", [0.0, 0.3])
 def test_sigterm_to_every_process_of_all_hosts_is_heard_once_though_hosts_are_signalled_one_after_the_other(
     signalling, signalling_aws, pause_s
@@ -178,6 +181,7 @@ def launched(aws, launcher):
     return job_request(name, command, ResourceConfig=two, InputDataConfig=channels)
 
 
+@pytest.mark.long(70)
 @pytest.mark.parametrize("service_first", [False, True])
 def test_a_service_that_is_killed_with_the_notice_loses_nothing(notices, own_aws, service_first):
     name = running(own_aws, "unheard")

@@ -166,6 +166,7 @@ def test_a_program_that_puts_a_link_in_a_channels_place_has_nothing_written_or_r
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret.txt"]
 
 
+@pytest.mark.long(15)
 def test_programs_do_not_see_the_cache(site):
     if site.service.variables["CLARY_ISOLATION"] == "processes":
         pytest.skip("plain processes see the files of their user")

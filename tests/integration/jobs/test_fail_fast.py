@@ -75,6 +75,7 @@ def test_a_host_whose_first_process_is_killed_takes_the_whole_gang_with_it(gang,
     ends_fast(running, "a host", since_s=died_at_s)
 
 
+@pytest.mark.long(15)
 @pytest.mark.parametrize("host", ["algo-1", "algo-2"])
 def test_an_agent_that_is_killed_takes_the_whole_gang_with_it(gang, host):
     running = gang()

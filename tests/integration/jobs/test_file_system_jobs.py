@@ -64,7 +64,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("channels", "said"), REFUSED)
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_what_the_settings_do_not_give_is_refused_at_create(world, channels, said):
     aws, _ = world
     name = unique("mounts")
@@ -74,6 +74,7 @@ def test_what_the_settings_do_not_give_is_refused_at_create(world, channels, sai
     assert refusal(aws.sagemaker.describe_training_job, TrainingJobName=name)[0] == "ValidationException"
 
 
+@pytest.mark.long(10)
 def test_a_program_with_a_key_that_opens_everything_gets_no_folder_of_the_machine(world):
     aws, shared = world
     requests = [job_request(unique("inner"), "true", InputDataConfig=channels) for channels, _ in REFUSED]

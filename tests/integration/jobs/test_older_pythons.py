@@ -151,6 +151,7 @@ def job_variables():
         }
 
 
+@pytest.mark.long(40)
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("older-pythons")
 @pytest.mark.parametrize("name", names(PROGRAM))

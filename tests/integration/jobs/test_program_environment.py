@@ -148,6 +148,7 @@ def test_a_raw_newline_in_a_hyperparameter_is_refused_by_the_model(aws):
         aws.sagemaker.create_training_job(**job_request(unique("newline"), "true", HyperParameters={"a": "b\nc"}))
 
 
+@pytest.mark.long(10)
 def test_requirements_are_installed_once_and_leave_the_original_environment_alone(aws):
     script = "import iniconfig, sys; print('from', iniconfig.__file__, flush=True)"
     # The comment makes it an environment that no other run of this test has left.
@@ -444,7 +445,7 @@ def test_an_abort_of_the_program_is_a_failure_that_names_the_signal(aws):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=["mpi", "smddp", "torchrun"])
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_a_killed_rank_fails_the_job_and_is_named_with_its_signal(aws, launcher):
     script = (
         "import os, signal, time\n"
@@ -470,6 +471,7 @@ if dist.get_rank() == 0:
 """  # no destroy_process_group: threads of gloo live on at exit
 
 
+@pytest.mark.long(10)
 def test_scripts_with_many_gloo_groups_complete_every_time(aws):
     names = [
         start(
@@ -505,7 +507,7 @@ def test_when_one_host_fails_the_job_is_over_within_seconds_and_nothing_runs_on(
     assert wait_for_none(lambda: processes_with(marker)) == {}
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_what_a_program_writes_and_installs_stays_its_own(aws, service):
     wheel = io.BytesIO()
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -640,7 +642,7 @@ def test_a_program_that_fills_the_disk_fails_with_a_reason_that_names_it(small_d
     assert small_disk.sagemaker.list_training_jobs(MaxResults=1)["TrainingJobSummaries"]
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_a_source_that_does_not_fit_on_the_disk_fails_the_job_and_says_so(small_disk):
     source = archive_of({"train.py": "pass", "big": bytes(SMALL_DISK_BYTES + 1)})
     reason = failure_of(run(small_disk, script_request(small_disk, unique("source"), source)))

@@ -33,7 +33,7 @@ def aws(own):
     return Clients(own)
 
 
-@pytest.mark.long
+@pytest.mark.long(35)
 def test_a_program_that_restores_everything_passes_and_the_users_own_checkpoints_stay_untouched(own, aws, tmp_path):
     path, name = request_file(aws, tmp_path, forgetting(""))
     done, certificate = rehearse(own, tmp_path, path, "--reclaim", "step:12")
@@ -140,7 +140,7 @@ def test_a_fault_that_strikes_too_late_proves_nothing(own, aws, tmp_path):
         (("--kill", "soon"), "--kill: expected algo-2@180s"),
     ],
 )
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_what_can_not_be_had_is_refused_before_anything_starts(own, aws, tmp_path, arguments, words):
     path, name = request_file(aws, tmp_path, forgetting(""))
     done = own.clary("rehearse", str(path), *arguments, check=False)

@@ -143,6 +143,7 @@ def test_pools_outlive_a_killed_service_and_end_with_one_that_is_stopped(tmp_pat
     assert not list((service.home / "jobs").glob("pool_*"))
 
 
+@pytest.mark.long(10)
 def test_an_idle_pool_gives_way_to_a_job_that_needs_its_hosts(service, aws):
     small, large = unique("warm"), unique("large")
     aws.sagemaker.create_training_job(**keeping(small, "true"))
@@ -192,6 +193,7 @@ open("/opt/ml/model/weights", "w").write("kept")
 """
 
 
+@pytest.mark.long(10)
 def test_a_program_that_an_interpreter_became_finds_what_a_fresh_one_finds_but_other_random_numbers(service, aws):
     seen, keys, numbers, names = [], [], [], []
     for _ in range(3):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("pipeline-schedules-run")  # a program runs
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(PROGRAM))
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_pipelines_over_gloo(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND="gloo", GLOO_SOCKET_IFNAME="lo")
 

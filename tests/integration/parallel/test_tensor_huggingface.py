@@ -45,7 +45,7 @@ def test_tensor_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.needs("trainer")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", OF_ALL_VERSIONS)
-@pytest.mark.long
+@pytest.mark.long(20)
 def test_tensor_huggingface_of_the_time_of_smp_v1(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", OLDER_PYTHON)
     assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_TRANSFORMERS="4.28")

@@ -61,7 +61,7 @@ def test_torchrun_by_its_key_gives_each_process_its_rank(told):
     ]
 
 
-@pytest.mark.long(120)
+@pytest.mark.long(95)
 def test_train_py_as_printed_learns_digits_on_two_ranks_with_mnist_s_files_beside_it(told):
     facts = facts_of(completed_of(told["digits"]))
     assert len({one["weight"] for one in facts}) == 1, "both ranks have one model"

@@ -21,6 +21,7 @@ def request_of(aws, label):
     return {**script_request(aws, unique(label), {"train.py": program("ranks_program.py")}), **LISTED}
 
 
+@pytest.mark.long(10)
 def test_boto3_keeps_the_printed_host_for_the_next_job_and_tells_both(aws):
     first, second = request_of(aws, "seed-pool"), request_of(aws, "seed-pool")
     name = start(aws, first)
@@ -64,6 +65,7 @@ def see_it_kept(aws, said):
         end_pool(aws, name)
 
 
+@pytest.mark.long(10)
 def test_the_aws_cli_takes_the_printed_document_as_part_of_its_input(service, aws, tmp_path):
     require("awscli1")
     see_it_kept(aws, create(NEEDS["awscli1"].path, service.environment, tmp_path, request_of(aws, "seed-cli1")))

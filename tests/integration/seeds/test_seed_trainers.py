@@ -53,7 +53,7 @@ def test_v3_sends_mpi_by_its_class(told):
     assert sorted((one["rank"], one["size"], one["sum"]) for one in facts) == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
-@pytest.mark.long(40)
+@pytest.mark.long(35)
 def test_v3_sends_amp_as_a_hyperparameter_in_json_s_words(told):
     log = completed_of(told["amp"])
     (facts,) = facts_of(log)

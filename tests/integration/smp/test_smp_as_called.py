@@ -19,6 +19,7 @@ def test_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, **VARIABLES)
 
 
+@pytest.mark.long(10)
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-mistakes")
 @pytest.mark.parametrize("name", names(MISTAKES))
@@ -26,6 +27,7 @@ def test_mistakes_on_two_ranks(name: str) -> None:
     assert_passed(MISTAKES, name, 2, **VARIABLES)
 
 
+@pytest.mark.long(25)
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-silent")
 @pytest.mark.parametrize("name", names(SILENT))

@@ -12,6 +12,6 @@ PROGRAM = Path(__file__).with_name("smp_core_program.py")
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-core")
 @pytest.mark.parametrize("name", names(PROGRAM))
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, **VARIABLES)

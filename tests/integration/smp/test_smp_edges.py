@@ -9,6 +9,7 @@ from torch_ranks import assert_passed, names
 PROGRAM = Path(__file__).with_name("smp_edges_program.py")
 
 
+@pytest.mark.long(10)
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-edges")
 @pytest.mark.parametrize("name", names(PROGRAM))

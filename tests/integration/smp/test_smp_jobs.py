@@ -59,6 +59,7 @@ def test_the_model_learns_and_every_rank_knows_it(trained):
         assert facts["accuracy"] == ranks[0]["accuracy"]
 
 
+@pytest.mark.long(90)
 def test_each_parameter_lies_on_one_rank_of_each_replica_with_the_same_values(trained):
     ranks, _ = trained
     assert ranks[0]["local"] == ranks[2]["local"]

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.xdist_group("tsm-experts")  # a program runs once a wor
 @pytest.mark.sweep("size", "backend")
 @pytest.mark.parametrize(("size", "backend"), [(2, "smddp"), (4, "gloo")])
 @pytest.mark.parametrize("name", names(PROGRAM))
-@pytest.mark.long
+@pytest.mark.long(30)
 def test_experts(name: str, size: int, backend: str) -> None:
     assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND=backend)
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(EDGES))
-@pytest.mark.long(15)
+@pytest.mark.long(10)
 def test_edges_of_experts(name: str) -> None:
     assert_passed(EDGES, name, 2, CLARY_TEST_BACKEND="gloo")

@@ -6,6 +6,7 @@ Where: `requirements` hashes the answer, `clone` copies what it lists. Any inter
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,12 +103,13 @@ def require_interpreter(python: str) -> None:
     """
     path = Path(python)
     if not path.is_file():
-        raise _not_usable(python, "there is no such file")
+        raise _not_usable(python, f"there is no such file on {socket.gethostname()}")
 
 
 def _not_usable(python: str, reason: str) -> AgentError:
     return AgentError(
         f"The job's Python interpreter {python} cannot be used: {reason}. "
-        "Correct [environments] in settings.toml on the service's machine.",
+        "Correct [environments] in settings.toml on the service's machine, or have it under that path on every machine "
+        "of hosts.",
         details={"python": python},
     )

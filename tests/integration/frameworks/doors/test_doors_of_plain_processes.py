@@ -75,6 +75,7 @@ def knock(port):
     return said
 
 
+@pytest.mark.long(30)
 @pytest.mark.parametrize("way", ways())
 def test_what_is_open_on_a_shared_network_is_what_the_documents_say(aws, way):
     victim = start(aws, victim_request(aws, way, {"shared": "true"}))

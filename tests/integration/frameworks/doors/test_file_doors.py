@@ -44,7 +44,7 @@ def pipe(path, mark):
 
 
 @pytest.mark.parametrize("plant", [torn, bare_pickle, endless, pipe])
-@pytest.mark.long(25)
+@pytest.mark.long(20)
 def test_an_elastic_program_ends_at_once_by_a_commit_that_is_none_and_runs_nothing_of_it(tmp_path, plant):
     commits, mark = tmp_path / "commits", tmp_path / "was-run"
     commits.mkdir()

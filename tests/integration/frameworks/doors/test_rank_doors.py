@@ -131,6 +131,7 @@ def open_doors(tmp_path):
             process.wait()
 
 
+@pytest.mark.long(10)
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_meet_and_go_on_while_every_door_is_attacked_before_and_after(open_doors, way):
     doors = open_doors(way)

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -276,8 +277,9 @@ def test_base_interpreter_can_be_cloned_too(tmp_path: Path, wheels: Path) -> Non
 
 def test_missing_interpreter_is_named(tmp_path: Path) -> None:
     environment = Environment(name="x", python=str(tmp_path / "bin" / "python"), image="x")
-    with pytest.raises(AgentError, match=r"bin/python cannot be used: there is no such file"):
+    with pytest.raises(AgentError, match=r"bin/python cannot be used: there is no such file") as caught:
         prepare_environment(environment, None, tmp_path, world=plain_world(tmp_path))
+    assert f"on {socket.gethostname()}. Correct [environments]" in caught.value.message
 
 
 def test_pip_configuration_becomes_uvs(tmp_path: Path) -> None:

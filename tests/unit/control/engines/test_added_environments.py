@@ -96,6 +96,13 @@ def test_an_added_environment_stands_for_images_of_its_versions(add, tmp_path):
         remove_environment(home, made.name)
 
 
+def test_modules_are_compiled_when_they_are_installed_since_programs_of_jobs_may_not_write_there(add, tmp_path):
+    add(f"pytorch:2.8-{HERE}")
+    (made,) = added_environments(tmp_path / "home")
+    compiled = sorted(path.name.partition(".")[0] for path in made.folder.rglob("site-packages/__pycache__/*.pyc"))
+    assert compiled == ["_virtualenv", "numpy", "torch"] or compiled == ["numpy", "torch"]
+
+
 def test_what_cannot_be_installed_leaves_nothing(add, tmp_path):
     with pytest.raises(EngineError, match=r"torch==2\.7"):
         add("pytorch:2.7")
