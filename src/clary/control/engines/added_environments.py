@@ -141,7 +141,9 @@ def add_environment(
         _run([*make, *(["--python", python] if python else []), str(folder)], variables, say, hint=_no_python(wanted))
         backend = ["--torch-backend", torch_backend] if torch_backend else []
         install = [uv, "pip", "install", "--no-config", "--python", str(folder / "bin" / "python"), *backend]
-        install += ["--compile-bytecode"]  # programs of jobs may not write there: each would compile all that it imports
+        install += [
+            "--compile-bytecode"
+        ]  # programs of jobs may not write there: each would compile all that it imports
         try:
             _run([*install, *requirements], variables, say, hint=_OTHER_INDEX if torch_backend else "")
         except BaseException:

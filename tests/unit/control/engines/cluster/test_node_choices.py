@@ -1,6 +1,9 @@
 """Which kind of node serves a type, which address a host gets, and which files the bundle holds."""
 
 import io
+import py_compile
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -128,9 +131,33 @@ def test_the_bundle_is_the_same_each_time_and_holds_nothing_of_the_service():
     assert "clary/agent/__main__.py" in names
     assert "clary/contract/enrolment.py" in names
     assert not [name for name in names if name.startswith(("clary/control", "clary/cli", "clary/testing"))]
-    assert not [name for name in names if "__pycache__" in name]
     assert first.digest not in repr(first.data[:0])
     assert len(first.data) < 16 * 1024 * 1024
+
+
+def test_bytecode_goes_along_where_it_is_up_to_date_and_is_used_without_a_look_at_the_source(tmp_path):
+    package = tmp_path / "clary"
+    for name in ("fresh", "stale", "bare"):
+        (package / "agent").mkdir(parents=True, exist_ok=True)
+        (package / "agent" / f"{name}.py").write_text(f"def told():\n    return {name!r}\n")
+    (package / "__init__.py").touch()
+    for name in ("fresh", "stale"):
+        py_compile.compile(str(package / "agent" / f"{name}.py"), doraise=True)
+    (package / "agent" / "stale.py").write_text("def told():\n    return 'changed'\n")
+    bundle = make_bundle(package)
+    with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
+        archive.extractall(tmp_path / "node")
+        compiled = [name for name in archive.namelist() if name.endswith(".pyc")]
+    assert compiled == [f"clary/agent/__pycache__/fresh.{sys.implementation.cache_tag}.pyc"]
+    there = tmp_path / "node" / "clary" / "agent"
+    (there / "fresh.py").write_text("raise ValueError('the source was read')\n")
+    program = (
+        "import fresh, stale, bare; print(fresh.told(), stale.told(), bare.told(), fresh.told.__code__.co_filename)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], cwd=there, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert told.stdout.split() == ["fresh", "changed", "bare", str(there / "fresh.py")]
 
 
 def test_the_boot_needs_the_standard_library_alone():
