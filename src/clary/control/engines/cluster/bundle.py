@@ -64,7 +64,7 @@ def _add(archive: zipfile.ZipFile, place: Path, content: bytes) -> None:
 
 
 def _bytecode(path: Path, source: bytes, compiled: Path) -> bytes:
-    """Return the bytecode of a source in a form that holds wherever it lies; nothing if there is none that is new."""
+    """Return the bytecode of a source in a form that holds wherever it lies; empty where it is missing or old."""
     try:
         data, written_s = compiled.read_bytes(), int(path.stat().st_mtime)
     except OSError:
