@@ -5,8 +5,8 @@ with that seed as the reason. Without it, as under `make test-all` and plain pyt
 
 `@pytest.mark.sweep("size")` says which parameters a test sweeps over, such as the number of ranks: one value runs.
 `@pytest.mark.long` marks a test function that takes more than 8 s on two quiet cores, `@pytest.mark.long(90)` one that
-takes so many seconds, all values of its parameters together. As many of them run as fill LONG_BUDGET_S, each with all
-its values: however many are added, `make test` takes no longer.
+takes so many seconds, all values of its parameters together; in `pytestmark` it marks a module whose tests share what
+takes long. As many run as fill LONG_BUDGET_S, each as a whole: however many are added, `make test` takes no longer.
 """
 
 import os
@@ -27,17 +27,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not seed:
         return
     _sample_sweeps(seed, items)
-    long = {item: _function_of(item) for item in items if item.get_closest_marker("long") is not None}
-    chosen = choose_long(seed, {function: _seconds_of(item) for item, function in long.items()})
-    for item, function in long.items():
-        if function not in chosen:
+    long = {item: unit for item in items if (unit := _long_unit(item)) is not None}
+    chosen = choose_long(seed, dict(long.values()))
+    for item, (name, _) in long.items():
+        if name not in chosen:
             reason = f"seed {seed} chose other long tests, {LONG_BUDGET_S:g} s of them; make test-all runs all"
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _seconds_of(item: pytest.Item) -> float:
-    mark = item.get_closest_marker("long")
-    return float(mark.args[0]) if mark is not None and mark.args else LONG_S
+def _long_unit(item: pytest.Item) -> tuple[str, float] | None:
+    """Return the name and the seconds of the function or module that is marked as long; None if neither is."""
+    for node, mark in item.iter_markers_with_node("long"):
+        is_module = isinstance(node, pytest.Module)
+        return node.nodeid if is_module else _function_of(item), float(mark.args[0]) if mark.args else LONG_S
+    return None
 
 
 def _function_of(item: pytest.Item) -> str:

@@ -14,7 +14,7 @@ pytest_plugins = ["box_world"]
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of machines: needs root"),
-    pytest.mark.long,
+    pytest.mark.long(90),
 ]
 
 TAG = "pool_0123456789ab"

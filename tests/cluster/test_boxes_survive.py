@@ -12,7 +12,7 @@ pytest_plugins = ["box_world"]
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of machines: needs root"),
-    pytest.mark.long,
+    pytest.mark.long(120),
 ]
 
 TAG, OTHER = "pool_0123456789ab", "pool_00000000000c"

@@ -85,6 +85,16 @@ def test_a_part_of_the_long_tests_runs_under_a_seed_and_the_others_say_why_not(t
     assert len(run(tmp_path, "", LONG)[0]) == 1 + 2 + 6
 
 
+@pytest.mark.timeout(120)
+def test_a_module_that_is_marked_as_long_runs_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    marked = f"import pytest\n\npytestmark = [pytest.mark.long({LONG_BUDGET_S})]\n\n"
+    tests = "".join(f"def test_{number}():\n    print('ran', {number})\n\n" for number in range(3))
+    (tmp_path / "test_other.py").write_text(marked + tests.replace("'ran'", "'ran other'"))
+    for seed in ("1", "2", "3", "4", "5"):
+        ran, _ = run(tmp_path, seed, marked + tests)
+        assert ran in ({"0", "1", "2"}, {"other 0", "other 1", "other 2"})
+
+
 def test_every_long_test_is_chosen_by_some_seed_whatever_their_order() -> None:
     seconds = {f"test_{number}": LONG_BUDGET_S / 3 for number in range(9)} | {"test_longest": 2 * LONG_BUDGET_S}
     chosen = [choose_long(str(seed), seconds) for seed in range(80)]

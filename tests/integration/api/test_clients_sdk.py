@@ -36,7 +36,6 @@ def facts_in(output):
     return [json.loads(line.split("facts: ", 1)[1]) for line in output.splitlines() if "facts: " in line]
 
 
-@pytest.mark.long
 def test_v2_pytorch_runs_ddp_on_two_hosts_and_streams_the_logs_of_both(client_runs):
     output, facts = client_runs.result("v2_pytorch.py")
     for rank in range(4):
@@ -60,7 +59,6 @@ def test_v2_tensorflow_hosts_get_tf_config(client_runs):
     assert configs[0]["cluster"]["worker"] == ["algo-1:8890", "algo-2:8890"]
 
 
-@pytest.mark.long
 def test_v2_generic_estimator_shards_channels_and_reports_the_users_own_failure(client_runs):
     output, facts = client_runs.result("v2_generic.py")
     seen = facts_in(output)
@@ -76,13 +74,11 @@ def test_v2_generic_estimator_shards_channels_and_reports_the_users_own_failure(
     assert "exit code: 7" in facts["failure"]
 
 
-@pytest.mark.long(80)
 def test_v2_remote_function_returns_its_result(client_runs):
     _, facts = client_runs.result("v2_remote.py")
     assert facts["result"] == 42
 
 
-@pytest.mark.long
 def test_v3_remote_function_logs_to_the_run_that_it_is_called_within(client_runs):
     output, facts = client_runs.result("v3_remote.py")
     assert facts == {"result": 42, "metrics": {"product": 42.0}, "status": "Completed"}, output[-3000:]
@@ -95,7 +91,6 @@ def test_v2_model_trainer_brings_its_own_driver(client_runs):
 
 
 @pytest.mark.parametrize("form", ["none", "torchrun", "mpi", "mpi-two-hosts", "command", "local-data"])
-@pytest.mark.long
 def test_v3_model_trainer_completes_and_its_logs_arrive(client_runs, form):
     output, facts = client_runs.result("v3_model_trainer.py", form)
     assert facts["status"] == "Completed"

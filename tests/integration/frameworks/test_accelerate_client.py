@@ -34,7 +34,7 @@ use_cpu: false
 """
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.long(60),
     pytest.mark.clients,
     pytest.mark.timeout(400),
     pytest.mark.xdist_group("accelerate-client"),

@@ -10,7 +10,7 @@ from library_jobs import facts_of, library_service, request_of, run_ranks
 PROGRAM = "lightning_smddp_program.py"
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.long(60),
     pytest.mark.timeout(400),
     pytest.mark.xdist_group("lightning-jobs"),
     pytest.mark.needs("lightning"),

@@ -138,7 +138,6 @@ def test_the_program_looked_everywhere_and_finds_its_own_key(snooped):
     assert len(snooped.secrets) >= 11, snooped.secrets.keys()
 
 
-@pytest.mark.long(105)
 def test_an_isolated_program_gets_at_no_key_but_its_own(snooped):
     if snooped.isolation == "processes":
         pytest.skip("plain processes of one user keep nothing from each other; another test checks that this is said")

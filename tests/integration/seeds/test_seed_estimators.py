@@ -8,7 +8,7 @@ from seed_listings import completed_of, facts_of, run_listings
 from clary.contract.settings.distribution import MEANT_BY_GUIDES
 from needs import require_python
 
-pytestmark = [pytest.mark.long, pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("seeds")]
+pytestmark = [pytest.mark.long(150), pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("seeds")]
 
 RIGHT_SMDDP = '{"smdistributed": {"dataparallel": {"enabled": True}}}'
 NOTICE = "clary: smdistributed.dataparallel has no DistributedDataParallel of its own in AWS's library; understood as"
@@ -61,7 +61,6 @@ def test_torchrun_by_its_key_gives_each_process_its_rank(told):
     ]
 
 
-@pytest.mark.long(95)
 def test_train_py_as_printed_learns_digits_on_two_ranks_with_mnist_s_files_beside_it(told):
     facts = facts_of(completed_of(told["digits"]))
     assert len({one["weight"] for one in facts}) == 1, "both ranks have one model"

@@ -9,7 +9,7 @@ from seed_listings import CLIENT_TIMEOUT_S, HERE, completed_of, facts_of, printe
 
 from needs import require_python
 
-pytestmark = [pytest.mark.long, pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("seeds")]
+pytestmark = [pytest.mark.long(60), pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("seeds")]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,6 @@ def test_v3_sends_mpi_by_its_class(told):
     assert sorted((one["rank"], one["size"], one["sum"]) for one in facts) == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
-@pytest.mark.long(35)
 def test_v3_sends_amp_as_a_hyperparameter_in_json_s_words(told):
     log = completed_of(told["amp"])
     (facts,) = facts_of(log)
