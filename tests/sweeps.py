@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 SEED = "CLARY_TEST_SEED"
-LONG_BUDGET_S = 1200.0  # of one worker
+LONG_BUDGET_S = 900.0  # of one worker
 LONG_S = 25.0  # of a function whose mark says no number: the mean of those that were measured
 
 

@@ -125,7 +125,7 @@ def test_a_drained_box_interrupts_its_job_which_hears_it_once(boxes, aws):
         wait(aws, name)
 
 
-@pytest.mark.long
+@pytest.mark.long(35)
 def test_a_box_that_loses_power_costs_a_try_and_the_job_goes_on_elsewhere(boxes, aws):
     name = unique("power")
     command = "for i in $(seq 60); do sleep 0.25; done; echo done"

@@ -140,7 +140,7 @@ class TestClients:
         assert lines_of(aws, request["TrainingJobName"], " sum: ")
 
     @pytest.mark.parametrize("script", ["v2_generic.py", "v2_pytorch.py"])
-    @pytest.mark.long
+    @pytest.mark.long(10)
     def test_sdk_v2_estimators(self, engine, aws, script):
         _, facts = engine.service.run_client(SDK2_PYTHON, script)
         require_completed(aws.sagemaker.describe_training_job(TrainingJobName=facts["name"]))
@@ -242,6 +242,7 @@ def test_r10_a_full_disk_fails_the_job_and_names_the_place(full_disk, aws):
     assert "No space left on device" in facts["FailureReason"]
 
 
+@pytest.mark.long(25)
 def test_r11_the_words_of_the_program_are_the_reason(engine, aws):
     facts = run(aws, job_request(unique("failure"), "echo it is mine > /opt/ml/output/failure; exit 3"))
     assert facts["TrainingJobStatus"] == "Failed"
@@ -264,7 +265,7 @@ def test_r12_a_rank_that_fails_ends_all_within_seconds(engine, aws):
     assert "algo-2" in facts["FailureReason"]
 
 
-@pytest.mark.long
+@pytest.mark.long(70)
 def test_r13_r18_r22_a_host_that_dies_costs_a_try_and_the_job_goes_on_from_its_checkpoint(engine, aws):
     name = unique("dies")
     start(aws, checkpointing(aws, name, COUNTS, instance_count=2, RetryStrategy={"MaximumRetryAttempts": 2}))
@@ -311,6 +312,7 @@ def test_r14_a_missing_module_is_not_tried_again(engine, aws):
     assert len(lines_of(aws, name, "attempt")) == 1
 
 
+@pytest.mark.long(35)
 def test_r19_r20_r25_bars_bytes_and_metrics(engine, aws):
     name = unique("words")
     command = (

@@ -371,7 +371,7 @@ def test_a_peer_that_is_cut_off_has_its_ports_told_when_it_has_been_silent_long_
             doctor.close()
 
 
-@pytest.mark.long
+@pytest.mark.long(20)
 def test_an_interface_that_reaches_all_peers_where_the_jobs_does_not_is_named_with_the_ports(examine, tmp_path):
     with LabNetwork(2, LabLink()) as network:
         change(

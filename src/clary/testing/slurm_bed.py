@@ -61,6 +61,7 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 ReturnToService=2
 SlurmdTimeout=6
+UnkillableStepTimeout=300
 SlurmctldTimeout=10
 MessageTimeout=5
 InactiveLimit=0

@@ -135,6 +135,7 @@ def aws(cluster):
     require_clean(cluster)
 
 
+@pytest.mark.long(10)
 @pytest.mark.sweep("point")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_service_killed_at_a_point_of_a_launch_has_its_hosts_once(cluster, aws, point):

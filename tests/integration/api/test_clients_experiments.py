@@ -31,7 +31,7 @@ def client(service):
     return make
 
 
-@pytest.mark.long
+@pytest.mark.long(25)
 def test_v2_run_logs_from_outside_and_from_inside_its_job(client_runs):
     output, facts = client_runs.result(SCRIPT)
     assert sorted(facts["runs"]) == ["first", "second"], "the component of the job is no run"

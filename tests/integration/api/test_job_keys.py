@@ -232,7 +232,7 @@ def test_the_key_and_the_urls_that_it_signed_end_with_the_attempt(tried):
             assert answer.code == 403
 
 
-@pytest.mark.long
+@pytest.mark.long(15)
 def test_with_full_access_a_key_opens_everything_and_every_command_says_so(tmp_path):
     service = start_service(tmp_path / "home", f'job_api_access = "full"\n{SETTINGS}')
     try:

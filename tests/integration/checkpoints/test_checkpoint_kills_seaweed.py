@@ -165,6 +165,7 @@ def test_replaced_files_end_under_their_plain_keys_alone(weed, client, mirrored,
     assert (path / "large").read_bytes() == b"y" * (17 << 20)
 
 
+@pytest.mark.long(10)
 @pytest.mark.timeout(120)
 def test_a_prefix_with_empty_parts_is_found_again(mirrored, client, tmp_path: Path) -> None:
     for life in range(2):

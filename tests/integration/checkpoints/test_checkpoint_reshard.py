@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("backend", ["smddp", "gloo"])
 @pytest.mark.parametrize("name", names(PROGRAM))
-@pytest.mark.long
+@pytest.mark.long(45)
 def test_any_number_of_ranks_restores_what_any_other_saved(name: str, backend: str, folder: Path) -> None:
     place = folder / backend
     place.mkdir(exist_ok=True)

@@ -79,7 +79,7 @@ def wait_for_set(service, name, *, rest_s=6.0):
 
 
 @pytest.mark.parametrize("how", ["itself", "itself, and appends", "in a child that is killed"])
-@pytest.mark.long
+@pytest.mark.long(65)
 def test_half_a_file_whose_writer_is_held_up_or_killed_is_in_no_set(service, aws, script, how) -> None:
     prefix = unique("torn")
     name = start(aws, request_of(script, prefix, how))

@@ -26,6 +26,7 @@ def test_a_job_for_one_gpu_trains_and_its_log_says_what_was_done(aws):
     assert "saved and loaded" in lines
 
 
+@pytest.mark.long(10)
 def test_ranks_on_two_hosts_train_over_what_they_take_for_nccl(aws):
     facts = run(
         aws,

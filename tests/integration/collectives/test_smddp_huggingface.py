@@ -64,7 +64,7 @@ def test_accelerate_takes_smddp_by_its_sagemaker_variables_and_stays_on_the_cpu(
         assert facts["loss"] < 1.0
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_trainer_uses_the_group_that_its_script_has_made(aws):
     for facts in facts_of(aws, run_hf(aws, "smddp_trainer.py", PYTORCHDDP)):
         assert (facts["backend"], facts["processes"]) == ("smddp", SIZE)

@@ -170,6 +170,7 @@ def test_aws_own_package_wins_where_the_environment_has_one(aws):
     assert sum("backends False" in line for line in lines) == SIZE
 
 
+@pytest.mark.long(10)
 def test_without_autoload_the_explicit_import_is_enough(aws):
     request = smddp_request(
         aws,

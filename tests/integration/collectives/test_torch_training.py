@@ -20,6 +20,7 @@ def test_training(name: str, size: int) -> None:
     assert_passed(TRAINING, name, size)
 
 
+@pytest.mark.long(10)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(TRAINING))
 def test_training_on_several_hosts(name: str) -> None:

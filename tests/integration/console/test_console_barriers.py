@@ -118,7 +118,7 @@ def test_no_page_has_a_barrier(console, jobs, axe):
     assert not found, "\n".join(map(str, found))
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_no_page_that_shows_what_is_rare_has_a_barrier(page, console, jobs, axe):
     """A job that waits, hosts that are kept, a dump, pictures; a certificate and a profile as the service has them."""
     page.route(

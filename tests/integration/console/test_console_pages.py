@@ -739,7 +739,7 @@ def test_a_window_that_holds_more_than_a_page_is_asked_for_once(page, console, j
     assert many.asked == [100]
 
 
-@pytest.mark.long
+@pytest.mark.long(15)
 def test_every_page_fits_a_phone_and_has_dark_colours(console, jobs):
     """Screenshots of all pages are kept for people; here they must draw, fit their width, and be dark when asked."""
     places = {

@@ -269,6 +269,7 @@ def test_a_profile_is_taken_shown_and_its_trace_handed_out(page, console, aws):
     expect(page.get_by_role("button", name="Take a profile")).to_be_disabled()
 
 
+@pytest.mark.long(55)
 def test_a_profile_of_several_ranks_shows_who_comes_late_and_what_is_hostile_is_text(page, console, live):
     """Findings that need several machines are put into the answer of the service."""
 

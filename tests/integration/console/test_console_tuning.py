@@ -220,6 +220,7 @@ def test_names_and_reasons_of_strangers_are_text(page, console):
     assert width_of(page) <= PHONE["width"]
 
 
+@pytest.mark.long(15)
 def test_the_pages_fit_a_phone_and_are_kept_as_pictures(page, console, tuned):
     page.goto(f"{console.url}/console/tuning")
     expect(page.get_by_role("link", name=tuned, exact=True)).to_be_visible()

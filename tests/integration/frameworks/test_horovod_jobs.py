@@ -61,6 +61,7 @@ def check_ranks(ranks, alone, size=SIZE):
     assert alone["accuracy"] > 0.85
 
 
+@pytest.mark.long(60)
 def test_sdk_v2_trains_with_horovod_under_mpi_as_one_process_does(service, alone):
     arguments = (str(PROGRAMS), "horovod_digits.py", str(digits_file()))
     _, facts = service.run_client(SDK2_PYTHON, "v2_horovod.py", *arguments)
@@ -80,7 +81,7 @@ def horovod_request(aws, label, script, hyperparameters, *, instance_count=2, **
     )
 
 
-@pytest.mark.long(60)
+@pytest.mark.long(10)
 def test_ranks_of_torch_distributed_are_horovods_too(aws, alone):
     script = (PROGRAMS / "horovod_digits.py").read_text()
     request = horovod_request(aws, "hvd-torch", script, TORCH, InputDataConfig=[digits_channel(aws)])
@@ -102,6 +103,7 @@ for step in range(1_000_000):
 """
 
 
+@pytest.mark.long(10)
 def test_a_rank_that_dies_is_the_cause_and_its_peers_are_not(aws):
     reason = failure_of(run(aws, horovod_request(aws, "hvd-dies", DIES, MPI), timeout_s=150))
     assert "rank 2" in reason, reason

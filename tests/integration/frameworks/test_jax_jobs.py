@@ -75,13 +75,14 @@ def check(found, alone, *, number):
     assert found[0]["losses"][-1] < 0.5 * found[0]["losses"][0]
 
 
+@pytest.mark.long(10)
 def test_hosts_without_a_distribution_initialize_without_arguments_and_train_as_one(aws, alone):
     _, found = train(aws, "jax-plain", {})
     check(found, alone, number=2)
 
 
 @pytest.mark.parametrize("form", [TORCH, MPI], ids=["torch_distributed", "mpi"])
-@pytest.mark.long(60)
+@pytest.mark.long(10)
 def test_more_ranks_than_hosts_initialize_without_arguments(aws, alone, form):
     instance_type = "ml.p4d.24xlarge" if form is TORCH else "ml.m5.large"
     _, found = train(aws, "jax-ranks", form, instance_type=instance_type)
@@ -110,6 +111,7 @@ for step in range(100_000):
 """
 
 
+@pytest.mark.long(10)
 def test_a_process_that_dies_is_the_cause_and_ends_the_job(aws):
     request = script_request(aws, unique("jax-dies"), {"train.py": DIES}, instance_count=2)
     request["AlgorithmSpecification"]["TrainingImage"] = IMAGE

@@ -70,7 +70,7 @@ def test_hosts_train_one_model_through_parameter_servers_that_leave_nothing_behi
 
 @pytest.mark.parametrize("argument", ["distribution", "distributions"])
 @pytest.mark.sweep("argument")
-@pytest.mark.long(60)
+@pytest.mark.long(10)
 def test_sdk_v2s_estimator_sends_it_by_its_name_of_today_and_of_v1(service, argument):
     _, facts = service.run_client(SDK2_PYTHON, "v2_mxnet.py", argument, str(SCRIPT), str(digits_file()))
     check(list(facts["hosts"].values()))

@@ -19,7 +19,7 @@ def test_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, CLARY_TEST_DIGITS=str(digits_file()))
 
 
-@pytest.mark.long(135)
+@pytest.mark.long(95)
 @pytest.mark.xdist_group("smp-tensorflow-legacy")
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_on_two_ranks_with_legacy_keras(name: str) -> None:

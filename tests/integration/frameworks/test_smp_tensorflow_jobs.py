@@ -48,6 +48,7 @@ def train(aws, label, parameters, *, num_hosts):
     return [json.loads(files[f"rank-{rank}.json"]) for rank in range(2 * num_hosts)], set(files), lines
 
 
+@pytest.mark.long(15)
 def test_two_partitions_on_one_host_train_as_the_example_has_it(aws):
     ranks, files, lines = train(
         aws, "smp-tf", {"partitions": 2, "microbatches": 2, "pipeline": "interleaved", "optimize": "speed"}, num_hosts=1
@@ -63,7 +64,7 @@ def test_two_partitions_on_one_host_train_as_the_example_has_it(aws):
     assert sum("Partition assignments:" in line for line in lines) == 1, lines
 
 
-@pytest.mark.long(60)
+@pytest.mark.long(25)
 def test_replicas_on_two_hosts_hold_the_same_values(aws):
     ranks, files, _ = train(aws, "smp-tf-ddp", {"partitions": 2, "microbatches": 2, "ddp": True}, num_hosts=2)
     for rank, facts in enumerate(ranks):

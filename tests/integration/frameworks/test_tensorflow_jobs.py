@@ -33,14 +33,14 @@ def test_mirrored_workers_of_two_hosts_train_as_one_process(service, alone):
     assert found[0]["keras"].startswith("3.")
 
 
-@pytest.mark.long(90)
+@pytest.mark.long(30)
 def test_fit_of_legacy_keras_trains_as_one_process_on_mirrored_workers(service, alone):
     pairs = ("way=mirrored_fit", "TF_USE_LEGACY_KERAS=1")
     _, found = train_as_job(service, "multi_worker_mirrored_strategy", *pairs)
     check_same(found, alone, size=2)
 
 
-@pytest.mark.long(70)
+@pytest.mark.long(60)
 def test_a_coordinator_trains_on_parameter_servers_of_two_hosts_as_one_process_does(service, alone):
     name, (coordinator, worker) = train_as_job(service, "parameter_server", "way=server")
     assert worker["served"]
@@ -50,7 +50,7 @@ def test_a_coordinator_trains_on_parameter_servers_of_two_hosts_as_one_process_d
     assert sum("step 9 loss=" in line for line in log_of(Clients(service), name)) == 1
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(60)
 def test_graphs_of_two_hosts_train_the_same_variables_on_parameter_servers(service):
     _, found = train_as_job(service, "parameter_server", "way=graph", "steps=20")
     assert [facts["rank"] for facts in found] == [0, 1]

@@ -62,6 +62,7 @@ def run_shell_script(aws, lines):
     return facts_of(aws, request, num_ranks=4)
 
 
+@pytest.mark.long(35)
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.sweep("stage")
 def test_training_arguments_with_deepspeed_train_under_torch_distributed(aws, alone, stage):
@@ -69,11 +70,12 @@ def test_training_arguments_with_deepspeed_train_under_torch_distributed(aws, al
     check(facts_of(aws, request, num_ranks=4), alone, kind="DEEPSPEED")
 
 
-@pytest.mark.long(60)
+@pytest.mark.long(10)
 def test_the_deepspeed_command_starts_a_trainer_with_deepspeed(aws, alone):
     check(run_shell_script(aws, "deepspeed train.py --stage 2\n"), alone, kind="DEEPSPEED")
 
 
+@pytest.mark.long(40)
 def test_accelerate_launch_starts_ranks_on_all_hosts(aws, alone):
     """The option says GPUs; accelerate has no other that starts several processes of a host without mpirun."""
     line = LAUNCH.format(form="--multi_gpu", arguments="")

@@ -86,6 +86,6 @@ def test_the_newest_version_trains_in_a_job_of_two_hosts(aws, alone):
 
 
 @pytest.mark.parametrize("environment", ["trainer", "trainer-4.46"])
-@pytest.mark.long(60)
+@pytest.mark.long(55)
 def test_older_versions_train_in_a_job_of_two_hosts(aws, alone, environment):
     check(run_job(aws, environment), alone(environment), version=ENVIRONMENTS[environment])

@@ -197,6 +197,7 @@ def test_sigterm_to_the_agent_ends_the_program(run_agent) -> None:
     assert agent.service.facts.notice.why == "SIGTERM"
 
 
+@pytest.mark.long(15)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_the_notice_of_an_engine_is_obeyed_before_its_kill_and_repeated_signals_change_nothing(
     run_agent, number

@@ -108,7 +108,7 @@ print('done', flush=True)
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(30)
 def test_a_program_that_hangs_is_told_with_its_evidence_and_ended_and_tried_again_where_that_is_set(tmp_path_factory):
     variables = {"CLARY_HANG_TIMEOUT_S": "8", "CLARY_RESTART_HUNG": "1", "CLARY_CHECKPOINT_INTERVAL_S": "1"}
     own = start_service(tmp_path_factory.mktemp("hangs"), **variables)

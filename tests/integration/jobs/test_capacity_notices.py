@@ -121,7 +121,7 @@ def test_sigterm_to_one_agent_stops_the_gang_and_the_job_goes_on_from_its_last_s
     check(notices, own_aws, name)
 
 
-@pytest.mark.long(35)
+@pytest.mark.long(10)
 @pytest.mark.parametrize("agent_first", [True, False])
 def test_sigterm_to_every_process_of_a_host_is_heard_once(notices, own_aws, agent_first):
     name = running(own_aws, "step-signalled")
@@ -130,7 +130,7 @@ def test_sigterm_to_every_process_of_a_host_is_heard_once(notices, own_aws, agen
     check(notices, own_aws, name)
 
 
-@pytest.mark.long(35)
+@pytest.mark.long(10)
 @pytest.mark.parametrize("pause_s", [0.0, 0.3])
 def test_sigterm_to_every_process_of_all_hosts_is_heard_once_though_hosts_are_signalled_one_after_the_other(
     signalling, signalling_aws, pause_s
@@ -143,6 +143,7 @@ def test_sigterm_to_every_process_of_all_hosts_is_heard_once_though_hosts_are_si
     check(signalling, signalling_aws, name, why="SIGTERM from the engine")
 
 
+@pytest.mark.long(15)
 def test_a_host_that_the_engine_does_not_signal_stops_all_the_same(signalling, signalling_aws):
     name = running(signalling_aws, "one-signalled")
     signal_everybody(agent_of(signalling, name, "algo-2"))
@@ -150,7 +151,7 @@ def test_a_host_that_the_engine_does_not_signal_stops_all_the_same(signalling, s
 
 
 @pytest.mark.parametrize("launcher", ["bash", "torchrun", "mpi"])
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_ranks_under_launchers_hear_a_signal_to_every_process_once(signalling, signalling_aws, launcher):
     aws = signalling_aws
     request = launched(aws, launcher)

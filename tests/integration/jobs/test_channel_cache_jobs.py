@@ -130,7 +130,7 @@ os.symlink(words, os.path.join(os.environ["SM_MODEL_DIR"], "words.txt"))
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_links_from_the_model_into_a_channel_find_its_data(site):
     aws, prefix = site.aws, unique("links")
     put(aws, f"{prefix}/base/words.txt", "some words")

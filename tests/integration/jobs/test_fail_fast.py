@@ -91,7 +91,7 @@ def test_an_agent_that_hangs_is_lost_like_one_that_died(gang):
 
 
 @pytest.mark.parametrize("instance_type", [INSTANCE_TYPE, FAR])
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_a_link_that_is_cut_takes_the_whole_gang_with_it(gang, own_service, instance_type):
     needs_namespaces(own_service)
     if instance_type == FAR and not os.access("/dev/net/tun", os.W_OK):

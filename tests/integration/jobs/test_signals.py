@@ -141,7 +141,7 @@ def test_a_trainer_whose_output_goes_through_tee(aws):
     stop_and_check(aws, start(aws, request), num_ranks=2)
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_the_end_of_the_longest_runtime(aws):
     request = two_ranks_a_host(aws, "signals-runtime", {"sagemaker_torch_distributed_enabled": True})
     request["StoppingCondition"] = {"MaxRuntimeInSeconds": 5}

@@ -213,7 +213,7 @@ async def test_restart_by_hand_keeps_data_and_endpoint(tmp_path: Path) -> None:
         assert await get(endpoint, "kept") == b"first run"
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 async def test_port_taken_meanwhile_is_replaced_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running(tmp_path) as store:
         endpoint = store.endpoint

@@ -45,6 +45,7 @@ def names(s3: Any) -> set[str]:
     return {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
 
 
+@pytest.mark.long(10)
 @pytest.mark.parametrize(("name", "method", "target"), OPERATIONS, ids=[name for name, *_ in OPERATIONS])
 def test_an_operation_on_a_subresource_leaves_object_and_bucket_as_they_are(
     service: Service, s3: Any, name: str, method: str, target: str

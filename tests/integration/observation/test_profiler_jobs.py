@@ -45,7 +45,7 @@ def wait_for_verdicts(aws, name, *, until=("InProgress",)):
     return statuses_of(aws, name)
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_an_estimator_with_profiler_rules_ends_with_statuses_and_a_report_in_the_store(own_service, tmp_path):
     _, facts = own_service.run_client(SDK2_PYTHON, "v2_profiler.py")
     assert facts["statuses"] == {"ProfilerReport": "NoIssuesFound", "LowGPUUtilization": "NoIssuesFound"}
@@ -108,7 +108,7 @@ def num_rows(service, name):
     return sum(point[4] for one in page["series"] for point in one["points"])
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_an_estimator_switches_profiling_on_changes_it_and_switches_it_off_while_its_job_runs(own_service):
     _, facts = own_service.run_client(SDK2_PYTHON, "v2_profiling_changes.py")
     states = facts["states"]

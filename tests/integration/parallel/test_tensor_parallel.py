@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("tensor-parallel")  # a program runs once a
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(PROGRAM))
-@pytest.mark.long
+@pytest.mark.long(20)
 def test_tensor_parallel(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND="gloo")
 

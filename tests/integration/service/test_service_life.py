@@ -40,7 +40,7 @@ def agent_pids(service):
     return [agent["pid"] for agent in json.loads(record.read_text())["agents"].values()]
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_a_service_that_was_killed_finds_its_jobs_and_agents_again_and_no_line_is_lost_or_doubled(own_service):
     service = own_service()
     aws = Clients(service)
@@ -84,7 +84,7 @@ def test_when_everything_is_killed_objects_stay_and_the_job_fails_with_a_reason(
     assert aws.s3.get_object(Bucket="clary", Key="kept")["Body"].read() == b"kept"
 
 
-@pytest.mark.long
+@pytest.mark.long(25)
 def test_plain_processes_run_ddp_on_two_hosts_and_say_what_is_not_isolated(own_service):
     service = own_service(SETTINGS, CLARY_ISOLATION="processes")
     output, facts = service.run_client(SDK2_PYTHON, "v2_pytorch.py")
@@ -124,7 +124,7 @@ finally:
 
 
 @needs_root
-@pytest.mark.long
+@pytest.mark.long(25)
 def test_an_unprivileged_user_runs_a_job_in_user_namespaces():
     folder = Path("/var/tmp") / f"clary-nobody-{os.getpid()}"
     folder.mkdir()

@@ -28,7 +28,7 @@ def service(tmp_path):
     made.clary("down")
 
 
-@pytest.mark.long
+@pytest.mark.long(20)
 def test_four_trials_run_at_once_on_one_host_each_with_its_part_of_the_memory(service):
     aws = Clients(service)
     request = tuning_request(

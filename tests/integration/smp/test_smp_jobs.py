@@ -77,6 +77,7 @@ def test_the_log_tells_how_the_model_was_cut(trained):
     assert sum("Partition assignments:" in line for line in lines) == 1, lines
 
 
+@pytest.mark.long(115)
 @pytest.mark.parametrize("sdk", SHARDED_FORMS)
 def test_smp_v2_shards_inside_hosts_and_replicates_between_them(client_runs, sdk):
     ranks, _ = ranks_of(client_runs, SHARDED_FORMS[sdk][1:])

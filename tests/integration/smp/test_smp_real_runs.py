@@ -36,6 +36,7 @@ def test_a_trained_encoder_is_tuned_in_pipelines_and_tensor_groups_as_in_replica
         assert_same(train(replace(QUICK_MINILM, way=way), limit_s=LIMIT_S), peer)
 
 
+@pytest.mark.long(15)
 def test_the_text_is_prose():
     assert sum(map(len, docstrings())) > 500_000
     pairs = sentence_pairs()

@@ -41,6 +41,7 @@ def test_states(name: str) -> None:
     assert_passed(STATES, name, 4, **variables("own"))
 
 
+@pytest.mark.long(10)
 @pytest.mark.needs("hf")
 @pytest.mark.xdist_group("tsm-tensor-transformers")
 @pytest.mark.parametrize("name", names(TRAINING))
@@ -52,7 +53,7 @@ def test_training_of_transformers_models(name: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.needs("hf")
 @pytest.mark.xdist_group("tsm-tensor-transformers-states")
 @pytest.mark.parametrize("name", names(STATES))
-@pytest.mark.long(30)
+@pytest.mark.long(25)
 def test_states_of_transformers_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
     assert_passed(STATES, name, 4, **variables("transformers"))

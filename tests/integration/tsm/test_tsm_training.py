@@ -10,6 +10,7 @@ TRAINING = Path(__file__).with_name("tsm_training_program.py")
 pytestmark = pytest.mark.xdist_group("tsm-training")  # a program runs once a worker: all of them on one
 
 
+@pytest.mark.long(25)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(TRAINING))
 def test_fsdp_by_degrees(name: str) -> None:

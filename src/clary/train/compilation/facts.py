@@ -56,11 +56,21 @@ def compiler_facts(wishes: Wishes, *, num_models: int) -> CompilerFacts:
 def precision_facts(device_type: str) -> PrecisionFacts:
     """Return the facts of a call that is about to run on devices of a type."""
     if device_type != "cuda":
-        return PrecisionFacts(program_autocasts=torch.is_autocast_enabled("cpu"), has_bfloat16=True)
+        return PrecisionFacts(
+            program_autocasts=torch.is_autocast_enabled("cpu"), has_bfloat16=True, is_emulated=_is_bfloat16_emulated()
+        )
     return PrecisionFacts(
         program_autocasts=torch.is_autocast_enabled("cuda"),
         has_bfloat16=bool(torch.cuda.is_bf16_supported(including_emulation=False)),
     )
+
+
+def _is_bfloat16_emulated() -> bool:
+    """Whether the processor lacks AVX-512, without which torch computes in bfloat16 by emulation."""
+    try:
+        return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    except (AttributeError, RuntimeError):  # a torch without that library
+        return False
 
 
 def is_watched_otherwise() -> bool:

@@ -60,6 +60,12 @@ class CompilerFacts:
     num_models: int = 0
 
 
+_EMULATED = (
+    "this processor has no instructions for bfloat16, so that a step can take ten times as long as in float32: leave "
+    "sagemaker_amp out here"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrecisionFacts:
     """Facts of a call.
@@ -67,10 +73,12 @@ class PrecisionFacts:
     Args:
         program_autocasts: the program runs the model under autocast itself.
         has_bfloat16: the device computes in bfloat16.
+        is_emulated: it does so without instructions for it.
     """
 
     program_autocasts: bool
     has_bfloat16: bool
+    is_emulated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +124,7 @@ def judge_precision(model: ModelFacts, call: PrecisionFacts) -> Decision:
     if model.device_types not in ({"cpu"}, {"cuda"}):
         return Decision(applies=False, reason=_devices_in_words(model.device_types))
     if call.has_bfloat16:
-        return Decision(applies=True, dtype="bfloat16")
+        return Decision(applies=True, dtype="bfloat16", reason=_EMULATED if call.is_emulated else "")
     return Decision(
         applies=True,
         dtype="float16",

@@ -78,6 +78,7 @@ def doors_of_processes(pids):
     return found
 
 
+@pytest.mark.long(70)
 @pytest.mark.parametrize("way", ways())
 def test_nobody_but_the_jobs_own_hosts_reaches_its_frameworks(service, aws, way):
     interfaces = socket.if_nameindex()

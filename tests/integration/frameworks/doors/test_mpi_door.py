@@ -46,6 +46,7 @@ def run_there(server, command):
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.long(20)
 def test_commands_go_on_while_strangers_knock_and_none_of_theirs_is_run(server):
     before = peak_bytes(server.pid)
     knocking = Knocking(server.pid)
@@ -65,6 +66,7 @@ def test_commands_go_on_while_strangers_knock_and_none_of_theirs_is_run(server):
     assert peak_bytes(server.pid) - before < 64 * MIB
 
 
+@pytest.mark.long(30)
 def test_who_says_nothing_is_hung_up_on_after_the_limit_of_the_greeting(server):
     (place,) = listening_places(server.pid)
     quiet = silent(place)

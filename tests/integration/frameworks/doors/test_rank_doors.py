@@ -131,7 +131,7 @@ def open_doors(tmp_path):
             process.wait()
 
 
-@pytest.mark.long(10)
+@pytest.mark.long(40)
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_meet_and_go_on_while_every_door_is_attacked_before_and_after(open_doors, way):
     doors = open_doors(way)
@@ -174,6 +174,7 @@ def test_no_port_but_the_stores_is_open_once_ranks_have_met(open_doors):
     assert set.intersection(*seen) == {doors.place}
 
 
+@pytest.mark.long(10)
 def test_recorded_words_of_a_rank_open_no_door_a_second_time(open_doors):
     recording = Recording()
     try:

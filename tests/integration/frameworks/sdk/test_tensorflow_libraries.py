@@ -31,6 +31,7 @@ def run(service, form, program, *pairs):
     return facts, "\n".join(log_of(Clients(service), facts["name"]))
 
 
+@pytest.mark.long(25)
 def test_compiler_config_of_tensorflow_trains_as_before_and_the_log_says_what_it_does(service, tmp_path):
     facts, log = run(service, "compiler", PROGRAM, "way=alone")
     assert facts["hyperparameters"]["sagemaker_training_compiler_enabled"] == "true"
@@ -44,6 +45,7 @@ def test_compiler_config_of_tensorflow_trains_as_before_and_the_log_says_what_it
     assert "torch.compile" not in log
 
 
+@pytest.mark.long(20)
 def test_modelparallel_of_the_estimator_of_tensorflow_cuts_the_model_of_its_example(service):
     facts, log = run(service, "modelparallel", PROGRAMS / "smp_tensorflow_digits.py")
     sent = facts["hyperparameters"]

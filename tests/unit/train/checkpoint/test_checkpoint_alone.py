@@ -9,6 +9,6 @@ PROGRAM = Path(__file__).with_name("checkpoint_alone_program.py")
 
 
 @pytest.mark.parametrize("name", names(PROGRAM))
-@pytest.mark.long
+@pytest.mark.long(10)
 def test_alone(name: str) -> None:
     assert_passed(PROGRAM, name)

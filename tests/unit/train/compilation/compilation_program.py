@@ -145,7 +145,8 @@ def test_a_function_that_the_program_compiles_is_compiled_whole_hook_or_not():
 def test_a_part_that_is_computed_again_in_the_backward_pass_is_no_model():
     report, model = watched(mixes_precision=True), made(Recomputing)
     losses_of(model)
-    assert report.lines == ["Recomputing trains under autocast in bfloat16 (sagemaker_amp)"]
+    (said,) = report.lines
+    assert said.partition(";")[0] == "Recomputing trains under autocast in bfloat16 (sagemaker_amp)"
 
 
 def test_tracing_and_fake_tensors_judge_nothing():
@@ -164,7 +165,8 @@ def test_lazy_modules_are_judged_when_they_have_their_shapes():
     model(torch.randn(2, 8))
     assert report.lines == []
     model(torch.randn(2, 8))
-    assert report.lines == ["Sequential trains under autocast in bfloat16 (sagemaker_amp)"]
+    (said,) = report.lines
+    assert said.partition(";")[0] == "Sequential trains under autocast in bfloat16 (sagemaker_amp)"
 
 
 def test_an_error_of_the_program_stays_its_error():

@@ -73,6 +73,9 @@ def test_a_model_stays_compiled_unless_nothing_of_it_was_or_too_many_parts() -> 
 def test_autocast_takes_bfloat16_where_the_device_has_it() -> None:
     decision = judge_precision(MODEL, PrecisionFacts(program_autocasts=False, has_bfloat16=True))
     assert (decision.applies, decision.dtype, decision.reason) == (True, "bfloat16", "")
+    slow = judge_precision(MODEL, PrecisionFacts(program_autocasts=False, has_bfloat16=True, is_emulated=True))
+    assert (slow.applies, slow.dtype) == (True, "bfloat16"), "it was asked for"
+    assert "no instructions for bfloat16" in slow.reason
     on_gpu = replace(MODEL, device_types=frozenset({"cuda"}))
     decision = judge_precision(on_gpu, PrecisionFacts(program_autocasts=False, has_bfloat16=False))
     assert (decision.applies, decision.dtype) == (True, "float16")
