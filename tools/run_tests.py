@@ -5,7 +5,7 @@ little about a change: it is run again in a process of its own with nothing besi
 printed last, so that nobody takes the run for a clean one. More than MOST_REPEATED failures are no accident and are
 not tried again. Each run ends with its slowest tests and its total time.
 
-Of each sweep one value runs and of the long tests one in four (tests/sweeps.py), chosen by a seed that is printed;
+Of each sweep one value runs, and of the long tests as many as fill a budget (tests/sweeps.py), by a printed seed;
 CLARY_TEST_SEED names one. With --all everything runs.
 """
 

@@ -109,7 +109,7 @@ def require_interpreter(python: str) -> None:
 def _not_usable(python: str, reason: str) -> AgentError:
     return AgentError(
         f"The job's Python interpreter {python} cannot be used: {reason}. "
-        "Correct [environments] in settings.toml on the service's machine, or have it under that path on every machine "
-        "of hosts.",
+        "Correct [environments] in settings.toml on the service's machine, or have the interpreter under that path on "
+        "every machine where hosts run.",
         details={"python": python},
     )

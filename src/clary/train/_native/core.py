@@ -297,7 +297,7 @@ class NativeCore:
         """
         if self._short_ways is None:
             return False
-        return self._is_done(
+        return self._has_served(
             self._short_ways.sum_memory(self._handle or self._gone(), memory, timeout_s, _failures.address)
         )
 
@@ -309,7 +309,7 @@ class NativeCore:
         if self._short_ways is None:
             return False
         handle, failure = self._handle or self._gone(), _failures.address
-        return self._is_done(self._short_ways.gather_memory(handle, source, target, self.size, timeout_s, failure))
+        return self._has_served(self._short_ways.gather_memory(handle, source, target, self.size, timeout_s, failure))
 
     def sum_scatter_memory(self, source: Any, target: Any, timeout_s: float) -> bool:
         """Reduce an object that holds a chunk a rank by SUM; rank r keeps chunk r. False, with nothing done, as above.
@@ -319,9 +319,11 @@ class NativeCore:
         if self._short_ways is None:
             return False
         handle, failure = self._handle or self._gone(), _failures.address
-        return self._is_done(self._short_ways.sum_scatter_memory(handle, source, target, self.size, timeout_s, failure))
+        return self._has_served(
+            self._short_ways.sum_scatter_memory(handle, source, target, self.size, timeout_s, failure)
+        )
 
-    def _is_done(self, ticket: int | None) -> bool:
+    def _has_served(self, ticket: int | None) -> bool:
         """Return whether a short way served; raise the error of the operation."""
         if ticket is None:
             return False

@@ -89,7 +89,8 @@ class Communicator:
         self._store = store
         self._settings = settings or CollectiveSettings()
         self._pending = PendingWorks()
-        self._short: Any = core if getattr(core, "sum_memory", None) is not None else None  # where it has short ways
+        # None where the core has none, and once the group is closed.
+        self._short_ways: Any = core if getattr(core, "sum_memory", None) is not None else None
         self._ended = Work(core, 0, ())  # of every operation that had ended when its call returned
         self._num_subgroups = 0
         self._is_closed = False
@@ -117,7 +118,7 @@ class Communicator:
             timeout_s: limit of the operation in seconds; 0 for the group's.
         """
         is_plain = target is None and dtype is None and op is ReduceOp.SUM and not asynchronous
-        if is_plain and not self._is_closed and self._short is not None and self._short.sum_memory(source, timeout_s):
+        if is_plain and self._short_ways is not None and self._short_ways.sum_memory(source, timeout_s):
             return self._ended
         source, target = in_and_out(source, target, dtype)
         asked = Operation(Kind.ALL_REDUCE, source.dtype, source.num_elements, source.address, target.address)
@@ -140,8 +141,8 @@ class Communicator:
             target: room for `size` chunks like it, in one piece or a list of one for each rank.
             dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
-        is_plain = dtype is None and not asynchronous and not self._is_closed and self._short is not None
-        if is_plain and self._short.gather_memory(source, target, timeout_s):
+        is_plain = dtype is None and not asynchronous
+        if is_plain and self._short_ways is not None and self._short_ways.gather_memory(source, target, timeout_s):
             return self._ended
         source = buffer_of(source, name="source", dtype=dtype)
         targets = chunks_like(source, target, self.size, name="target", is_output=True)
@@ -168,8 +169,8 @@ class Communicator:
             target: of one length on all ranks.
             op, dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
-        is_plain = dtype is None and op is ReduceOp.SUM and not asynchronous and not self._is_closed
-        if is_plain and self._short is not None and self._short.sum_scatter_memory(source, target, timeout_s):
+        is_plain = dtype is None and op is ReduceOp.SUM and not asynchronous
+        if is_plain and self._short_ways is not None and self._short_ways.sum_scatter_memory(source, target, timeout_s):
             return self._ended
         target = buffer_of(target, name="target", dtype=dtype, is_output=True)
         sources = chunks_like(target, source, self.size, name="source")
@@ -387,6 +388,7 @@ class Communicator:
         """Leave the group; running operations fail. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
+            self._short_ways = None
             self._pending.settle()
             self.core.close()
             self._pending.settle()

@@ -100,7 +100,7 @@ def test_modules_are_compiled_when_they_are_installed_since_programs_of_jobs_may
     add(f"pytorch:2.8-{HERE}")
     (made,) = added_environments(tmp_path / "home")
     compiled = sorted(path.name.partition(".")[0] for path in made.folder.rglob("site-packages/__pycache__/*.pyc"))
-    assert compiled == ["_virtualenv", "numpy", "torch"] or compiled == ["numpy", "torch"]
+    assert [name for name in compiled if not name.startswith("_")] == ["numpy", "torch"]
 
 
 def test_what_cannot_be_installed_leaves_nothing(add, tmp_path):
