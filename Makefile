@@ -30,7 +30,7 @@ setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(ST
        $(STAMPS)/minilm.stamp $(STAMPS)/trainer.stamp $(STAMPS)/wandb.stamp $(STAMPS)/deepspeed.stamp \
        $(STAMPS)/transformers-4.37.stamp $(STAMPS)/transformers-4.46.stamp $(STAMPS)/lightning.stamp \
        $(STAMPS)/tensorflow.stamp $(STAMPS)/jax.stamp $(STAMPS)/mxnet.stamp $(STAMPS)/trainer-4.46.stamp \
-       $(STAMPS)/trainer-deepspeed.stamp
+       $(STAMPS)/trainer-deepspeed.stamp $(STAMPS)/composer.stamp
 
 test: SANITIZERS = none sample
 test: setup native-test
@@ -214,6 +214,17 @@ $(STAMPS)/lightning.stamp: $(STAMPS)/train.stamp
 	$(PYTHON) -m venv .venvs/lightning
 	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/lightning/lib/python3*/site-packages)/train.pth
 	.venvs/lightning/bin/pip install --quiet --disable-pip-version-check "lightning==2.6.6" "torch==2.13.0"
+	touch $@
+
+# Composer asks for a torch before 2.7.1 and works with ours (ADR 99): it, and what asks for torch beside it, come without
+# what they ask for, and the rest by name.
+$(STAMPS)/composer.stamp: $(STAMPS)/train.stamp
+	$(PYTHON) -m venv .venvs/composer
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/composer/lib/python3*/site-packages)/train.pth
+	.venvs/composer/bin/pip install --quiet --disable-pip-version-check "mosaicml-cli==0.7.*" "coolname<3" "tabulate==0.9.0" \
+		py-cpuinfo "psutil<8" tqdm "importlib-metadata<9" "packaging<25.1"
+	.venvs/composer/bin/pip install --quiet --disable-pip-version-check --no-deps "mosaicml==0.32.1" \
+		"torchmetrics==1.7.4" "torch-optimizer==0.3.0" pytorch-ranger lightning-utilities
 	touch $@
 
 # A version of transformers between those of SMP v1 and the newest, with accelerate, for its Trainer and its client.

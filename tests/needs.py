@@ -50,6 +50,7 @@ _ENVIRONMENTS = (
     "wandb",
     "deepspeed",
     "lightning",
+    "composer",
     "trainer-4.46",
     "trainer-deepspeed",
     "jax",

@@ -9,6 +9,7 @@ needs it. Nothing of a library is changed on disk, and nothing is imported that 
     transformers_data   transformers' Trainer under smdistributed.dataparallel
     transformers_model  the same under smdistributed.modelparallel
     accelerate_cpu      accelerate with DeepSpeed where a host has no GPU
+    composer_nodes      Composer, which calls the number of a host otherwise
     deepspeed_nvme      DeepSpeed's offload to NVMe where a host has no libaio
     installing          which of them a job needs
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 
-from clary.train.trainers import accelerate_cpu, deepspeed_nvme, importing
+from clary.train.trainers import accelerate_cpu, composer_nodes, deepspeed_nvme, importing
 
 _FRAMEWORK = "SM_FRAMEWORK_PARAMS"  # of jobs, and what transformers itself goes by
 _DATA_PARALLEL = "sagemaker_distributed_dataparallel_enabled"
@@ -21,6 +21,7 @@ def install() -> None:
     mends: dict[str, importing.Mend] = {}
     if "LOCAL_RANK" in os.environ:
         mends["accelerate.state"] = accelerate_cpu.mend_state
+        mends["composer.utils.dist"] = composer_nodes.name_node
         mends["deepspeed.ops.op_builder.builder"] = deepspeed_nvme.mend_builder
     told = framework_parameters()
     if _is_on(told, _DATA_PARALLEL):

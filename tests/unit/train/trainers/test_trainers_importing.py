@@ -1,6 +1,7 @@
 """Modules of libraries are mended when a program imports them, and not before; ranks without a GPU are counted."""
 
 import importlib
+import os
 import sys
 import types
 
@@ -9,6 +10,7 @@ import pytest
 from clary.train.trainers import installing
 from clary.train.trainers.accelerate_cpu import mend_state
 from clary.train.trainers.arguments import choose_devices_by
+from clary.train.trainers.composer_nodes import name_node
 from clary.train.trainers.importing import MendingFinder, mend_when_imported
 
 
@@ -78,10 +80,12 @@ def test_a_program_that_is_no_rank_gets_no_finder(monkeypatch):
     assert added_by_install(monkeypatch) == []
 
 
-def test_a_rank_has_accelerate_and_deepspeed_alone_mended(monkeypatch):
+def test_a_rank_has_accelerate_composer_and_deepspeed_alone_mended(monkeypatch):
     monkeypatch.delenv("SM_FRAMEWORK_PARAMS", raising=False)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert added_by_install(monkeypatch) == [{"accelerate.state", "deepspeed.ops.op_builder.builder"}]
+    assert added_by_install(monkeypatch) == [
+        {"accelerate.state", "composer.utils.dist", "deepspeed.ops.op_builder.builder"}
+    ]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"sagemaker_distributed_dataparallel_enabled": false}'])
@@ -124,6 +128,20 @@ def test_a_rank_without_a_backend_is_one_of_all_over_gloo(monkeypatch, backend, 
     found, kind = module.PartialState()._prepare_backend(cpu=False)
     assert found == expected
     assert (kind == "multi") is (expected == "gloo")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"GROUP_RANK": "1"}, "1"),
+        ({"GROUP_RANK": "1", "NODE_RANK": "3"}, "3"),
+        ({}, None),
+    ],
+)
+def test_composer_finds_the_number_of_its_host(monkeypatch, variables, expected):
+    monkeypatch.setattr(os, "environ", dict(variables))
+    name_node(types.ModuleType("composer.utils.dist"))
+    assert os.environ.get("NODE_RANK") == expected
 
 
 class CachedProperty(property):

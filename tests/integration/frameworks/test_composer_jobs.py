@@ -1,0 +1,47 @@
+"""Composer's Trainer over smddp, its ranks started by torch_distributed on two hosts, and its checkpoints.
+
+Shown against one process that trains on the same batches.
+"""
+
+import pytest
+from boto3_clients import Clients, unique
+from library_jobs import facts_of, library_service, request_of, run_ranks
+
+PROGRAM = "composer_smddp_program.py"
+NUM_RANKS = 4
+DISTRIBUTION = {"sagemaker_torch_distributed_enabled": "true"}
+
+pytestmark = [
+    pytest.mark.long(90),
+    pytest.mark.timeout(500),
+    pytest.mark.xdist_group("composer-jobs"),
+    pytest.mark.needs("composer"),
+]
+
+
+def test_two_hosts_train_as_one_process_does_and_resume_from_a_checkpoint(tmp_path):
+    (alone,) = run_ranks(
+        "composer",
+        PROGRAM,
+        "--plain=yes",
+        num_ranks=1,
+        folder=tmp_path / "alone",
+        CHECKPOINT_FOLDER=str(tmp_path / "checkpoints"),
+    )
+    with library_service(tmp_path / "home", "composer") as service:
+        aws = Clients(service)
+        kept = {"CheckpointConfig": {"S3Uri": f"s3://clary/{unique('composer')}/"}}
+        found = facts_of(aws, request_of(aws, "composer", PROGRAM, DISTRIBUTION, **kept), num_ranks=NUM_RANKS)
+        given = {**DISTRIBUTION, "load": "ep3-ba3-rank0.pt"}
+        resumed = facts_of(aws, request_of(aws, "composer", PROGRAM, given, **kept), num_ranks=NUM_RANKS)
+    assert (alone["size"], alone["model"]) == (1, "Net")
+    for rank, facts in enumerate(found):
+        assert (facts["rank"], facts["node"], facts["size"]) == (rank, rank // 2, NUM_RANKS)
+        assert (facts["backend"], facts["model"]) == ("smddp", "DistributedDataParallel")
+        assert facts["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert facts["checksum"] == pytest.approx(alone["checksum"], rel=1e-6)
+        assert facts["checksum"] == found[0]["checksum"]
+    for facts in resumed:
+        assert facts["losses"] == pytest.approx(alone["losses"][3:], rel=1e-5)
+        assert facts["checksum"] == found[0]["checksum"]
+    assert alone["losses"][-1] < 0.6 * alone["losses"][0]
