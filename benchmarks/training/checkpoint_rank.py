@@ -23,6 +23,14 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.fsdp import fully_shard
 
+from benchmarks.training.checkpoint_staged import (
+    async_staged_save,
+    asynchronous_stager,
+    batch_as_long_as,
+    is_staged_whole,
+    staged_save,
+    timed,
+)
 from clary.train import checkpoint
 
 NUM_LAYERS = 24
@@ -70,11 +78,17 @@ def cost(orders: Orders) -> dict[str, Any]:
     num_bytes = sum(one.nbytes for one in tensors)
     source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
     keeper = checkpoint.Keeper(folder / "ours", keep=1)
+    staged = checkpoint.Keeper(folder / "staged", keep=1, async_staging=True)
+    stager = asynchronous_stager()
+    target.copy_(source)
+    batch = batch_as_long_as(model, timed(lambda: target.copy_(source)))
     ways: dict[str, Callable[[], dict[str, float]]] = {
-        "copy": lambda: {"copy_s": _timed(lambda: target.copy_(source))},
+        "copy": lambda: {"copy_s": timed(lambda: target.copy_(source))},
         "torch.save": lambda: _torch_save(folder, model, optimizer),
         "torch async_save": lambda: _async_save(folder, model, optimizer),
         "ours": lambda: _ours(keeper, {"model": model, "optimizer": optimizer}),
+        "ours, copied later": lambda: staged_save(staged, model, optimizer, batch),
+        "torch async_save, copied later": lambda: async_staged_save(folder, stager, model, optimizer, batch),
         "write": lambda: {"write_s": _plain_write(folder, source)},
     }
     found: dict[str, list[float]] = {}
@@ -89,8 +103,10 @@ def cost(orders: Orders) -> dict[str, Any]:
             parameter.zero_()
     step = keeper.restore({"model": model, "optimizer": optimizer})
     same = all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
-    keeper.close()
-    return {**found, "num_bytes": num_bytes, "verified": same and step is not None}
+    same = same and is_staged_whole(staged, model, optimizer)
+    for one in (keeper, staged, stager):
+        one.close()
+    return {**found, "num_bytes": num_bytes, "batch": batch.size(0), "verified": same and step is not None}
 
 
 def _ours(keeper: checkpoint.Keeper, state: dict[str, Any]) -> dict[str, float]:
@@ -119,16 +135,10 @@ def _longest_pause(limit_s: float, is_over: Callable[[], bool]) -> float:
     return longest
 
 
-def _timed(action: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
-
-
 def _torch_save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
     path = folder / "torch.pt"
-    took_s = _timed(lambda: torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path))
-    synced_s = took_s + _timed(lambda: _sync(path))
+    took_s = timed(lambda: torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path))
+    synced_s = took_s + timed(lambda: _sync(path))
     path.unlink()
     return {"torch_save_s": took_s, "torch_save_synced_s": synced_s}
 
@@ -157,7 +167,7 @@ def _plain_write(folder: Path, source: torch.Tensor) -> float:
         finally:
             os.close(handle)
 
-    took_s = _timed(write)
+    took_s = timed(write)
     path.unlink()
     return took_s
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from clary.train import checkpoint
-from clary.train.checkpoint import saving
+from clary.train.checkpoint import saving, staging
 from clary.train.checkpoint.folders import scan
 from clary.train.checkpoint.parts import write_part
 
@@ -56,6 +56,43 @@ def test_what_training_changes_after_the_call_is_not_saved(rank, size):
     keeper.close()
     keeper.close()
     refused(lambda: keeper.save(6, state), ValueError, "is closed")
+
+
+def test_copies_made_during_the_next_backward_pass_are_of_the_save(rank, size):
+    for kind in ("sharded", "replicated"):
+        keeper = open_keeper(f"staging-{kind}", rank, size, async_staging=True)
+        state = make(kind, 1)
+        for step in range(3):
+            train(state, 1)
+            before = whole(state)
+            keeper.save(step, state)
+        train(state, 2)
+        keeper.wait()
+        assert keeper.restore(state) == 2
+        assert_same(whole(state), before)
+        keeper.close()
+
+
+def test_a_tensor_that_one_rank_changes_too_early_costs_the_step_on_all(rank, size):
+    keeper = open_keeper("staging-changed", rank, size, async_staging=True)
+    state = make("sharded", 1)
+    train(state, 1)
+    keeper.save(1, state)
+    keeper.wait()
+    real = staging.torch._foreach_copy_
+
+    def late_copy(targets, sources):
+        time.sleep(0.5)
+        real(targets, sources)
+
+    staging.torch._foreach_copy_ = late_copy
+    keeper.save(2, state)
+    if rank == 1:
+        state["model"].second.weight.to_local().data.mul_(3)
+    refused(keeper.wait, checkpoint.CheckpointError, "rank 1: ", "step 2", "model/second.weight", "changed between")
+    staging.torch._foreach_copy_ = real
+    assert keeper.restore(state) == 1
+    keeper.close()
 
 
 def test_the_last_steps_are_kept_on_every_host_and_nothing_else(rank, size):

@@ -25,7 +25,8 @@ from clary.train.checkpoint.plans import Plan, agree_on_plan, signature
 from clary.train.checkpoint.restoring import restore
 from clary.train.checkpoint.saving import Background, Writing, start_writing
 from clary.train.checkpoint.snapshot import Snapshot
-from clary.train.checkpoint.states import check_names, flatten
+from clary.train.checkpoint.staging import LateTensors, Staging
+from clary.train.checkpoint.states import changed_by_step_alone, check_names, flatten, optimizers
 from clary.train.checkpoint.stop_notice import is_stop_ordered
 
 if TYPE_CHECKING:
@@ -44,20 +45,33 @@ class Keeper:
         keep: steps that stay; older ones are removed once a newer one is whole. At least 1.
         peers: hold a second copy of each rank's last part in the memory of a rank of another host.
         limit_s: seconds that any wait for a disk or another rank may take.
+        async_staging: copy parameters and optimizers' tensors after `save` has returned, while the next forward and
+            backward pass run. The next `optimizer.step()` waits for what is left. The program promises that only steps
+            of optimizers in the state change them.
 
     Raises: ValueError for arguments that cannot be; CheckpointError on all ranks if one cannot use its folder.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, keep: int = 2, peers: bool = False, limit_s: float = 1800.0
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int = 2,
+        peers: bool = False,
+        limit_s: float = 1800.0,
+        async_staging: bool = False,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; expected 1 or more steps to keep")
         if limit_s <= 0:
             raise ValueError(f"limit_s is {limit_s}; expected seconds, more than 0")
+        if peers and async_staging:
+            raise ValueError("peers and async_staging are both set: copies in peers' memory need the copy at once")
         self.folder = Path(folder).absolute()
         self._keep, self._wants_peers, self._limit_s = keep, peers, limit_s
+        self._has_async_staging = async_staging
         self._snapshot, self._memory = Snapshot(), PeerMemory()
+        self._staging: Staging | None = None  # of the last save
         self._background: Background | None = None  # what has not been waited for
         self._tidying: Background | None = None  # what has been, and may still remove older steps
         self._is_open = True
@@ -76,6 +90,7 @@ class Keeper:
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Copy a state into host memory and return; it is written while training goes on.
 
+        With `async_staging`, parameters and optimizers' tensors are copied while training goes on, too.
         The first save allocates, and one that finds the step before not yet written waits for it. Models and optimizers
         are saved in the pieces that they are in; of anything else, what the lowest rank has.
 
@@ -104,13 +119,14 @@ class Keeper:
             if self._agree(step, kind, failure) == _NEW_PLAN:
                 self._plan = agree_on_plan(self._company.calls, flat)
             assert self._plan is not None
-            self._take(self._plan, flat, step)
+            self._take(self._plan, flat, state, step)
         writing = Writing(
             ranks=self._company.writers,
             root=self.folder,
             places=self._company.places,
             snapshot=self._snapshot,
             keep=self._keep,
+            staging=self._staging,
         )
         copiers = self._company.copiers
         copies = (self._memory, copiers, self._company.partners) if copiers is not None else None
@@ -155,6 +171,11 @@ class Keeper:
         with self._naming("asking for a stop, beside"):
             return bool(self._company.calls.highest(int(is_stop_ordered(os.environ)))[0])
 
+    @property
+    def step_wait_s(self) -> float:
+        """Seconds that optimizers' steps have waited so far for the copy of the last save (`async_staging`)."""
+        return 0.0 if self._staging is None else self._staging.step_wait_s
+
     def wait(self) -> None:
         """Return once the last save is on the disks of all hosts.
 
@@ -188,7 +209,7 @@ class Keeper:
         self._is_open = False
         self._company.leave()
         self._memory.release()
-        self._snapshot, self._plan = Snapshot(), None
+        self._snapshot, self._plan, self._staging = Snapshot(), None, None
         if failure is not None:
             raise failure
 
@@ -221,13 +242,17 @@ class Keeper:
             )
         return highest
 
-    def _take(self, plan: Plan, flat: dict[str, Any], step: int) -> None:
+    def _take(self, plan: Plan, flat: dict[str, Any], state: Mapping[str, Any], step: int) -> None:
         calls = self._company.calls
         self._num_saves += 1
         save = save_name(self._company.run, self._num_saves)
         trouble: Exception | None = None
+        late = LateTensors()
         try:
-            self._snapshot.take(plan, flat, save=save, step=step, rank=calls.rank, num_parts=calls.size)
+            names = changed_by_step_alone(state, flat) if self._has_async_staging else ()
+            late = self._snapshot.take(
+                plan, flat, save=save, step=step, rank=calls.rank, num_parts=calls.size, late=names
+            )
         except Exception as error:  # noqa: BLE001 - raised below, once the others know that there is no such save
             trouble = error
         if self._highest(trouble, int(trouble is not None))[0]:
@@ -236,6 +261,8 @@ class Keeper:
             raise CheckpointError(
                 f"rank {calls.rank}: step {step} to {self.folder} was not copied: {type(trouble).__name__}: {trouble}"
             ) from trouble
+        what = f"rank {calls.rank}: step {step} to {self.folder}"
+        self._staging = late.start(what, optimizers=optimizers(state), limit_s=self._limit_s)
 
     def _highest(self, failure: BaseException | None, *values: int) -> list[int]:
         """Return the highest of each value over all ranks.
@@ -273,6 +300,8 @@ class Keeper:
         if self._background is None:
             return None
         failure = self._background.finish(self._limit_s)
+        if self._staging is not None:
+            self._staging.release()
         if self._background.is_over:
             self._background, self._tidying = None, self._background
         return failure

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class Place:
     """Where one rank is."""
 
-    host: str  # as it calls itself
+    host: str  # the host's own name
     leader: int  # the lowest rank that sees the same folder; it alone renames and removes there
 
 

@@ -24,6 +24,7 @@ from clary.train.checkpoint.peers import PeerMemory
 from clary.train.checkpoint.places import Place
 from clary.train.checkpoint.ranks import Ranks
 from clary.train.checkpoint.snapshot import Snapshot
+from clary.train.checkpoint.staging import Staging
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Writing:
     places: Sequence[Place]
     snapshot: Snapshot
     keep: int
+    staging: Staging | None = None  # what fills the snapshot; None where it is full
 
     def write(self) -> None:
         """Write this rank's part, and make the step visible once all have.
@@ -50,6 +52,8 @@ class Writing:
         folder = writing_folder(self.root, index.step, index.save)
 
         def part() -> None:
+            if self.staging is not None:
+                self.staging.finish()
             folder.mkdir(exist_ok=True)
             if is_leader:
                 write_whole(folder / METADATA, self.snapshot.metadata)
@@ -152,7 +156,7 @@ def start_writing(
     Args:
         copies: where peers' copies lie, the group that they travel over, and by rank who holds them; None: nowhere.
         previous: what was written before; it has been waited for.
-        told: called, on the thread, with why copies could not be exchanged; the step is written all the same.
+        told: called, on the thread, with why copies could not be exchanged; the step is still written.
     """
     index = writing.snapshot.index
     assert index is not None
@@ -191,7 +195,7 @@ def start_writing(
 
 
 PREVIOUS_LIMIT_S = 600.0  # of removing what is no longer kept; the next step is written all the same
-EXIT_LIMIT_S = 1500.0  # less than other ranks wait for this one, so that they are told why
+EXIT_LIMIT_S = 1500.0  # less than other ranks wait for this one, so that they get the reason
 _pending: weakref.WeakSet[Background] = weakref.WeakSet()
 _registered = threading.Event()
 

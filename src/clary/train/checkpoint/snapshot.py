@@ -2,12 +2,14 @@
 
 The memory is allocated and touched once a plan and used again by every save; on machines with GPUs it is pinned, and
 all copies are under way before the first is waited for. What is no tensor has a size of its own each time and follows.
+Tensors that only an optimizer's step changes may be copied later than the others (`staging`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import io
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from clary.train.checkpoint.parts import Key, PartIndex
 from clary.train.checkpoint.plans import Plan
+from clary.train.checkpoint.staging import LateTensors
 
 
 class Memory:
@@ -49,7 +52,17 @@ class Snapshot(Memory):
         self._views: list[torch.Tensor] = []
         self._plan: Plan | None = None
 
-    def take(self, plan: Plan, flat: dict[str, Any], *, save: str, step: int, rank: int, num_parts: int) -> None:
+    def take(
+        self,
+        plan: Plan,
+        flat: dict[str, Any],
+        *,
+        save: str,
+        step: int,
+        rank: int,
+        num_parts: int,
+        late: Collection[str] = (),
+    ) -> LateTensors:
         """Copy the tensors and values of the plan; training may change them once this has returned.
 
         Args:
@@ -59,18 +72,24 @@ class Snapshot(Memory):
             step: of training.
             rank: of this part.
             num_parts: of the whole save: the number of ranks.
+            late: names of tensors in host memory that are not copied here, but returned.
+        Returns: the late tensors, empty where there are none.
         Raises: RuntimeError where there is not enough memory; the snapshot is empty then.
         """
         self.index = None
         if self._plan is not plan:
             self._allocate(plan)
         values = []
+        left = LateTensors()
         places: dict[Key, tuple[int, int]] = {one.key: (one.start, one.num_bytes) for one in plan.tensors}
         with torch.no_grad():
             for view, planned in zip(self._views, plan.tensors, strict=True):
                 source = flat[planned.key[0]]
                 source = source.to_local() if isinstance(source, DTensor) else source
-                view.copy_(source, non_blocking=plan.uses_cuda)
+                if planned.key[0] in late:
+                    left.add(planned.key[0], source, view)
+                else:
+                    view.copy_(source, non_blocking=plan.uses_cuda)
         at = plan.num_bytes
         for name in plan.values:  # while the copies from GPUs are under way
             stream = io.BytesIO()
@@ -87,6 +106,7 @@ class Snapshot(Memory):
                     torch.cuda.current_stream(device).synchronize()
         self.metadata = plan.metadata
         self.index = PartIndex(save=save, step=step, rank=rank, num_parts=num_parts, num_bytes=at, places=places)
+        return left
 
     def _allocate(self, plan: Plan) -> None:
         self._views, self._plan = [], None

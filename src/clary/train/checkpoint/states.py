@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -107,6 +108,28 @@ def optimizer_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iter
             yield names.get(id(parameter), f"{at}.{number}"), parameter
 
 
+def changed_by_step_alone(state: Mapping[str, Any], flat: Mapping[str, Any]) -> set[str]:
+    """Return the names of tensors that only the step of an optimizer in the state changes: its parameters and its own.
+
+    Args:
+        state: models, optimizers and values, by name.
+        flat: what `flatten` made of it.
+    """
+    owned: set[int] = set()
+    for optimizer in optimizers(state):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                owned.add(_address(parameter))
+                owned.update(_address(one) for one in optimizer.state.get(parameter, {}).values())
+    owned.discard(0)
+    return {name for name, one in flat.items() if not name.startswith(VALUE_MARK) and _address(one) in owned}
+
+
+def optimizers(state: Mapping[str, Any]) -> list[Optimizer]:
+    """Return the optimizers of a state."""
+    return [one for one in state.values() if isinstance(one, Optimizer)]
+
+
 def take_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Return a value with holes where its tensors are, which are added to `tensors`."""
     if isinstance(value, torch.Tensor):
@@ -141,6 +164,14 @@ def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(change(one) for one in value)
     return value
+
+
+def _address(one: Any) -> int:
+    """Return the address of a dense tensor in host memory; 0 for anything else, and for one without elements."""
+    if isinstance(one, DTensor):
+        one = one.to_local()
+    is_plain = type(one) in (torch.Tensor, nn.Parameter) and one.layout is torch.strided and one.is_cpu
+    return one.data_ptr() if is_plain else 0
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

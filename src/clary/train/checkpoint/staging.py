@@ -1,0 +1,172 @@
+"""Copies of tensors that only an optimizer's step changes, made while the next forward and backward pass run.
+
+Where: `snapshot` hands over the tensors that `states.changed_by_step_alone` names, `saving` waits for the copies before
+it writes, and each optimizer's step waits for them before it changes anything.
+
+[Note: changes before the step] A program may change weights by other ways than the step: averaged weights are swapped
+in, weights are clamped. Such a copy would hold values of two moments, so it is refused instead of written. torch counts
+changes in place, but neither those through `.data` and NumPy nor those of fused optimizers. So some elements of each
+tensor are also read when the save is called, and compared with the copy. A change of a few elements that torch does not
+count can pass both looks; the docs say so (docs/training-checkpoints.md).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from clary.train.checkpoint.errors import CheckpointError
+
+BATCH_BYTES = 32 * 1024**2  # copied in one call, which holds no lock of the interpreter
+NUM_SAMPLES = 16  # elements of each tensor that are read at the save
+
+
+class Staging:
+    """Copies under way, of one save.
+
+    Args:
+        what: names the rank and the save, for errors.
+        names: of the tensors, for errors.
+        sources: tensors in host memory, of any shapes; only the step of one of `optimizers` changes them.
+        targets: for each source a tensor of its shape and type, in the snapshot.
+        optimizers: their next step waits for the copies.
+        limit_s: of that wait, in seconds.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        names: Sequence[str],
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        optimizers: Sequence[Optimizer],
+        limit_s: float,
+    ) -> None:
+        self._what, self._limit_s = what, limit_s
+        self._names, self._sources, self._targets = list(names), list(sources), list(targets)
+        self._versions = [source._version for source in self._sources]
+        self._samples = [_sampled(source).clone() for source in self._sources]
+        self._over = threading.Event()
+        self._failure: CheckpointError | None = None
+        self.step_wait_s = 0.0  # that steps have waited for these copies so far
+        self._hooks = [one.register_step_pre_hook(self._before_step) for one in optimizers]
+        threading.Thread(target=self._run, name="clary-checkpoint-staging", daemon=True).start()
+
+    def finish(self) -> None:
+        """Wait until all is copied.
+
+        Raises: CheckpointError if a tensor was changed meanwhile, or the limit has passed.
+        """
+        if not self._over.wait(self._limit_s):
+            raise CheckpointError(f"{self._what}: its tensors were not copied within {self._limit_s:g} s")
+        if self._failure is not None:
+            raise self._failure
+
+    def release(self) -> None:
+        """Take the hooks off the optimizers. For the thread that trains: an optimizer's step goes through its hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before_step(self, *_: Any) -> None:
+        """Hold an optimizer's step up until all is copied; a copy that failed is told by the next save or wait."""
+        if not self._over.is_set():
+            began_s = time.perf_counter()
+            is_over = self._over.wait(self._limit_s)
+            self.step_wait_s += time.perf_counter() - began_s
+            if not is_over:
+                raise CheckpointError(
+                    f"{self._what}: an optimizer's step waited {self._limit_s:g} s for the copy of its tensors"
+                )
+
+    def _run(self) -> None:
+        try:
+            with torch.no_grad():
+                for batch in _batches(self._sources):
+                    torch._foreach_copy_([self._targets[at] for at in batch], [self._sources[at] for at in batch])
+                    changed = [self._names[at] for at in batch if self._has_changed(at)]
+                    if changed:
+                        self._failure = self._changed(changed)
+                        return
+        except Exception as error:  # noqa: BLE001 - raised by `finish`
+            self._failure = CheckpointError(f"{self._what} was not copied: {type(error).__name__}: {error}")
+            self._failure.__cause__ = error
+        finally:
+            self._sources, self._targets, self._samples = [], [], []
+            self._over.set()
+
+    def _has_changed(self, at: int) -> bool:
+        """Whether a tensor is not what it was when the save was called, as far as that can be seen."""
+        if self._sources[at]._version != self._versions[at]:
+            return True
+        return not torch.equal(_bits(_sampled(self._targets[at])), _bits(self._samples[at]))
+
+    def _changed(self, names: Sequence[str]) -> CheckpointError:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return CheckpointError(
+            f"{self._what}: {names[0]}{more} changed between the save and the next step of an optimizer, so the copy "
+            "is of no use and was not written. Save after such a change, or make the Keeper without async_staging"
+        )
+
+
+class LateTensors:
+    """Tensors that are still to be copied, and where each goes."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._sources: list[torch.Tensor] = []
+        self._targets: list[torch.Tensor] = []
+
+    def add(self, name: str, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Add a tensor of any shape, and its place in the snapshot, of the same shape."""
+        self._names.append(name)
+        self._sources.append(source)
+        self._targets.append(target)
+
+    def start(self, what: str, *, optimizers: Sequence[Optimizer], limit_s: float) -> Staging | None:
+        """Begin to copy; None where there is nothing to copy.
+
+        Args: as of `Staging`.
+        """
+        if not self._names:
+            return None
+        return Staging(
+            what,
+            names=self._names,
+            sources=self._sources,
+            targets=self._targets,
+            optimizers=optimizers,
+            limit_s=limit_s,
+        )
+
+
+def _batches(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Return the places of tensors in groups of about BATCH_BYTES."""
+    batches: list[list[int]] = []
+    room = 0
+    for at, tensor in enumerate(tensors):
+        if room <= 0:
+            batches.append([])
+            room = BATCH_BYTES
+        batches[-1].append(at)
+        room -= tensor.nbytes
+    return batches
+
+
+def _sampled(tensor: torch.Tensor) -> torch.Tensor:
+    """Return [up to NUM_SAMPLES] elements of a tensor of any shape, evenly spread."""
+    tensor = tensor.detach()
+    stride = -(-tensor.numel() // NUM_SAMPLES) or 1
+    if tensor.is_contiguous():
+        return tensor.as_strided((-(-tensor.numel() // stride),), (stride,))
+    return tensor[torch.unravel_index(torch.arange(0, tensor.numel(), stride), tensor.shape)]
+
+
+def _bits(elements: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of [n] elements, so that values that are no numbers equal themselves."""
+    return elements.contiguous().view(torch.uint8)
