@@ -40,9 +40,9 @@ def forward_backward(model: nn.Module, batch: torch.Tensor) -> None:
 
 def batch_as_long_as(model: nn.Module, seconds: float) -> torch.Tensor:
     """Return a batch [samples, features] whose forward and backward pass last at least `seconds`."""
-    width, samples = model[0].in_features, 1  # type: ignore[union-attr,operator]
+    width, samples = model[0].in_features, 1
     while True:
-        batch = torch.randn(samples, width)  # type: ignore[arg-type]
+        batch = torch.randn(samples, width)
         forward_backward(model, batch)
         if min(timed(partial(forward_backward, model, batch)) for _ in range(3)) >= seconds:
             return batch

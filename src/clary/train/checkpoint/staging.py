@@ -101,7 +101,7 @@ class Staging:
             self._over.set()
 
     def _has_changed(self, at: int) -> bool:
-        """Whether a tensor is not what it was when the save was called, as far as that can be seen."""
+        """Whether a tensor has visibly changed since the save was called."""
         if self._sources[at]._version != self._versions[at]:
             return True
         return not torch.equal(_bits(_sampled(self._targets[at])), _bits(self._samples[at]))
@@ -123,7 +123,13 @@ class LateTensors:
         self._targets: list[torch.Tensor] = []
 
     def add(self, name: str, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Add a tensor of any shape, and its place in the snapshot, of the same shape."""
+        """Add a tensor that is copied later.
+
+        Args:
+            name: of the tensor, for errors.
+            source: of any shape.
+            target: its place in the snapshot, of the same shape and type.
+        """
         self._names.append(name)
         self._sources.append(source)
         self._targets.append(target)
