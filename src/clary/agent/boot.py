@@ -56,7 +56,7 @@ class Unwanted(Exception):
 
 
 class Failed(Exception):
-    """This host cannot be had; the words say why."""
+    """This host cannot be made; the words say why."""
 
 
 def main() -> int:

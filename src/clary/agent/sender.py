@@ -111,7 +111,7 @@ class Sender(Worker):
             end: the number.
             timeout_s: longest wait.
             outlasts_outages: whether it is the longest time without progress while the service answers: time in which
-                it cannot be reached does not count, as nothing else could be told to it either.
+                it cannot be reached does not count.
             is_vain: asked several times a second whether to stop waiting.
         """
         self._moved_at_s = began_s = time.monotonic()

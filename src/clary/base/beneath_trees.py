@@ -194,7 +194,7 @@ def _opened_up(parent: int, name: str) -> Folder:
     """Open a folder that perhaps has no permissions, giving its owner all. Raises: OSError."""
     look = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        with contextlib.suppress(OSError):  # of another owner: perhaps it can be read all the same
+        with contextlib.suppress(OSError):  # it has another owner, and may still be readable
             os.chmod(f"/proc/self/fd/{look}", _OWNER_ONLY)
         return Folder(os.open(f"/proc/self/fd/{look}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     finally:

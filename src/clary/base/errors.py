@@ -27,7 +27,7 @@ class Fault(StrEnum):
 
     USER = "user"  # the request or its data: bad channel, missing object, unknown image
     ALGORITHM = "algorithm"  # the training program ended with an error
-    CAPACITY = "capacity"  # hosts that could not be had
+    CAPACITY = "capacity"  # hosts that could not be granted
     INFRASTRUCTURE = "infrastructure"  # a host, link, disk or store that failed
     INTERNAL = "internal"  # a defect of Clary
 
@@ -87,7 +87,7 @@ class JobError(ClaryError):
 
 
 class EngineError(ClaryError):
-    """Hosts that could not be had, started or stopped."""
+    """Hosts that could not be granted, started or stopped."""
 
     default_fault = Fault.INFRASTRUCTURE
 

@@ -23,7 +23,7 @@ from clary.base.errors import ContractError
 T = TypeVar("T")
 Convert = Callable[[Any], Any]
 
-_SCALARS = frozenset({bool, int, float, str, type(None)})  # whose instances are their own plain form
+_SCALARS = frozenset({bool, int, float, str, type(None)})  # types whose instances are plain already
 
 
 def to_plain(value: Any) -> Any:

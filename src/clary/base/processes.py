@@ -1,4 +1,4 @@
-"""Processes told apart by id and start time, so that a reused id is never taken for the one we started.
+"""Processes identified by id and start time, so that a reused id is never taken for the one we started.
 
 Where: the service's record, the engine's agents, the object store, the census of a host: everything that is counted or
 signalled later by its id. Linux only.

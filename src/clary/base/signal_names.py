@@ -1,6 +1,6 @@
 """How signals are named in messages.
 
-Where: agents tell of processes that a signal ended, the service tells of them in FailureReason.
+Where: agents report processes that a signal ended; the service names them in FailureReason.
 """
 
 from __future__ import annotations

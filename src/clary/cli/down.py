@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     process, folder = running.record.process, running.folder
     if process.terminate(timeout_s=DOWN_TIMEOUT_S):
-        if folder.service_record_path.exists():  # which a service removes unless jobs run on
+        if folder.service_record_path.exists():  # a service removes this file when it ends, unless jobs run on
             why = why_full(folder.root) or f"see {folder.service_log}"
             print(
                 f"clary: the service is down, but jobs run on without it: {why}. The next clary up takes them up, and "

@@ -8,9 +8,9 @@ from typing import Any
 
 from clary.cli.tables import duration
 
-SOON_S = 1.0  # what comes sooner is now
+SOON_S = 1.0  # a shorter wait is shown as "starts at once"
 MOST_REASON = 60  # characters of a reason in a row of a table
-_IN_ORDER = "First come, first served"  # begins reasons that say no more than a place in the queue does
+_IN_ORDER = "First come, first served"  # reasons that begin so add nothing to the place in the queue
 _NAMES = re.compile(r" \([^()]*\)")  # of other jobs
 
 
@@ -20,9 +20,9 @@ def state_words(facts: Mapping[str, Any]) -> str:
 
 
 def waiting_brief(facts: Mapping[str, Any]) -> str:
-    """Return `place 3 of 205, within 12m 00s`, for a row of a table; the page of the job has all of it.
+    """Return `place 3 of 205, within 12m 00s`, for a row of a table.
 
-    The reason of the wait stands behind it where it is another one than the place, without the names of other jobs.
+    The reason of the wait follows if it is another than the place in the queue; names of other jobs are left out.
     """
     if facts["state"] != "Queued":
         return ""

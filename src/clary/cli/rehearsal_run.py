@@ -244,7 +244,7 @@ class JobWatch:
         while True:
             query = {f"after.{stream}": token for stream, token in tokens.items()} | {"attempt": str(attempt)}
             page = self.connection.job_page(self.name, "logs", query)
-            for line in page["lines"]:  # of which there may be more than memory holds
+            for line in page["lines"]:  # the output may be larger than memory
                 if self.reader.read(line["text"]) is not None:
                     by_rank.setdefault((line["rank"], line["host"]), []).append(line["text"])
             if page["sure_until_ms"] is None:

@@ -13,7 +13,7 @@ One file a process, one JSON object a line, in the order in which things happene
     {"e": "line", "s": "step 1"}      the program printed a line
     {"e": "full"}                     the record ends here, the training does not
 
-Lines are here because their order against batches and steps can not be had from the log.
+Lines are recorded here because the log does not give their order among batches and steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stands for `torch._six`, which left torch with 2.0: names by which scripts for torch 1 read Python's own.
+"""Replaces `torch._six`, which torch 2.0 removed: aliases of Python's own types that scripts for torch 1 import.
 
 Where: `clary_autoload` finds it when a program imports `torch._six` and torch has none.
 """
@@ -8,7 +8,7 @@ import math
 import os
 import sys
 
-_TOLD = "CLARY_TOLD_TORCH_SIX"  # of a program's processes, one tells
+_TOLD = "CLARY_TOLD_TORCH_SIX"  # one process of a program prints the message
 
 inf, nan = math.inf, math.nan
 string_classes = (str, bytes)
@@ -18,7 +18,7 @@ container_abcs = collections.abc
 if not os.environ.get(_TOLD) and os.environ.get("RANK", "0") == "0":
     os.environ[_TOLD] = "1"
     print(
-        "clary: torch._six left torch with 2.0; this program gets inf, nan, string_classes, int_classes and "
+        "clary: torch 2.0 removed torch._six; this program gets inf, nan, string_classes, int_classes and "
         "container_abcs as torch 1 had them. In an image with torch 2 its import fails",
         file=sys.stderr,
         flush=True,

@@ -149,7 +149,7 @@ class Clue:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuError:
-    """The newest error of one kind that the driver has told of a GPU."""
+    """The newest error of one kind that the driver has reported for a GPU."""
 
     gpu: int  # of the host's GPUs, as its program counts them
     xid: int  # the driver's code
@@ -190,7 +190,7 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityNotice:
-    """The host's capacity is about to end: its agent was told to end, not by the service."""
+    """The host's capacity is about to end: somebody other than the service sent its agent a signal."""
 
     why: str  # in words, such as "SIGTERM from the engine"
     at: datetime  # when it came, by the host's clock

@@ -156,7 +156,7 @@ class CallRecord(NamedTuple):
     """Content of one file."""
 
     rank: int
-    process: int  # as it numbers itself, which inside a host is not as the machine does
+    process: int  # the process's own pid; inside a host's namespace it is not the machine's
     num_left_out: int  # groups that found no slot
     groups: tuple[RecordedGroup, ...]
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from clary.base.string_enum import StrEnum
 
-WARN_CLOCK_S = 2.0  # by which clocks may differ; times of lines and checkpoints of several hosts are compared
+# largest accepted difference of clocks; times of lines and checkpoints of several hosts are compared
+WARN_CLOCK_S = 2.0
 
 
 def seconds_in_words(seconds: float) -> str:
@@ -30,7 +31,7 @@ class FindingState(StrEnum):
 class HealthAction(StrEnum):
     """Consequence of a sick host or link before the program starts."""
 
-    WARN = "warn"  # it is told
+    WARN = "warn"  # it is reported
     REPLACE = "replace"  # the attempt ends, and is tried again
 
 
@@ -43,7 +44,7 @@ class Check(StrEnum):
     GPU = "gpu"
     NAMES = "names"  # every host's name means its address
     PORT = "port"  # the port where ranks meet is free
-    INTERFACE = "interface"  # which one reaches all peers
+    INTERFACE = "interface"  # the interface that reaches all peers
     COLLECTIVE = "collective"  # a sum over all hosts
     LINK = "link"  # the whole link, where all of it is well or nothing was measured
     ROUTE = "route"  # packets leave by the interface that they should
@@ -61,7 +62,7 @@ class HealthFinding:
 
     check: Check
     state: FindingState
-    host: str  # whose finding it is; of a link, where packets start
+    host: str  # the host that found it; of a link, where packets start
     peer: str | None = None  # where they end; None for a check of the host by itself
     words: str = ""  # what was found, with what was expected where they differ
     cause: str = ""  # what most likely lies behind it; empty while all is well

@@ -189,7 +189,7 @@ class LaunchPlan:
     service_url: str  # where agents report
     agent_token: str = field(repr=False)  # bearer token of this attempt's agents
     work_folder: str = ""  # folder of this attempt on the host's machine
-    pool: str = ""  # whose hosts the attempt runs on
+    pool: str = ""  # the pool whose hosts run the attempt
     pool_token: str = field(default="", repr=False)  # bearer token of the pool's agents
     shares_hosts: bool = False  # whether the pool's hosts may have served another attempt, or may yet serve one
     has_standby: bool = True  # whether an interpreter stands by on the pool's hosts between jobs

@@ -1,7 +1,7 @@
 """Type and size in pixels of a picture, read from the first bytes of its file. Pure.
 
 Where: agents send such pictures alone, the service looks again before it keeps one, and once more before it hands one
-out. A file of 256 KiB may claim a width that a browser would want gigabytes for: those are none that are kept.
+out. A file of 256 KiB may claim a width for which a browser would need gigabytes: such files are refused.
 Source: PNG (W3C), 5.2 and 11.2.1; GIF89a, 17 to 26; JPEG: ITU-T T.81, B.1.1.3 and B.2.2.
 """
 

@@ -53,7 +53,7 @@ class ServiceRecord:
     proxy_url: str
     region: str
     version: str
-    memory_limits: str = ""  # who keeps those of hosts, in words
+    memory_limits: str = ""  # the mechanism that enforces those of hosts, in words
 
     @property
     def process(self) -> ProcessId:

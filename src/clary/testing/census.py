@@ -1,8 +1,8 @@
 """A census of things on the machine that a job could leave behind, beyond the engine's own search.
 
 Where: the tests take a census around each test. Functions as those of `engines.local.machine_census`, which knows
-shared memory, sockets and ports. Whose a thing is, is told from a process's ancestors and environment, or a cgroup's
-name.
+shared memory, sockets and ports. The owner of a thing is found by a process's ancestors and environment, or by a
+cgroup's name.
 Source: proc(5), sysvipc(7), unix(7).
 """
 

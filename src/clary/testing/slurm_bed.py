@@ -145,7 +145,7 @@ class SlurmBed:
         for machine in list(self._outer):
             try:
                 self._end_machine(machine)
-            except (AssertionError, OSError) as error:  # the others are ended all the same
+            except (AssertionError, OSError) as error:  # the others must be ended even then
                 errors.append(error)
         for process in self._daemons.values():
             try:
@@ -241,7 +241,8 @@ class SlurmBed:
         self._start_daemon(f"slurmd-{node}", node, "slurmd", "-D", "-f", self._conf, "-N", node)
 
     def power_off(self, node: str) -> None:
-        """End every process of a node at once; its network and its mounts are gone too."""
+        """End every process of a node at once, and its network and mounts; its sockets say no farewell to anybody."""
+        self.run("ip", "link", "set", f"to-node-{NODES.index(node) + 1}", "down")
         self._end_machine(node)
         _reap(self._daemons.pop(f"slurmd-{node}"))
 
@@ -258,7 +259,7 @@ class SlurmBed:
         self.run("bash", "-c", "kill -STOP -1", machine=node)
 
     def wake(self, node: str, *, slurm: bool) -> None:
-        """Let frozen processes of a node go on.
+        """Resume the frozen processes of a node.
 
         Args:
             node: that is frozen.
@@ -344,7 +345,7 @@ class SlurmBed:
         self._first.pop(machine, None)
         handle = self._handles.pop(machine, None)
         if handle is None:
-            self._outer[machine].kill()  # which ends its child
+            self._outer[machine].kill()  # this ends its child
         else:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -43,7 +43,7 @@ while True:
         time.sleep(0.02)
 """
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-# Of a volume that no other job here has, so that none takes the hosts.
+# A volume size that no other job here has, so that no other job takes the hosts.
 KEPT = {"InstanceCount": 1, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 11, "KeepAlivePeriodInSeconds": 900}
 LONG_MS = 150_000  # for jobs that are run within a test
 LONG_S = 60.0
@@ -150,7 +150,7 @@ def test_a_rehearsal_is_cancelled_and_its_jobs_are_stopped(page, console, aws, l
     expect(names).to_have_count(2)  # both jobs are there
     number = re.search(r"number=(\d+)$", page.url)[1]
     twin, struck = names.all_inner_texts()
-    page.get_by_role("button", name="Rehearse", exact=True).click()  # of which there is one at a time
+    page.get_by_role("button", name="Rehearse", exact=True).click()  # one rehearsal runs at a time
     expect(page.get_by_role("status").filter(has_text=f"Rehearsal {number} is under way")).to_be_visible()
     page.get_by_role("button", name="Cancel it").click()
     expect(page.get_by_role("region", name="It was cancelled")).to_contain_text("its jobs were stopped")
@@ -193,7 +193,7 @@ def test_a_service_that_is_killed_leaves_no_rehearsal_behind_and_says_that_it_wa
     dialog.get_by_role("button", name="Start the rehearsal").click()
     running = page.get_by_role("region", name="Under way")
     expect(running).to_contain_text("kill rank 0 after")
-    expect(running).to_contain_text("Waits for the twin")  # which goes on as the job does
+    expect(running).to_contain_text("Waits for the twin")  # the rehearsal goes on as its job does
     twin = running.get_by_role("link").first
     expect(twin).to_be_visible()
     name = twin.inner_text()

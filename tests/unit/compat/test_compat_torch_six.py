@@ -37,7 +37,7 @@ def test_names_of_torch_1_are_there_and_one_rank_says_so(run):
     )
     done = run(words)
     assert done.stdout == "True True True True\n"
-    assert done.stderr.startswith("clary: torch._six left torch with 2.0")
+    assert done.stderr.startswith("clary: torch 2.0 removed torch._six")
     assert done.stderr.count("\n") == 1
     assert run(words, RANK="1").stderr == ""
 

@@ -100,7 +100,7 @@ def walk_tree(
 
     Args:
         sources: taken in this order.
-        notes: told of entries that are left out, cut, or kept as links without content.
+        notes: called for entries that are left out, cut, or kept as links without content.
         follow_links: whether links are read through, for stores that have no links.
     Raises: AgentError naming the path that could not be read.
     """

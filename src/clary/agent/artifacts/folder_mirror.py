@@ -1,8 +1,8 @@
 """A folder whose files reach the object store while a program writes them: tensors, TensorBoard events.
 
 Where: the supervisor starts one a folder with the program and finishes it before the host is done. Unlike checkpoints
-these files form no sets: each is stored by itself when it has changed. What says that a worker has ended is stored
-after everything that was there before it, so that whoever reads in the store finds a whole training behind it.
+these files form no sets: each is stored by itself when it has changed. The end mark of a worker is stored after all
+files that were there before it, so that a reader of the store who sees the mark finds the whole training.
 The program owns the folder: no link in it or on the way to it is followed.
 """
 
@@ -23,12 +23,13 @@ from clary.base.beneath_trees import entries
 from clary.base.errors import ClaryError
 from clary.contract.object_store import ObjectStore, parse_s3_uri
 
-INTERVAL_S = 3.0  # between looks at the folder
+INTERVAL_S = 3.0  # between two scans of the folder
 AGAIN_S = 30.0  # a file that grows is stored again after this time at the earliest
-AGAIN_BYTES_PER_S = 8 * 1024 * 1024  # and a large one, which goes whole each time, after its size over this
-MOST_LOAD = 50  # times as long as a look at the folder takes, is the time to the next at least
-MAX_FILES = 200_000  # of one folder; what is beyond is not stored
-LAST_NAMES = ("ended", "END_OF_JOB.ts")  # first part of paths that say that a training is over
+# bytes/s: a growing file is stored again after its size over this at the earliest, since it is sent whole
+AGAIN_BYTES_PER_S = 8 * 1024 * 1024
+MOST_LOAD = 50  # the pause after a scan is at least this many times the scan's own time
+MAX_FILES = 200_000  # of one folder; further files are not stored
+LAST_NAMES = ("ended", "END_OF_JOB.ts")  # first part of the paths of end marks
 _MAX_KEY_BYTES = 1024  # of S3
 
 logger = logging.getLogger(__name__)
@@ -50,9 +51,8 @@ class FolderMirror(Worker):
         below: the way from there to the mirrored folder.
         s3_uri: prefix; the file `a/b` becomes `PREFIX/a/b`.
         open_store: makes the object store's client; closed at the end.
-        interval_s: between looks.
-        stores_bare_end: whether what says that a training is over is stored where nothing else was saved: of a folder
-            whose prefix others share.
+        interval_s: between scans.
+        stores_bare_end: whether an end mark is stored if nothing else was saved; for a prefix that several hosts share.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class FolderMirror(Worker):
         self._stored: dict[str, _Stored] = {}
         self._seen_last: set[str] = set()
         self._has_forgotten = False
-        self._is_quiet = False  # whether nobody writes any more
+        self._is_quiet = False  # whether all writers have ended
         self._settled = threading.Event()
         self._store: ObjectStore | None = None
         self._is_complete = False
-        self._look_s = 0.0  # that the last look at the folder took
+        self._look_s = 0.0  # time that the last scan of the folder took
         self._error = ""
 
     @property
@@ -102,12 +102,12 @@ class FolderMirror(Worker):
         super().start()
 
     def opened(self) -> Folder:
-        """Open the folder, no link followed. Raises: OSError, also where a link has taken its place."""
+        """Open the folder without following links. Raises: OSError, also if a link has replaced it."""
         with Folder.at(self._home) as home:
             return home.folder("/".join(self._below))
 
     def flush(self) -> None:
-        """Say that nobody writes any more: a round follows at once, and others as before until `finish`."""
+        """Start a round at once, since all writers have ended; later rounds follow as before until `finish`."""
         self._is_quiet = True
         super().flush()
 
@@ -122,7 +122,7 @@ class FolderMirror(Worker):
         return self._is_complete
 
     def abort(self) -> None:
-        """Break everything off; harmless when repeated, from any thread."""
+        """Stop at once; any thread may call it, and more than once."""
         super().abort()
         if self._store is not None:
             threading.Thread(target=self._store.close, name="object-store-closing", daemon=True).start()
@@ -169,11 +169,11 @@ class FolderMirror(Worker):
                 marks = dict(_files(folder))
                 self._look_s = time.thread_time() - began_s
                 names = [name for name in marks if not _is_last(name)]
-                # What says that a training is over waits for a round that began after it was there.
+                # An end mark is stored in a round that began after the mark was written.
                 late = [name for name in marks if _is_last(name) and (is_quiet or name in self._seen_last)]
                 self._seen_last = {name for name in marks if _is_last(name)}
                 if not names and not self._stored and not self._stores_bare_end:
-                    late = []  # the end of a training that has saved nothing is worth nothing
+                    late = []  # an end mark without saved files helps no reader
                 for name in (*sorted(names), *sorted(late)):
                     if self.is_aborted:
                         return False

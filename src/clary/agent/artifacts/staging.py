@@ -98,7 +98,7 @@ def stage_results(
         host: its name, part of the archive's.
         tree: of the host, as the agent sees it.
         store: where the job's output goes.
-        notes: told of entries that are not archived as they are.
+        notes: called for entries that are not archived as they are.
         mounts: as for `result_sources`.
     Raises: AgentError, ObjectStoreError; nothing was written then.
     """

@@ -22,8 +22,8 @@ from clary.contract.collective_records import CallRecord
 from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, SocketState
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
-LIMIT_S = 20.0  # for the stacks of a host; processes whose turn has not come by then have none
-WATCHED_S = 0.7  # in which a process that gets on waits for many things, one that is held up for none
+LIMIT_S = 20.0  # for the stacks of a host; processes not reached by then have no stacks
+WATCHED_S = 0.7  # a running process waits for many things in this time, a blocked one for nothing
 _NUM_READERS = 4
 _NUM_ROOTS = 3  # processes by whose view of files records are sought: one may end meanwhile
 _TRY_S = 6.0  # for py-spy, each time

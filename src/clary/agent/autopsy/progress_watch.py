@@ -1,4 +1,4 @@
-"""Takes readings of a running program and tells when it gets nowhere, and when it goes on.
+"""Takes readings of a running program and reports when it stands still, and when it makes progress again.
 
 Where: `hang_alarm` makes one with the program and closes it with it; a thread of its own reads /proc, the supervisor's
 is told. What counts as progress is `progress_policy`'s.
@@ -19,14 +19,14 @@ _FEWEST_READINGS = 20  # within the limit: shorter limits are looked at more oft
 
 
 class ProgressWatch(Worker):
-    """Looks at the processes below one; nobody is told anything after `abort`.
+    """Looks at the processes below one; no callback is called after `abort`.
 
     Args:
         first_pid: first process of the host's program, as this machine numbers it.
         num_outputs: how often the program has printed something so far; called from the watch's thread.
         limit_s: how long the program may be idle.
-        on_standstill: told in words when it gets nowhere; from the watch's thread, once until it goes on.
-        on_progress: told when it goes on after that.
+        on_standstill: told in words when it gets nowhere; from the watch's thread, once until it makes progress.
+        on_progress: called when it makes progress after that.
         on_quiet: told in words when it has done nothing but compute for `limit_s`, once until it does; None for nobody.
     """
 

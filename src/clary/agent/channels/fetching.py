@@ -39,7 +39,7 @@ class ChannelFacts:
 
     name: str
     num_objects: int
-    size_bytes: int  # as they lie on this host; 0 for pipes and file systems
+    size_bytes: int  # bytes on this host's disk; 0 for pipes and file systems
     seconds: float
     notes: tuple[str, ...] = ()
     summary: str = ""  # where the data came from, in a line for the log; empty for pipes and file systems
@@ -57,7 +57,7 @@ def fetch_channel(
     is_copied: bool = False,
     why_not_kept: str = "",
 ) -> ChannelFacts:
-    """Bring a channel's data to `<tree>/input/data/<name>`; for a pipe or a file system, check that it can be had.
+    """Bring a channel's data to `<tree>/input/data/<name>`; for a pipe or a file system, check that it can be opened.
 
     Can be repeated: files are replaced one by one, each of them whole at any moment.
 

@@ -1,7 +1,8 @@
 """Where objects lie below a channel's folder.
 
-Keys come from buckets that anyone may have written to: one that would lead out of the folder, or that no file system
-can hold, ends the download by name. Nothing is renamed silently, because two keys could then meet in one file.
+Keys come from buckets that anyone may have written to. A key that would lead out of the folder, or that no file system
+can hold, fails the download; the error names the key. No file is renamed silently, because two keys could then meet in
+one file.
 
 Slashes: leading ones are dropped and several in a row count as one, as SeaweedFS stores them; a key that ends in a
 slash is a folder.

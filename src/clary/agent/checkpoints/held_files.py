@@ -92,7 +92,7 @@ class HeldFiles:
 
 
 def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # it was read alone, and is closed all the same
+    with contextlib.suppress(OSError):  # it was only read, and is closed as well
         os.close(descriptor)
 
 

@@ -1,7 +1,7 @@
 """Objects below a prefix: plain objects, sets of hosts, their content. Pure but for `list_prefix`.
 
 A prefix without a slash at its end matches names that go on, as in the original: `ckpt/ASHA-1` also matches
-`ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. Such neighbours are told.
+`ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. The log names such neighbours.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class Publisher:
         self._done: set[tuple[str, str]] = set()  # path and SHA-256 of what needs no other try
         self._sets: dict[str, CheckpointSet | None] = {}  # host -> its newest set
         self._numbers: dict[str, int] = {}
-        self._has_hidden = False  # whether it was told that not everything is shown
-        self._clashes: set[tuple[str, str]] = set()  # pairs of hosts that were told
+        self._has_hidden = False  # whether the log says already that not everything is shown
+        self._clashes: set[tuple[str, str]] = set()  # pairs of hosts that the log has named
         self._num_failed: dict[str, int] = {}  # path, or host whose sets cannot be listed -> tries that failed
         self._failures_told: set[str] = set()
 

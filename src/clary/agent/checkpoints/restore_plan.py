@@ -24,7 +24,7 @@ class RestoreItem:
     key: str  # whole
     size_bytes: int
     file: CheckpointFile | None = None  # as its set has it; None for an object of no set
-    host: str = ""  # whose set it is of
+    host: str = ""  # the host whose set it belongs to
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from clary.contract.step_counts import (
 
 _TEXT_ENDING = ".txt"  # a log or a small part of a checkpoint, which is not written last
 _MAX_FILES = 1024  # looked at, whatever a program has put there
-_MAX_PROCESSES = 16  # whose rows are read, those that stepped last: 230 kB each
+_MAX_PROCESSES = 16  # the most that are read, those that stepped last: 230 kB each
 _MAX_KNOWN = 256  # moments whose counts are remembered
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def restored_counts(
     """Return the step counts of the sets that hosts are restored from, with the same `first` for all hosts.
 
     Args:
-        sets: of all hosts: a host whose files hide the first one's goes on with it all the same.
+        sets: of all hosts; a host continues the first host's counts even if its own files replace that host's.
         order: of hosts by name.
     """
     known = {one.host: one.step_counts for one in sets if one.step_counts is not None and one.step_counts.is_possible}

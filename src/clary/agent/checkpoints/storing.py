@@ -47,8 +47,8 @@ from clary.contract.checkpoint_sets import (
 )
 from clary.contract.object_store import ObjectStore
 
-_NUM_MANIFESTS = 3  # that stay
-_NUM_SETS = 2  # whose content stays
+_NUM_MANIFESTS = 3  # newest manifests that stay in the store
+_NUM_SETS = 2  # newest sets whose content stays in the store
 _CONTENT_NAME_BYTES = 16
 _MAX_NAMED = 3
 

@@ -5,7 +5,7 @@
 
 Where: `wiring` has one a host. The program works on a copy in its own tree; nothing that it sees is shared. When it has
 ended well, the agent takes new files over, by a folder's descriptor and no link followed; files that are kept are never
-replaced. Errors are told in a line, and no job fails by them.
+replaced. Errors are written into a line of the log; no job fails by them.
 
 [Note: who runs whose code]
 What a job has compiled is run by the next job of the same name, so a program that means harm could put anything

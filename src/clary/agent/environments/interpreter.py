@@ -45,7 +45,7 @@ print(json.dumps({
 class InterpreterFacts:
     """One environment."""
 
-    python: str  # as it was asked for
+    python: str  # path as the caller gave it
     version: str  # 3.11.7
     prefix: str
     is_virtual: bool  # made by venv; the base interpreter is elsewhere

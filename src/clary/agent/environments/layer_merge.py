@@ -76,7 +76,7 @@ class _Merge:
                 self.left_out.append(inner)
 
     def _subfolder(self, source: Folder, target: Folder, name: str, path: str, depth: int) -> None:
-        os.chmod(name, _OWNER_ONLY, dir_fd=source.fileno())  # which may be one that its owner may not enter
+        os.chmod(name, _OWNER_ONLY, dir_fd=source.fileno())  # the folder's mode may keep its own owner out
         with source.folder(name) as below:
             if any(_attribute(below, attribute) == b"y" for attribute in _OPAQUE):
                 remove_tree(target, name)

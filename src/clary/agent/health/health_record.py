@@ -18,7 +18,7 @@ _PENDING = FindingState.PENDING
 def merged(record: Record, found: Sequence[HealthFinding]) -> Record:
     """Return the record with new findings; a pending finding gives way to a known one, in either order.
 
-    A link is pending as a whole, and known as soon as anything is told of it later.
+    A link is pending as a whole, and known as soon as a later report names it.
     """
     known = [item for item in record.values() if item.state is not _PENDING]
     known_keys, known_peers = {_key(item) for item in known}, {item.peer for item in known} - {None}

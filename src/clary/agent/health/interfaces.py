@@ -38,7 +38,7 @@ def addresses() -> dict[str, str]:
 
 
 def mtu(interface: str) -> int:
-    """Return the largest packet that an interface takes, in bytes; 0 if it cannot be told."""
+    """Return the largest packet that an interface takes, in bytes; 0 if unknown."""
     try:
         return int(struct.unpack_from("i", _ask(interface, _SIOCGIFMTU), _UNION)[0])
     except OSError:

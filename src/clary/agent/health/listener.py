@@ -79,7 +79,7 @@ class Listener:
     async def open(self) -> None:
         """Begin to answer; raises OSError if the port is taken."""
         self._datagrams = interfaces.datagrams_at(self._port, receive_bytes=_RECEIVE_BYTES)
-        with contextlib.suppress(OSError):  # an interface that does not exist is told by the readings
+        with contextlib.suppress(OSError):  # the readings report an interface that does not exist
             self._datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self._interface.encode() + b"\0")
         asyncio.get_running_loop().add_reader(self._datagrams.fileno(), self._take_datagrams)
         self._server = await asyncio.start_server(

@@ -27,7 +27,7 @@ _ORPHANED_EXIT_CODE = 3
 def main() -> int:
     """Read the order, carry it out, print the readings."""
     kernel.die_with_parent(signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):  # it ended before the kernel was told
+    if os.getppid() != int(sys.argv[1]):  # it ended before the kernel got the request
         return _ORPHANED_EXIT_CODE
     # Some schedulers signal every process of a step; this one ends with its agent.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):

@@ -42,7 +42,7 @@ class FirstProcess:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._init: subprocess.Popen[bytes] | None = None
-        self._failure = ""  # as it was reported to `why_ended`
+        self._failure = ""  # the reason that `why_ended` returns
         self._scratch_folder = ""
         self._cgroup: HostCgroup | None = None
         self._errors = os.memfd_create("clary-init-errors")
@@ -72,7 +72,7 @@ class FirstProcess:
             late_roots: folders below which binds may come later.
 
         Raises:
-            AgentError: a folder is missing or the cgroup is in use. `end` and `clean_up` are due all the same.
+            AgentError: a folder is missing or the cgroup is in use. `end` and `clean_up` must be called even then.
         """
         for folder in (self._sandbox.host_folder, self._sandbox.ml_folder):
             if not os.path.isdir(folder):

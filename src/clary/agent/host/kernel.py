@@ -201,7 +201,7 @@ def bind_mapped(source: str, target: str, *, users: int, read_only: bool = False
 
 
 def pivot_root_to(folder: str) -> None:
-    """Make `folder`, a mount point, the root of this mount namespace and let go of the old root.
+    """Make `folder`, a mount point, the root of this mount namespace, and unmount the old root.
 
     The old root is stacked on the new one and then detached, so no folder is needed for it (pivot_root(2), NOTES).
     """

@@ -143,7 +143,7 @@ class Program:
         try:
             program._launch(functools.partial(first_process.send_start, forks=forks, binds=binds))
         except AgentError as error:
-            program.close()  # which takes in the last reports
+            program.close()  # reads the last reports
             if program._record.has_begun():
                 raise
             raise NothingHasRunError(error.message, fault=error.fault) from error
@@ -384,7 +384,7 @@ class Program:
         sender = next((_CREDENTIALS.unpack(content)[0] for _, _, content in ancillary), 0)
         report = json.loads(data)
         if report["kind"] == "exited":
-            # What it wrote is in the pipe by now; whoever waits for the exit may count on having it.
+            # What it wrote is in the pipe by now; a caller that waits for the exit finds it there.
             self._drain(report["index"])
         if report["kind"] == "init":
             with contextlib.suppress(ProcessLookupError):

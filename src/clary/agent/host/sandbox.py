@@ -57,7 +57,7 @@ class Sandbox:
     host_folder: str  # existing private folder of this host; changes to the machine's files, /tmp and mounts live here
     ml_folder: str  # seen at /opt/ml
     network_namespace_path: str | None = None  # joined; None shares the machine's network
-    user_namespace_path: str | None = None  # joined first; None is real root, or an own one where that is not to be had
+    user_namespace_path: str | None = None  # joined first; None is real root, or this user where that is not available
     mapped_users: MappedUsers | None = None  # of programs, where the network belongs to them; else root makes some
     hosts_file: Mapping[str, str]  # name -> address, for /etc/hosts
     resources: Resources

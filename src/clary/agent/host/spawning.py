@@ -108,7 +108,7 @@ def _become(
         os.execve(find_command(command, environment), argv, environment)  # noqa: S606 - a shell would split argv again
     except OSError as error:
         _fail(failure_fd, _explain(error, argv=argv, environment=environment), error.errno)
-    except ValueError as error:  # a zero byte or an equals sign where none can be
+    except ValueError as error:  # a zero byte or an equals sign where it is not allowed
         _fail(failure_fd, f"{command}: {error}", None)
 
 

@@ -40,7 +40,7 @@ def stand_by(
     users: ProgramUsers | None,
     confinement: Confinement,
 ) -> Start | None:
-    """Hold an interpreter ready until the start order comes; None if the agent lets go instead.
+    """Hold an interpreter ready until the start order comes; None if the agent ends the host instead.
 
     Args:
         order: of the host, with `standby` and `late_roots`.

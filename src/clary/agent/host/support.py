@@ -24,7 +24,7 @@ _SYSCTLS = {
 
 
 def supports(isolation: Isolation) -> str | None:
-    """Return None if hosts of that isolation can be had by this user on this machine, or else why not."""
+    """Return None if this user can make hosts of that isolation on this machine, else the reason."""
     if not sys.platform.startswith("linux"):
         return f"hosts need Linux (namespaces, /proc); this is {sys.platform}"
     if isolation is Isolation.PROCESSES:

@@ -1,4 +1,4 @@
-"""The job's hosts, told to launchers inside the program: `deepspeed` on PATH starts its ranks by this list.
+"""The list of the job's hosts for launchers inside the program: `deepspeed` on PATH starts its ranks by it.
 
 Where: every process of a job gets it, as one variable; see `shims/clary_deepspeed.py`.
 """

@@ -51,7 +51,7 @@ class ErrorScanner:
         self._terminated: dict[int | None, str] = {}  # rank -> class of the C++ exception whose text comes next
         self._chained: set[int | None] = set()  # ranks whose next exception belongs to the last one
         self._found: dict[int | None, Clue] = {}
-        self._mpi_rank: int | None = None  # whose exit code mpirun tells in the next line
+        self._mpi_rank: int | None = None  # mpirun prints the exit code of this process in the next line
         self._last: str | None = None
         self._loose: str | None = None
 

@@ -105,7 +105,7 @@ class HostLog:
             )
 
     def error_line(self, rank: int | None) -> str | None:
-        """Return the line in which a process names its error, as far as that can be told, or None."""
+        """Return the line in which a process names its error, or None if no line is recognised."""
         self._flush()
         return error_line(self._intake.last_lines(rank))
 

@@ -41,7 +41,7 @@ class LogIntake:
         spool: takes the lines.
         clock: tells when a progress bar was last shown, and how fast lines come.
         rules: what enters the log of the output.
-        on_lines: told of lines as they were printed, and of their rank; it never waits.
+        on_lines: called with lines as they were printed, and their rank; it never waits.
     """
 
     def __init__(

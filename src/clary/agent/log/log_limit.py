@@ -17,7 +17,7 @@ class LogLimit:
     """Decides line by line; not safe for several threads at once.
 
     Args:
-        rules: bounds of lines and bytes a second; 0 is none.
+        rules: bounds of lines and bytes a second; 0 means no bound.
         now_s: monotonic time.
     """
 

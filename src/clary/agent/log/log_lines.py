@@ -4,10 +4,10 @@ Where: `log_intake` keeps one `LineSplitter` for each output of each process, so
 Rules, decided once:
 - A line ends at `\n` (or `\r\n`), or when its process has ended. Text without an end is held back however long it
   takes: programs that write in blocks cut lines anywhere, and a cut line would hide metrics.
-- `\r` repaints a line, as progress bars do. A line shows its last state when it ends; a bar that goes on shows its
-  newest state at most every `BAR_INTERVAL_S`.
+- `\r` repaints a line, as progress bars do. A line shows its last state when it ends; a running progress bar shows its
+    newest state at most every `BAR_INTERVAL_S`.
 - A line longer than `PIECE_BYTES` comes as several lines; `LineSplitter.has_cut` tells, so that the log can say so.
-- Escape sequences of terminals stay or go as a whole, as the splitter is told.
+- Escape sequences of terminals are kept or removed whole, by an argument of the splitter.
 - Invalid UTF-8 is written out as `\xff`, NUL is removed, an empty line becomes one space (log services refuse empty
   events, and blank lines belong to the shape of a program's output).
 """
@@ -105,7 +105,7 @@ class LineSplitter:
         return self._pieces(state)
 
     def _cut_partial(self) -> list[str]:
-        """Let go of whole pieces of a line that has not ended."""
+        """Drop whole pieces of a line that has not ended."""
         end = len(self._partial) - len(self._partial) % PIECE_BYTES
         while end and self._partial[end : end + 1] and self._partial[end] & 0xC0 == 0x80:  # inside a character
             end -= 1

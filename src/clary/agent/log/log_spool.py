@@ -105,7 +105,7 @@ class LogSpool:
         Never raises for a full disk or spool, and never waits for room: lines are lost then, and the log says so.
 
         Args:
-            lines: none is empty or holds a line end.
+            lines: not empty, without line ends.
             rank: of the process that printed them.
             at_ms: their time; None is now.
             is_own: whether they are the agent's own.

@@ -27,7 +27,7 @@ class TookTooLong(Exception):
 
 def main() -> None:
     """Answer batches until the input ends."""
-    # Some schedulers signal every process of a step: the last lines must pass here all the same.
+    # Some schedulers signal every process of a step: the last lines must still pass here.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, _interrupt)

@@ -24,8 +24,9 @@ from typing import Protocol
 from clary.agent.log.log_loss import LogLoss
 
 BUFFER_BYTES = 32 * 1024 * 1024
-STUCK_S = 0.005  # for which a disk may hang before output is dropped; a program may wait for 10 ms in all
-GATHER_S = 0.05  # for which the disk's side waits for more; it costs as much to wake up for a line as for many
+STUCK_S = 0.005  # longest time that a disk may hang before output is dropped; a program may wait for 10 ms in all
+# time that the writer to disk waits for more output; it costs as much to wake up for a line as for many
+GATHER_S = 0.05
 GATHER_BYTES = 256 * 1024  # that need no waiting, and are passed on together
 BUSY_S = 1.0  # the same for processors, which are shared with whatever else runs here
 _UNINTERRUPTIBLE = "D"  # state of a thread that waits for a disk, proc(5)

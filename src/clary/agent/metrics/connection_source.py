@@ -1,7 +1,7 @@
 """`host/network_rtt_ms` and `host/network_resent_percent`: how a job's own connections fare, as the kernel counts.
 
 Where: `host_metrics` makes one when the program of a job with several hosts has started, on hosts with a network of
-their own. Connections of ranks are borrowed (`pidfd_getfd`), asked for their TCP_INFO and let go at once, so nothing is
+their own. Connections of ranks are borrowed (`pidfd_getfd`), asked for their TCP_INFO and closed at once, so nothing is
 sent and nothing is measured that the job does not do anyway.
 
 The round trip is that to the nearest other host, which is the least of all connections: acknowledgements may be held

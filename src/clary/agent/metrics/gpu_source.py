@@ -33,7 +33,7 @@ class GpuSource:
     Args:
         indices: of the host's GPUs, as the driver counts.
         interval_s: from one line a GPU to the next.
-        xids: errors that the driver tells of.
+        xids: errors that the driver reports.
         command: the tool.
     """
 
@@ -93,7 +93,8 @@ class GpuSource:
             self._start_s = now_s + self._rest_s(self._tool.poll())
             self._end_tool()
         elif self._tool is not None and not self._is_killed and now_s - self._heard_s > _SILENT_S:
-            # Not waited for: in a driver that hangs it ends when that goes on. No second one is started beside it.
+            # It is not waited for: if the driver hangs, the process ends when the driver answers again. No second one
+            # is started beside it.
             logger.warning("nvidia-smi has said nothing for %g s: does the driver hang? It is ended", _SILENT_S)
             self._tool.kill()
             self._is_killed = True

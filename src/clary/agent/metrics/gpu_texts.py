@@ -74,7 +74,7 @@ def parse_gpu_line(line: str) -> GpuReading | None:
 
 
 def parse_xid(record: str) -> tuple[str, int] | None:
-    """Return bus and code of a record of the kernel's log that tells of an Xid.
+    """Return bus and code of a record of the kernel's log that reports an Xid.
 
     None for any other, and for one that a program has written there.
     """

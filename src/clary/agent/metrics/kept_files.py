@@ -1,7 +1,7 @@
 """Small kernel files that are read again and again, kept open where that is allowed.
 
 Where: every source. Reading an open file again costs a third of opening it, and an open file of /proc/PID stands for
-that very process: once it has ended, reading fails, whoever gets its number next.
+that very process: once it has ended, reading fails, even if another process has been given its number.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KeptFile:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of it; harmless when repeated."""
+        """Close the file; a second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

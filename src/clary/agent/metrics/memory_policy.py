@@ -32,7 +32,7 @@ class ProcessUse(NamedTuple):
 
 
 def needs_exact(rough_bytes: int, limit_bytes: int) -> bool:
-    """Whether a cheap sum is so near the limit that pages have to be told apart."""
+    """Whether the cheap sum is so near the limit that shared pages must be counted once, which costs more."""
     return rough_bytes > limit_bytes * ROUGH_SHARE
 
 

@@ -18,7 +18,7 @@ from clary.agent.worker import Worker
 from clary.base.clock import Clock
 
 MAX_LOAD = 0.04  # of one processor; what costs more is measured less often
-_JUMP_MS = 1000  # by which the time of day may be ahead before it is taken over
+_JUMP_MS = 1000  # the most that the time of day may be ahead before it is adopted
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Sampling(Worker):
         return values
 
     def _time_ms(self) -> int:
-        """Return the time of day, which goes on evenly: a clock that is set back does not take rows with it."""
+        """Return a time of day that never steps back: rows keep their order when the clock is set back."""
         even_ms = self._began_ms + int((self._clock.monotonic() - self._began_s) * 1000)
         now_ms = _milliseconds(self._clock)
         if now_ms - even_ms > _JUMP_MS:  # set forward, or the machine was asleep

@@ -1,8 +1,9 @@
 """`rank-N/step_s` and its parts: the times of training steps, from files of ranks.
 
 Where: `host_metrics` makes one when the program starts. A value is the mean over the steps that have ended since the
-row before; a row in which none has ended has `rank-N/steps` alone, the steps so far. The first step of a process, with
-all that programs do before it, is counted and is in no mean. `rank-N/step_max_s` is the longest of those steps.
+row before; a row of a time in which no step has ended has `rank-N/steps` alone, the number of steps so far. The first
+step of a process, with all that programs do before it, is counted and is in no mean. `rank-N/step_max_s` is the longest
+of those steps.
 
 Programs write these files and may write anything: what is no row of numbers is left out.
 """

@@ -1,4 +1,4 @@
-"""Errors that NVIDIA's driver has told of a host's GPUs, Xids, from the kernel's log.
+"""Errors of a host's GPUs that NVIDIA's driver has written into the kernel's log (Xids).
 
 Where: `metrics.host_metrics` makes one for hosts whose plan gives them GPUs. `gpu_source` looks at each row, and the
 supervisor once more when a program has failed: what the driver said is known before the failure is told.

@@ -1,7 +1,8 @@
 """The daemon of a box: asks the service for leases, carries them out, and reports them.
 
 Where: started by `installation`, by systemd or by itself; one for each folder. It dials out and listens nowhere.
-Without the service everything goes on. An answer 410 means that the box was removed: it ends all and takes itself away.
+Leases keep running while the service is away. An answer 410 means that the box was removed: it ends all and takes
+itself away.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _make_scratch(scratch: str) -> str:
 
 
 def _stop(folder: BoxFolder) -> None:
-    """End the daemon that runs; leases go on."""
+    """End the daemon that runs; leases keep running."""
     deadline_s = time.monotonic() + STOP_LIMIT_S
     while (running := holder(folder)) is not None:
         left_s = deadline_s - time.monotonic()

@@ -57,7 +57,7 @@ class LeaseTable:
         self._source = source
         self._records: dict[str, LeaseRecord] = {}
         self._starting: dict[str, _Starting] = {}
-        self._gone: dict[str, str] = {}  # leases of which there is no record: ended all the same
+        self._gone: dict[str, str] = {}  # leases without a record are ended as well
         self._ending_since: dict[str, float] = {}
         self._failures: dict[str, str] = {}  # why a lease could not be begun yet
         self._children: list[subprocess.Popen[bytes]] = []  # keepers, to be reaped

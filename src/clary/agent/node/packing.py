@@ -12,7 +12,7 @@ from pathlib import Path
 
 import clary
 
-_PACKAGES = ("clary", "clary/agent", "clary/base", "clary/contract")  # whose own modules begin with documentation alone
+_PACKAGES = ("clary", "clary/agent", "clary/base", "clary/contract")  # packages whose `__init__` holds a docstring only
 _MODULES = (
     "base/errors.py",
     "base/plain.py",

@@ -83,7 +83,7 @@ def stop_unit(box: str) -> None:
 
 
 def remove_unit(box: str) -> None:
-    """Take the unit away, if there is one; the daemon that runs goes on to its own end."""
+    """Take the unit away, if there is one; the running daemon is not stopped."""
     path = _unit_path(box)
     if path.exists():
         _run("systemctl", "--user", "disable", unit_name(box))

@@ -82,7 +82,7 @@ class Meeting:
         self._holders: dict[int, int] = {}  # inode -> process, of connections to the master port
 
     def needs_holders(self, connections: Sequence[Connection]) -> bool:
-        """Whether `is_complete` needs the owners of the sockets, because processes are told apart."""
+        """Whether `is_complete` needs the owners of the sockets, because processes must be distinguished."""
         return self._place.num_processes > 1 and any(
             item.is_established and item.inode not in self._holders for item in self._to_master(connections)
         )

@@ -34,7 +34,7 @@ class RendezvousWatch(Companion):
     """Looks at the network of one program.
 
     Args:
-        place_of: returns where so many processes meet others; None: nobody is met, nothing is done.
+        place_of: returns where so many processes meet others; None: ranks do not meet, and the watch does nothing.
         board: told `awaits_rendezvous` at once and, once all have come, `rendezvous_at`.
         give_up_s: after how long a program counts as one that meets nobody.
     """

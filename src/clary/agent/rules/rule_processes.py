@@ -309,4 +309,4 @@ def fetch_trial(uri: str, place: Path, *, store: ObjectStore) -> None:
         store.download(source.bucket, info.key, path, size_bytes=info.size_bytes, etag=info.etag)
     if not num_files:
         raise AgentError(f"there are no tensors at {uri}")
-    (place / "END_OF_JOB.ts").touch()  # it does not go on, as far as this rule is concerned
+    (place / "END_OF_JOB.ts").touch()  # for this rule the program has ended

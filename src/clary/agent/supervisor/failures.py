@@ -16,7 +16,7 @@ def is_expected(error: Exception) -> bool:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return how an error is told to the service; anything but a ClaryError is a defect of ours."""
+    """Return an error as it is reported to the service; anything but a ClaryError is a defect of ours."""
     if isinstance(error, ClaryError):
         message, fault, retryable = error.message, error.fault, error.retryable
     elif isinstance(error, OSError):  # what the machine refuses, a full disk for one

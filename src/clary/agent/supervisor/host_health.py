@@ -6,9 +6,9 @@ watch with the program and closes both. Findings stand in the host's facts; what
 [Note: what a program waits for]
 Where a sick host is replaced, for everything. Else for what could not be done beside it: the tries of the ports at
 which programs will listen, of this host towards all others, and the work of GPUs, whose memory it will want. All hosts
-start only when all are prepared; so no port of a program is tried by anybody once programs run. What takes no time -
-free space, memory - is told before the program too. All the rest stands as pending until it is known, or until the
-program ends before that.
+start only when all are prepared; so no port of a program is tried by anybody once programs run. Checks that take no
+time - free space, memory - are reported before the program starts too. All the rest stands as pending until it is
+known, or until the program ends before that.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HostHealth:
         self._log = log
         self._interval_s = interval_s
         self._waits_for_all = plan.health_action is HealthAction.REPLACE
-        self._is_ended = False  # nobody is told anything any more
+        self._is_ended = False  # no callback is called any more
         self._watch = Worker(
             "health-watch",
             failure=f"the health of {host} could not be checked; it is left alone",
@@ -142,7 +142,7 @@ class HostHealth:
                     self._board.note(health=tuple(self._record.values()))
 
     def abort(self) -> None:
-        """End everything; nobody is told anything after this. Harmless when repeated."""
+        """End everything; no callback is called after this. Harmless when repeated."""
         self.ended()
         self._end_network_check()
 
@@ -187,7 +187,7 @@ class HostHealth:
             if not isinstance(error, AgentError | OSError):
                 logger.exception("the network of %s could not be checked", name)
             if doctor is not None:
-                doctor.close()  # before anybody goes on: it must not try the ports of programs that run
+                doctor.close()  # before the next order: it must not try the ports of programs that run
             if order is not None and self._is_network_known.is_set():
                 found = unmeasured_network(order, str(error))
             else:

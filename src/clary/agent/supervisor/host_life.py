@@ -82,7 +82,7 @@ class HostLife:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether a stop was ordered."""
         return self._is_stopped
 
     def start(self) -> None:

@@ -50,7 +50,7 @@ class HostProgram:
         self._places = dict(places)
         self._feeders = feeders
         self._seen: set[ProcessExit] = set()
-        self._was_signalled = False  # as it was told last
+        self._was_signalled = False  # the last reported value
         self._trouble: ClaryError | None = None
         self._watch = watch_memory(program, sandbox, self._end_for_excess)
 

@@ -1,7 +1,8 @@
 """The two threads that keep in touch with the service: reports upwards, orders downwards.
 
 Where: started by the supervisor; both only pass on what they hear, as events in its queue. They live through a service
-that is away: the program goes on, and the newest facts are told when the service is back. Only when it has been away
+that is away: the program runs on, and the newest facts are reported when the service is back. Only when it has been
+    away
 for `ORPHAN_TIMEOUT_S`, or says that the attempt is over, the host is given up.
 """
 
@@ -84,7 +85,7 @@ class Heartbeat(Worker):
         self._board.close()
 
     def _on_end(self) -> None:
-        self._board.close()  # nobody is told anything from here on, so that nobody needs to wait for it
+        self._board.close()  # no callback is called from here on, so no caller needs to wait for it
 
     def _round(self) -> float | None:
         try:

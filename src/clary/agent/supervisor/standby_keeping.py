@@ -111,7 +111,7 @@ class StandbyKeeper:
         return program
 
     def prepare(self) -> None:
-        """Put the last attempt's place away and have a host stand by like its own, where that can be had."""
+        """Remove the last attempt's folders and start a standby host like its own, if the isolation allows one."""
         if self._making is not None:
             self._making.join(_MAKING_LIMIT_S)
         with self._lock:

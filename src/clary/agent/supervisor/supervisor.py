@@ -42,7 +42,7 @@ SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also when the service said that the attempt is over
 EXIT_FAILED = 1  # no assignment, or a defect of the agent
 EXIT_TERMINATED = 143  # SIGTERM, as a shell would say
-SIGNAL_LOOK_S = 0.5  # by which a notice may be heard late
+SIGNAL_LOOK_S = 0.5  # longest delay until a notice is read
 ANSWER_HEARTBEATS = 2  # from a notice, for the service's order to stop
 
 logger = logging.getLogger(__name__)

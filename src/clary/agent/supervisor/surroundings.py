@@ -40,7 +40,7 @@ class Surroundings:
     """The supervisor and the service, as `host_life` and `program_companions` see them.
 
     Attributes:
-        board: facts, told to the service.
+        board: facts that are reported to the service.
         log: takes output and the agent's own lines.
         steps: the work itself.
         post: queues a function that the supervisor's thread calls.

@@ -25,7 +25,7 @@ from clary.agent.training.wire_fields import (
 from clary.contract.picture_files import picture_facts
 from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding, FindingKind
 
-MAX_TAGS = 10_000  # whose plugin is remembered, a file
+MAX_TAGS = 10_000  # tags of one file whose plugin is remembered
 MAX_VALUES = 100_000  # of one record; writers put a few hundred into one
 _MS_PER_S = 1000
 _MOST_MS = 4_102_444_800_000  # 2100: no program was there yet

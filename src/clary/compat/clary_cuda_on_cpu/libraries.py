@@ -27,7 +27,7 @@ def mend_libraries() -> None:
 
 
 class LibraryFinder(MetaPathFinder):
-    """Finds the modules of the table as Python does, with a loader that mends them; leaves all others to others."""
+    """Finds the modules of the table as Python does, with a loader that mends them; finds no other module."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the module's own spec with our loader; None for a module that is not in the table.
@@ -43,17 +43,17 @@ class LibraryFinder(MetaPathFinder):
 
 
 class _MendingLoader(Loader):
-    """Loads as another does, puts that one in its place again, and mends the module."""
+    """Loads a module by the original loader, restores that loader in the module, and mends the module."""
 
     def __init__(self, loader: Any, mend: Callable[[Any], None]) -> None:
         self._loader, self._mend = loader, mend
 
     def create_module(self, spec: ModuleSpec) -> Any:
-        """Do as the other does."""
+        """Create the module by the original loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        """Have the other run the module, and mend it."""
+        """Run the module by the original loader, then mend it."""
         module.__loader__ = self._loader
         module.__spec__.loader = self._loader
         self._loader.exec_module(module)
@@ -80,7 +80,7 @@ def _mend_device_handles(module: Any) -> None:
 
 
 def _mend_flat_parameters(module: Any) -> None:
-    """Have FSDP leave a parameter where it is that is to be offloaded: it would free the only copy."""
+    """Keep FSDP from moving a parameter that is to be offloaded: FSDP would free the only copy."""
     module.FlatParamHandle.to_cpu = lambda self: contextlib.nullcontext()
 
 

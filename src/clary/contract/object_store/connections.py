@@ -47,7 +47,7 @@ class ConnectionPool:
 
     Args:
         authorities: a file of certificates to trust; empty for this machine's.
-    Raises: ContractError or ValueError for a URL that is none; OSError for a file that cannot be read.
+    Raises: ContractError or ValueError for an invalid URL; OSError for a file that cannot be read.
     """
 
     def __init__(self, url: str, *, timeout_s: float, authorities: str = "") -> None:

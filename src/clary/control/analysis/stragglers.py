@@ -33,7 +33,7 @@ RTT_FACTOR, CLEAR_RTT_FACTOR = 4.0, 10.0
 RTT_EXCESS_MS = 2.0  # hosts of one job are a fraction of a millisecond apart
 PAIR_RTT_MS = 10.0  # of two hosts there are no others to compare with
 RESENT_PERCENT, RESENT_FACTOR = 1.0, 5.0  # of segments; a fraction of a percent is sent again on any busy link
-SHORT_S = 0.1  # shorter spans are told in milliseconds
+SHORT_S = 0.1  # shorter spans are shown in milliseconds
 _MS_PER_S = 1000
 
 PARTS = ("data_wait_s", "forward_s", "backward_s", "communication_s", "optimizer_s")
@@ -132,7 +132,7 @@ class StragglerVerdict:
     """Verdict on a job: the slow host, its slow ranks and the reason, or that nothing slow was found.
 
     Attributes:
-        host: where; empty for nobody, and where two hosts cannot be told apart.
+        host: where; empty for nobody, and where two hosts are equally late.
         ranks: of that host that are slow; empty for the network.
         text: the verdict in a sentence.
         evidence: sentences.

@@ -139,7 +139,7 @@ def _pieces(job: TrainingJob, attempts: list[_Attempt], end: datetime) -> Iterat
     for index, (row, number) in enumerate(zip(job.transitions, attempts_of_rows(job.transitions), strict=True)):
         following = job.transitions[index + 1] if index + 1 < len(job.transitions) else None
         attempt = attempts[min(number, len(attempts) - 1)]
-        # The time before the first row, of which there is none, goes with that row.
+        # The time before the first row is counted with that row.
         stop = max(start, min(end, following.started_at)) if following is not None else end
         status: SecondaryStatus | None = row.status
         if row.status is SecondaryStatus.PENDING or (

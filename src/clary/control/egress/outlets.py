@@ -1,7 +1,7 @@
 """Places of the owner's network that hosts reach as if they had a route to them, for clients that know no proxy.
 
 Where: `LocalEngine` asks when it makes a job's network; the anchor then listens in every host at the very address and
-port, and names stand in the host's /etc/hosts. Only entries with a port can be had this way, over IPv4; whole networks
+port, and names stand in the host's /etc/hosts. Only entries with a port are reached this way, over IPv4; whole networks
 and IPv6 are reached through the proxy.
 """
 

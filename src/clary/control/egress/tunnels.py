@@ -65,14 +65,14 @@ async def until_idle(work: asyncio.Future[Any], activity: Activity) -> None:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, activity: Activity) -> None:
-    """Copy until the end and pass the end on; the other direction goes on.
+    """Copy until the end and pass the end on; the other direction stays open.
 
     An end that was no end, a broken connection, is not passed on: whoever called breaks the other one off.
 
     Args:
         reader: where bytes come from.
         writer: where they go; its end is written when the reader's comes.
-        activity: told of every piece.
+        activity: called for every piece.
     """
     while piece := await reader.read(PIECE_BYTES):
         activity.note()

@@ -3,7 +3,8 @@
 Where: `interpreters` tells them to `images`; `clary environments` makes, lists and removes them.
 
     environments/<name>/            the environment
-    environments/<name>/clary.json  what it was made for; written last: a folder without it is none, and is made anew
+    environments/<name>/clary.json  what it was made for; written last: a folder without it is incomplete, and is made
+    again
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def remove_environment(home: Path, name: str) -> None:
     if name not in known:
         names = ", ".join(known) or "none"
         raise EngineError(f"there is no added environment {name!r}; there are: {names}", fault=Fault.USER)
-    (known[name].folder / _MARKER).unlink(missing_ok=True)  # first: half a folder is none
+    (known[name].folder / _MARKER).unlink(missing_ok=True)  # removed first: an incomplete folder is no environment
     shutil.rmtree(known[name].folder)
     (home / FOLDER / f".{name}.lock").unlink(missing_ok=True)
 

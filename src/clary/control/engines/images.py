@@ -137,7 +137,7 @@ def default_python(settings: Settings, probe: Probe) -> str | None:
             if WANTED_MODULE in probe.modules(python):
                 return python
         except EngineError:
-            continue  # a python3 on PATH that does not run is none
+            continue  # a python3 on PATH that does not run is ignored
     return None
 
 

@@ -55,7 +55,7 @@ class HostState:
     is_alive: bool  # whether its agent runs, or may run; false for one that was never started
     why_dead: str = ""  # in words, as far as the engine knows more than that its agent has ended
     capacity_ends: CapacityEnds | None = None  # where the engine takes the host back
-    cut_off: CutOff | None = None  # where its network is gone, though its agent may still report
+    cut_off: CutOff | None = None  # the host's network is gone, though its agent may still report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Capacity:
 class Engine(Protocol):
     """A source of hosts.
 
-    Raises: EngineError from every method; its message says what could not be had and what to do. `retryable` tells
+    Raises: EngineError from every method; its message names the missing resource and the remedy. `retryable` tells
     whether the same call can succeed later.
     """
 
@@ -92,7 +92,7 @@ class Engine(Protocol):
     async def end_host(self, plan: LaunchPlan, host: str) -> None:
         """End the agent of a host that was given up, and with it all processes of the host.
 
-        A host that is lost to its job, because it is silent or cut off, must not go on training behind its back.
+        A host that its job has given up, because it is silent or cut off, must not train any further.
         """
 
     async def end_attempt(self, job_name: str, attempt: int) -> Released:
@@ -100,7 +100,7 @@ class Engine(Protocol):
 
         The agents and the network are its pool's and stay.
 
-        Only processes that were recorded, or that can be told for certain to be the attempt's, are signalled. Logs
+        Only processes that were recorded, or that certainly belong to the attempt, are signalled. Logs
         of the attempt stay. After this the attempt can not be launched again.
         """
 

@@ -1,6 +1,6 @@
 """One log line as queries see it, and its fields.
 
-Fields: @timestamp and @ingestionTime (milliseconds; told as time), @message, @logStream, @log, @ptr, and members of
+Fields: @timestamp and @ingestionTime (milliseconds; shown as time), @message, @logStream, @log, @ptr, and members of
 messages that are JSON objects: `loss`, `optimizer.lr`, `losses.0`.
 """
 
@@ -82,7 +82,7 @@ def getter_of(source: Field | Bin) -> Getter:
 
 
 def is_time(source: Field | Bin) -> bool:
-    """Whether a field is told as a time."""
+    """Whether a field is shown as a time."""
     return isinstance(source, Bin) or source.name in TIMES
 
 

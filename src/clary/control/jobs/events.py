@@ -69,7 +69,7 @@ class HostLost:
     host: str
     why: str
     last_sign_at: datetime | None = None  # when it was last known to be well; None where that explains nothing
-    is_cut_off: bool = False  # its link is gone: its agent has told of all that its own ranks made of that
+    is_cut_off: bool = False  # its link is cut: its agent has reported all consequences for its own ranks
 
 
 @dataclass(frozen=True, kw_only=True)

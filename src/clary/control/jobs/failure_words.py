@@ -1,8 +1,8 @@
-"""Place of an error in a chain of failures, told by its words. Pure.
+"""Place of an error in a chain of failures, recognised by its words. Pure.
 
 Where: `first_cause` weighs every moment of a failing job by its words, `verdicts` asks whether they are the code's own.
 
-A program may write anything into its messages: a ValueError that names NCCL is about the value all the same. So a
+A program may write anything into its messages: a ValueError that names NCCL is still about the value. So a
 class that says for certain that the code itself has failed decides first, then the classes of broken connections, and
 the texts of messages count only as torch, jax, gloo, NCCL, Horovod and Open MPI really print them.
 Source: texts of torch 2.13 (gloo/transport/tcp/pair.cc, unbound_buffer.cc; ProcessGroupNCCL.cpp), NCCL 2.14 to 2.28

@@ -110,7 +110,7 @@ def answers(moment: Moment, end: Moment) -> bool:
     """Whether a moment may be a program's reaction to another end, which was noticed later than it came."""
     if not moment.may_be_answer or end.not_before is None or moment.at < end.not_before:
         return False
-    # What an agent has still told of came before its own host was lost, unless it is a part of the host that is gone.
+    # Failures that an agent has still reported came before the loss of its host, unless they are a part of that loss.
     return moment.host != end.host or end.rank is not None or end.is_of_part
 
 
@@ -229,7 +229,7 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
     who = "the program" if item.rank is None else f"rank {item.rank}"
     is_certain = failure is not None and _is_certain(failure) and not item.is_consequence
     said_code = _SAID_CODE.fullmatch(clue.text) if clue is not None and item.is_consequence else None
-    if said_code is not None:  # it was leaving by itself when it was told to
+    if said_code is not None:  # it was ending by itself when the order came
         item = replace(item, exit_code=int(said_code[1]), signal=None, is_consequence=False)
     how = f"{who} ended with exit code {item.exit_code}" if item.exit_code is not None else None
     words = how or f"{who} was ended by {signal_name(item.signal)}"
@@ -319,7 +319,7 @@ def _is_of_the_code(words: str) -> bool:
 
 
 def _is_mute(clue: Clue | None) -> bool:
-    """Whether no exception tells of an end; the last line that a program has printed may be about anything."""
+    """Whether no exception explains an end; the last line that a program has printed may be about anything."""
     return clue is None or class_of(clue.text) == "SystemExit"
 
 

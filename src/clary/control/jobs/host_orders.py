@@ -62,12 +62,12 @@ def release(job: TrainingJob, *, is_last: bool) -> Mapping[str, HostRecord]:
 
 
 def is_uploading(job: TrainingJob) -> bool:
-    """Whether any host was told to write results."""
+    """Whether any host was ordered to write results."""
     return any(record.order is not None and record.order.kind is OrderKind.UPLOAD for record in job.hosts.values())
 
 
 def is_stopping(job: TrainingJob) -> bool:
-    """Whether any host was told to stop and has no later order."""
+    """Whether any host was ordered to stop and has no later order."""
     return any(record.order is not None and record.order.kind is OrderKind.STOP for record in job.hosts.values())
 
 

@@ -101,7 +101,8 @@ class JobFailure:
     verdict: str = ""  # value of verdicts.Verdict; empty for jobs that failed before there were verdicts
     is_of_launch: bool = False  # whether hosts could not be supplied: nothing that they report later is a cause
     is_retryable: bool = False  # whether the same job can succeed later without a change
-    may_be_answer: bool = False  # whether it may be a rank's answer to the end of a host that nobody has told of yet
+    # whether it may be a rank's reaction to the loss of a host that has not been reported yet
+    may_be_answer: bool = False
 
     @property
     def reason(self) -> str:
@@ -132,7 +133,7 @@ class PastAttempt:
     asked_at: datetime  # when its end was decided
     ended_at: datetime  # when nothing of it existed any more
     failure: JobFailure | None = None
-    hosts: Mapping[str, HostFacts] = field(default_factory=dict)  # as they were at its end; empty for one long ago
+    hosts: Mapping[str, HostFacts] = field(default_factory=dict)  # values at the job's end; empty for one long ago
     planned_hosts: tuple[Mapping[str, Any], ...] = ()  # what its plan gave each of them; of the newest attempt alone
 
 
@@ -183,7 +184,8 @@ class TrainingJob:
     created_at: datetime
     modified_at: datetime
     tuning_job_arn: str = ""  # of the tuning job whose trial it is
-    anchor: ClockAnchor | None = None  # by which its times are counted; None for one of an older release that has ended
+    # the anchor that its times are counted from; None for one of an older release that has ended
+    anchor: ClockAnchor | None = None
     training_started_at: datetime | None = None  # first host began to download
     training_ended_at: datetime | None = None
     attempt: int = 0  # 0 until hosts are first asked for

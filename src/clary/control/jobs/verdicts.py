@@ -124,7 +124,7 @@ def _of_a_program(words: str) -> Judgement:
     by_words = _find(_OF_CONNECTIONS, words)
     if by_words is not None:
         return by_words
-    if weigh(words) is Weight.EFFECT:  # of something that nobody has told of
+    if weigh(words) is Weight.EFFECT:  # the cause has not been reported
         return Judgement(verdict=Verdict.NETWORK, is_retryable=True)
     found = _FROM_OUTSIDE.search(words) or _MPIRUN_SIGNAL.search(words)
     if found is not None and int(found[1]) in _VICTIMS:

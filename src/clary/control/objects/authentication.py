@@ -285,7 +285,7 @@ def _authenticate_version_2(
     left_s = int(expires) - now.timestamp()
     if left_s < 0:
         raise WireError("AccessDenied", "Request has expired", http_status=FORBIDDEN)
-    # It does not say when it was signed: as long as more than a week is left, it is none that may exist.
+    # It does not name the time of signing: no valid one is good for more than a week from now.
     if left_s > sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s:
         raise WireError(
             "AccessDenied",

@@ -1,8 +1,8 @@
 """The region of buckets: always the service's, even if the store answers otherwise.
 
 Where: `front` checks requests for new buckets and answers GetBucketLocation. Pure.
-Clients sign again for the region that they are told here, so all answers must name the same one.
-Source: Amazon S3 API reference, CreateBucket, GetBucketLocation; us-east-1 is told by an empty constraint.
+Clients sign again for the region that an answer names, so all answers must name the same one.
+Source: Amazon S3 API reference, CreateBucket, GetBucketLocation; An empty constraint stands for us-east-1.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def keeps_encryption(asked: S3Request) -> bool:
 
 
 def tells_encryption(asked: S3Request) -> bool:
-    """Whether the answer to a request tells of an object's encryption."""
+    """Whether the answer to a request names an object's encryption."""
     is_read = bool(asked.key) and asked.method in ("GET", "HEAD") and _parameters(asked) <= _LOOKS
     return is_read or keeps_encryption(asked)
 

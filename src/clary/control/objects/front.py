@@ -90,7 +90,7 @@ class S3Front:
         bucket_of_own_host: bucket in front of one of the service's own names, None if a Host has none.
         find_grants: what a key opens; None for everything. Called for every request.
         region: the only one that signatures may name; None takes every region.
-        note_known: is told of a request whose sender is proved by its body alone.
+        note_known: called for a request whose sender is proved by its body alone.
         why_full: says that the store's disk is full; empty if it is not. Asked when the store fails.
         temporary: knows the keys that come with a session token; None knows none.
     """
@@ -329,7 +329,7 @@ class S3Front:
     async def _completed(
         self, request: web.BaseRequest, asked: S3Request, answer: aiohttp.ClientResponse
     ) -> bytes | None:
-        """Return the content of an answer that is completed or replaced, None for one that goes on as it comes."""
+        """Return the content of an answer that is completed or replaced, None for one that is passed on unread."""
         is_attributes, is_location = completed_answers.asks_attributes(asked), bucket_regions.is_location(asked)
         is_known = is_attributes or is_location or completed_answers.completes_upload(asked)
         if answer.status != http.HTTPStatus.OK or not is_known:

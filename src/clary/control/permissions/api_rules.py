@@ -99,7 +99,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("iam", "GetUser"): _always,
     ("iam", "ListAttachedRolePolicies"): _always,
     ("iam", "ListRoles"): _always,
-    ("ecr", "GetAuthorizationToken"): _always,  # which opens nothing
+    ("ecr", "GetAuthorizationToken"): _always,  # the token that it returns permits nothing
     ("cloudwatch", "GetMetricStatistics"): _own_metric,
     ("cloudwatch", "GetMetricData"): _own_metrics,
     ("cloudwatch", "ListMetrics"): _own_metric,

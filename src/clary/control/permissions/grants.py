@@ -47,7 +47,7 @@ class Grants:
     job_arn: str
     job_id: str  # stays the same over the job's attempts, and another job of the name has another
     reads: tuple[Place, ...] = ()
-    writes: tuple[Place, ...] = ()  # which may be read, too
+    writes: tuple[Place, ...] = ()  # these may be read as well
     experiments: frozenset[str] = frozenset()  # in lower case, as are the next two
     trials: frozenset[str] = frozenset()
     components: frozenset[str] = frozenset()

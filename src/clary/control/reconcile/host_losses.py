@@ -24,7 +24,7 @@ def last_signs(job: TrainingJob, heard: Mapping[str, datetime]) -> dict[str, dat
 def dead_agents(
     job: TrainingJob, alive: Mapping[str, bool], *, signs: Mapping[str, datetime], words: Mapping[str, str] = EMPTY
 ) -> list[events.HostLost]:
-    """Return the hosts whose agents have ended, though they were not told to leave.
+    """Return the hosts whose agents have ended without an order to leave.
 
     Args:
         job: the record.
@@ -75,7 +75,7 @@ def cut_off_hosts(
 
 
 def may_lack_agents(job: TrainingJob) -> bool:
-    """Whether a launch may have been cut short; living agents go on by themselves beside newly started ones."""
+    """Whether a launch may have been cut short; agents that still run are kept beside newly started ones."""
     return any(record.report_number == 0 for record in job.hosts.values())
 
 

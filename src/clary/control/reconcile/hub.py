@@ -215,7 +215,7 @@ class JobHub:
             return
 
     async def settle_doubts(self) -> None:
-        """Read anew the jobs whose last write failed: a commit whose confirmation was lost has happened all the same.
+        """Read anew the jobs whose last write failed: a commit whose confirmation was lost may still have happened.
 
         Without this, such a job would be accepted and never started, or wait in memory for what is stored already.
 

@@ -33,7 +33,7 @@ from clary.control.store.errors import StreamNotFound
 log = logging.getLogger(__name__)
 
 
-MOST_TOLD = 200  # jobs that are told in one pass that they wait; the next pass comes at once
+MOST_TOLD = 200  # jobs whose state is set to waiting in one pass; the next pass comes at once
 BEHIND_OTHERS = "First come, first served: older jobs wait for hosts."
 
 
@@ -252,7 +252,7 @@ class Launcher:
         """End a launch that cannot be, with the error's words."""
         if isinstance(error, ClaryError):
             message, fault = error.message, error.fault
-            log.warning("job %s: hosts could not be had: %s", job.name, message)
+            log.warning("job %s: hosts could not be granted: %s", job.name, message)
         else:
             message = f"hosts could not be launched: {type(error).__name__}: {error}; see the service's log"
             fault = Fault.INTERNAL
@@ -261,5 +261,5 @@ class Launcher:
 
 
 def _has_said_nothing(job: TrainingJob) -> bool:
-    """Whether a waiting job is told to clients as one that has hosts."""
+    """Whether clients see a waiting job as one that has hosts."""
     return job.attempt == 0 and job.secondary_status is SecondaryStatus.STARTING

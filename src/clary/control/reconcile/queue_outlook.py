@@ -33,7 +33,7 @@ class QueuePlace:
 
     place: int | None  # from 1; None for one that is passed over for now
     num_waiting: int  # jobs in the queue, those included that are passed over
-    start_in_s: float | None  # None: it cannot be told
+    start_in_s: float | None  # None: unknown
     basis: str  # what the estimate rests on
     estimate: str  # a sentence that begins in the middle: `if the jobs ahead ...`
 

@@ -25,7 +25,7 @@ TRY_S = 10.0  # of one try
 FIRST_PAUSE_S = 0.5  # doubled from try to try, less up to a half so that many do not come at once
 LONGEST_PAUSE_S = 8.0
 MAX_WAITING = 200  # jobs
-MAX_REMEMBERED = 10_000  # jobs that were sent: each is told several times after its end
+MAX_REMEMBERED = 10_000  # jobs that were sent: each is announced several times after its end
 RETRIED = frozenset({429, 502, 503, 504})
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class TraceExporter:
         except TimeoutError:
             problem = problem or f"no answer within {self._deadline_s:g} s"
         except Exception as error:
-            # A record that can not be told as a trace must not keep the others from being sent.
+            # A record that cannot be written as a trace must not keep the others from being sent.
             logger.exception("the trace of job %s can not be made", job.name)
             problem = f"{type(error).__name__}"
         self._drop(job, problem)

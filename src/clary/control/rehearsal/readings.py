@@ -33,7 +33,7 @@ _LOSS = re.compile(
 class Reading:
     """The reading of one line: step, epoch and loss."""
 
-    step: float  # whole, but for epochs of scripts that print fractions of them
+    step: float  # a whole number, but for scripts that print fractions of epochs
     epoch: float | None = None  # where the line names both
     loss: float | None = None
     loss_text: str = ""  # as printed
@@ -80,7 +80,7 @@ def make_reader(
         definitions: MetricDefinitions of the request; where they find nothing, the common forms are tried.
         step_regex, loss_regex: alone decide; group 1 is the value.
 
-    Raises: ContractError for an expression that is none, or has no group.
+    Raises: ContractError for an expression that is invalid or has no group.
     """
     steps = _named(definitions, ("global_step", "step", "iteration", "iter"))
     losses = _named(definitions, ("train:loss", "train_loss", "training_loss", "loss"))

@@ -33,7 +33,7 @@ class TypePrice:
     usd_per_hour: float  # on demand
     spot_fraction: float  # price of spot capacity over that on demand
     is_estimated: bool = False
-    origin: str = ""  # of which file, region and month
+    origin: str = ""  # the price file, its region and month
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""When jobs that wait will have hosts, as far as that can be told. Pure.
+"""Estimates when waiting jobs will have hosts. Pure.
 
 Where: `reconcile.queue_outlook` asks for people who look at a queue. The jobs that run are thought to end as jobs like
 them have ended, or else when their MaxRuntimeInSeconds is over, and `placement.decide` deals out what they leave, in
@@ -54,7 +54,7 @@ class QueuedJob:
 class StartEstimate:
     """When a job will start."""
 
-    start_in_s: float | None  # None: it cannot be told
+    start_in_s: float | None  # None: unknown
     basis: Basis
     reason: str  # a sentence
 
@@ -65,7 +65,7 @@ def lasting(past_s: Sequence[float], *, max_runtime_s: float, elapsed_s: float =
     Args:
         past_s: how long jobs like it ran that have completed.
         max_runtime_s: after which it is stopped.
-        elapsed_s: for how long it has run; one that has outlasted those like it may go on to its limit.
+        elapsed_s: for how long it has run; a job that runs longer than all similar jobs did may run up to its limit.
     """
     typical_s = median(past_s) if past_s else 0.0
     if past_s and typical_s > elapsed_s:

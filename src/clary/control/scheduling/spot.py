@@ -61,7 +61,7 @@ class SpotUse:
     job_name: str
     num_hosts: int
     order: float  # grows with the moment at which the job got its hosts: the largest is the newest
-    is_leaving: bool = False  # already told to give its hosts back: they count as taken until it has
+    is_leaving: bool = False  # already ordered to give its hosts back: they count as taken until it has
 
 
 @dataclass(frozen=True, kw_only=True)

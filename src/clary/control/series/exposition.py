@@ -35,7 +35,7 @@ class Family:
 
 
 def text_of(families: Iterable[Family]) -> str:
-    """Return families as a scraper reads them; those without samples are named all the same."""
+    """Return families as a scraper reads them; metrics without samples are listed as well."""
     lines = []
     for family in families:
         lines.append(f"# HELP {family.name} {_escaped(family.help)}")

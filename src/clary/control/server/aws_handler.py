@@ -33,7 +33,7 @@ from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
 
 CALLS_OF_A_JOB = 2  # of one job's key at once: a search in its logs takes a thread of the log store
-# What tells of members that no handler knows, as warnings of the job or of its trials.
+# Operations whose answers carry warnings of members that no handler knows, for the job or its trials.
 WARNING_OPERATIONS = {
     ("sagemaker", "CreateTrainingJob"),
     ("sagemaker", "UpdateTrainingJob"),
@@ -138,9 +138,9 @@ class AwsHandler:
 
 
 def _params(request: HttpRequest, operation: Operation) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the parameters of a request, and the members that were left out of them, where anybody can be told.
+    """Return the parameters of a request, and the unknown members that were removed and need a warning.
 
-    Raises: WireError, also for members that are not known where nobody could be told that they have no effect.
+    Raises: WireError, also for unknown members if the answer has no place for a warning.
     """
     params = parse(request, operation)
     validate(operation, params)

@@ -1,7 +1,7 @@
 """The console's own files: pages, styles and modules, as they lie in the package.
 
-Where: the listener sends browsers here: GET / and everything below /console. Pages are told apart in the browser, so
-every address that names no file is answered with `index.html`: a deep link works in a new window.
+Where: the listener sends browsers here: GET / and everything below /console. The browser chooses the page by the
+address, so every address that names no file is answered with `index.html`: a deep link works in a new window.
 
 Nothing here is secret, and nothing comes from a job: what a job says reaches pages as JSON. The policy forbids inline
 scripts and styles, and any other host.

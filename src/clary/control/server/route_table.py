@@ -2,7 +2,7 @@
 
 Where: `clary_handler` takes the first row that a request fits, and has `authorization` check who asks before it calls
 the function. Health and the console's files, which are open to everybody, are the listener's; S3 and the other AWS
-services are told apart by their signatures (`edge.matching`).
+services are distinguished by their signatures (`edge.matching`).
 
 Pages answer any method: a change has a row of its own before them.
 """

@@ -107,7 +107,7 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("sagemaker", "Search"): search_calls.search,
 }
 
-# Services of which every kind that exists here has a handler: what else they list, there is none of.
+# Services whose every kind of record that exists here has a handler: other lists are empty.
 LISTED_EMPTY = frozenset({"sagemaker", "iam", "cloudwatch"})
 ALWAYS_THERE = ("RoleName",)  # members that name a thing which exists whatever it is called: every role does
 
@@ -140,7 +140,7 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
     except StoreError as error:
         if error.fault is not Fault.INFRASTRUCTURE:
             raise
-        # A full disk, a database that is away: the client is told which, and tries again.
+        # A full disk, a database that is away: the client gets the reason, and tries again.
         told = WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE)
         told.details.update(error.details)
         raise told from error

@@ -1,4 +1,4 @@
-"""Acts on a job that the AWS API and the service's own pages both offer; each tells of them in its own words."""
+"""Acts on a job that the AWS API and the service's own pages both offer; each reports them in its own words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that cannot be read: how they are told from good ones, and how a question names them.
+"""Rows that cannot be read: how they are recognised, and how a query names them.
 
 Where: whatever turns rows into objects does it through `readable`. A question that meets damaged rows raises
 `RowsUnreadable`; the store sets those rows aside (`quarantine`) and asks again. So one row spoils one answer at most,

@@ -139,7 +139,7 @@ class DatabaseLife:
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, KeyError, TypeError):
-            # That there was one is known; which one it was, the database says.
+            # That there was one is known; the database's own message names it.
             return ""
 
 

@@ -2,7 +2,7 @@
 
 Where: every change of the store goes through `GroupCommitWriter.run`. While one transaction is being forced to disk
 the next operations gather in the queue; the thread then runs all of them in one transaction and commits once. So the
-cost of durability is shared, and nobody is told of success before it is on disk.
+cost of durability is shared, and no success is reported before the data is on disk.
 
 Small operations of one kind that wait for the same commit may be given to one function at once (`run_together`): a
 statement for twenty rows costs little more than a statement for one.

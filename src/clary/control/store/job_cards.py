@@ -265,7 +265,8 @@ def _sort_key(order: CardOrder, now_us: int) -> ColumnElement[Any]:
         case CardOrder.STATUS:
             return case({state.value: number for number, state in enumerate(JobState)}, value=job_cards.c.state)
         case CardOrder.DURATION:
-            # Up to the moment of the first page, which later pages are told: rows keep their places between pages.
+            # Up to the moment of the first page, which requests of later pages repeat: rows keep their places between
+            # pages.
             end = func.coalesce(job_cards.c.ended_at, literal(now_us))
             return end - func.coalesce(job_cards.c.started_at, end)
     return job_cards.c.created_at

@@ -48,7 +48,7 @@ _READ_ENDS = (
     # Each column by itself, which both databases look up in the key; SQLite reads all rows for a list of triples. What
     # nobody asked for is few rows: hosts of all jobs have the same names.
     .where(*(column.in_(bindparam(f"{column.name}s", expanding=True)) for column in _OWNER))
-    .order_by(*_OWNER)  # in which services lock them, whatever order batches came in
+    .order_by(*_OWNER)  # services lock rows in this order, whatever the order of batches
     .with_for_update()
 )
 _CLAIM_END = text(

@@ -76,7 +76,7 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """The objective; None while it is not known, or where no value was told."""
+        """The objective; None while it is not known, or if no value was reported."""
         return None if self.outcome is None else self.outcome.value
 
     @property
@@ -97,7 +97,7 @@ class TuningJob:
     status: TuningStatus
     created_at: datetime
     modified_at: datetime
-    anchor: ClockAnchor | None = None  # by which its times are counted
+    anchor: ClockAnchor | None = None  # the anchor that its times are counted from
     seed: int  # of all proposals: RandomSeed, or drawn
     ended_at: datetime | None = None
     ends_as: TuningStatus | None = None  # status that follows once all training jobs have ended

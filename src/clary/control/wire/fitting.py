@@ -1,8 +1,8 @@
 """Documents cut to the members that a structure of the model has.
 
-Where: a job's stored request is told in answers whose structures differ from the request's: DescribeTrainingJob lacks
-some of its members, Search lacks more, and a release with another model may have written it. The writers of answers
-refuse such members as bugs of our own; `fit` takes them out before and names them.
+Where: a job's stored request is repeated in answers whose structures differ from the request's: DescribeTrainingJob
+lacks some of its members, Search lacks more, and a release with another model may have written it. The writers of
+answers refuse such members as bugs of our own; `fit` takes them out before and names them.
 Source: Smithy, "AWS JSON 1.1 protocol"; closures are compiled once for each shape, as in `json_serializing`.
 """
 

@@ -3,8 +3,8 @@
 Where: `json_parsing` and the service's own pages ask before they parse. Python makes an object of each value: 8 MB of
 `[],` cost half a second of a core, in one call that lets no other thread run, and 500 MB. Counting costs 1 ms a MB.
 
-A comma or bracket within a text is none. Counting all of them is fast and gives an upper bound; only a body that is
-above it is read with its texts left out, up to the limit. Brackets count where they close: those that never do end
+Commas and brackets within a text do not count. Counting all of them is fast and gives an upper bound; only a body that
+is above it is read with its texts left out, up to the limit. Brackets count where they close: those that never do end
 the parser at its bound on depth.
 """
 

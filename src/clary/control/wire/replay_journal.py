@@ -5,9 +5,9 @@ Where: `replays` notes each one here before its request is carried out; the serv
 [Note: what survives] A record is handed to the kernel and not forced to the disk, which would cost every change some
 milliseconds. It survives the end of the service, however sudden, and not that of the machine. The journal therefore
 names the boot that it was written in. One of another boot, or none where there was a service before, may lack records:
-then every change that was signed before this start is refused as used. Its client is told to sign it again, as AWS
-clients do by themselves. Nobody is refused for a request that is under way while the service alone starts again, and
-a client whose clock is behind waits for as long as it is behind, once after the machine has gone down.
+then every change that was signed before this start is refused as used. The error makes AWS clients sign the request
+again. Nobody is refused for a request that is under way while the service alone starts again, and a client whose clock
+is behind waits for as long as it is behind, once after the machine has gone down.
 
 Two files: `current` is written to; when it is old enough it becomes `previous`, all of which has expired when the next
 one takes its place.

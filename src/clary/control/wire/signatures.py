@@ -199,7 +199,7 @@ class _Head:
     """The signature's members in headers or query."""
 
     authorization: sigv4.Authorization
-    query: str  # as it was signed
+    query: str  # the text that was signed
     amz_date: str
     signed_at: datetime
     session_token: str

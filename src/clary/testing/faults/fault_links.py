@@ -1,6 +1,6 @@
 """Damage to the connections of processes that are not ours: cut, slowed, with bytes made up or swallowed.
 
-A socket of another process is borrowed (`pidfd_getfd`), done something to, and let go; the owner notices nothing but
+A socket of another process is duplicated (`pidfd_getfd`), changed and closed; the owner notices nothing but
 what a broken network would do to it. No proxy stands between the two ends, so nothing else of the product changes.
 Needs the right to trace the process: root, or the same user where the kernel allows it. Linux 5.6.
 Source: pidfd_getfd(2); socket(7) for SO_MAX_PACING_RATE.

@@ -28,7 +28,7 @@ class FaultKind(StrEnum):
     SLOW_AGENT_LINK = "slow_agent_link"
     GARBLE_AGENT_LINK = "garble_agent_link"  # bytes that nobody sent
     SWALLOW_AGENT_LINK = "swallow_agent_link"  # bytes that never arrive on a connection that stays open
-    CUT_STORE_LINK = "cut_store_link"  # whoever talks to the object store: service and agents
+    CUT_STORE_LINK = "cut_store_link"  # clients of the object store: service and agents
     GARBLE_STORE_LINK = "garble_store_link"
     SLOW_STORE_LINK = "slow_store_link"
     CUT_HOSTS = "cut_hosts"  # one host of a job off the others

@@ -1,7 +1,7 @@
 """Strikes on the state folder while the service is down: needed files are gone or torn when it starts again.
 
 Where: `fault_executor` calls it. Without its database, or its keys, the service must refuse to start, name the file and
-the ways out, and begin nothing as new; with the file back, or a backup in its place, it goes on as if nothing had been.
+the ways out, and begin nothing as new; with the file back, or a backup in its place, it runs as before.
 """
 
 from __future__ import annotations

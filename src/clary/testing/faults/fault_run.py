@@ -65,7 +65,7 @@ class FaultRun:
                     self._check()
         except KeyboardInterrupt:
             self._say("told to stop: no more faults; the jobs in flight are followed to their end")
-        except NoAnswer as error:  # no more faults: nothing could be told apart any more
+        except NoAnswer as error:  # no more faults: their effects could no longer be distinguished
             self._tell(Violation(harm=Harm.HUNG, job="", what=str(error)))
         finally:
             self._mend_all()

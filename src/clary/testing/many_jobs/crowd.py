@@ -35,8 +35,8 @@ class CrowdPlan:
     num_clients: int = 8
     num_jobs: int = 50  # alive at once, of all clients together
     seconds: float = 300.0
-    settle_s: float = 10.0  # between the last answer and the last look at the service
-    look_interval_s: float = 60.0  # between two looks at the service
+    settle_s: float = 10.0  # between the last answer and the last sample of the service
+    look_interval_s: float = 60.0  # between two samples of the service
     pause_s: float = 0.1
     seed: int = 1
 
@@ -55,12 +55,12 @@ class CrowdReport:
 
     @property
     def wrongs(self) -> list[str]:
-        """Everything that must not be: answers, ends of jobs, their order."""
+        """All violations that clients saw: wrong answers, wrong ends of jobs, jobs out of order."""
         return [*(wrong for client in self.clients for wrong in client.wrongs), *overtakings(self.jobs)]
 
     @property
     def statuses(self) -> dict[str, int]:
-        """How many jobs of each life ended how."""
+        """Numbers of jobs by kind of life and final status."""
         return dict(sorted(Counter(f"{job.life} {job.status}" for job in self.jobs).items()))
 
     @property
@@ -73,7 +73,7 @@ class CrowdReport:
 
     @property
     def latencies_s(self) -> dict[str, list[float]]:
-        """Of every operation, sorted."""
+        """Latencies of every operation, sorted."""
         found: dict[str, list[float]] = {}
         for client in self.clients:
             for operation, values in client.latencies_s.items():
@@ -94,13 +94,13 @@ class CrowdReport:
 def run_crowd(
     plan: CrowdPlan, environment: Mapping[str, str], home: Path, *, say: Callable[[str], None] = lambda _: None
 ) -> CrowdReport:
-    """Let a crowd loose on the service of `home`; returns when every client has ended.
+    """Start all clients against the service of `home`; return when every client has ended.
 
     Args:
-        plan: who does what.
+        plan: numbers of clients and jobs.
         environment: what `clary env` prints.
         home: the service's state folder.
-        say: told of each look at the service.
+        say: called with a line of text at each sample of the service.
 
     Raises: AssertionError naming the clients that did not end in time or did not report; they are killed then.
     """

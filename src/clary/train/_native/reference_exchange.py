@@ -325,7 +325,7 @@ class PeerExchange:
     def _poison(self, failure: _Failure) -> None:
         """Keep the first cause, fail all that is open, and tell the others.
 
-        What another rank has told is told on: a third may see this one leave before it hears of the cause.
+        A cause that another rank has sent is passed on: a third rank may see this one leave before it gets the cause.
         """
         with self._changed:
             if self._failure is not None:

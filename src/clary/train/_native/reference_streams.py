@@ -249,7 +249,7 @@ class StreamLoop:
             stream.can_write = False
             stream.outbound.clear()
         if not stream.has_goodbye:
-            for other in self._streams.values():  # the cause may have been told on it
+            for other in self._streams.values():  # the peer may have sent the cause on it
                 while other.peer == stream.peer and self._is_watched(other) and self._read(other):
                     pass
             self._callbacks.on_loss(stream.peer, words)

@@ -357,7 +357,7 @@ class Communicator:
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         """Form a group of some ranks, numbered as they are listed. Every rank of this group calls it.
 
-        Different lists on different ranks are allowed where none has a rank in common with another; a rank that is to
+        Ranks may pass different lists if no two lists share a rank; a rank that is to
         be in none passes an empty one.
         Returns: None on ranks that are not listed; on all ranks once the groups of all have been formed, so that none
             closes the store before.

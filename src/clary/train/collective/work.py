@@ -85,7 +85,7 @@ class PendingWorks:
         self._works: deque[Work] = deque()
 
     def add(self, work: Work) -> None:
-        """Keep a work; let go of the oldest that have ended, which in collectives is the order of their calls."""
+        """Keep a work; drop the oldest that have ended; collectives end in the order of their calls."""
         with self._lock:
             while self._works and self._works[0].is_done():
                 self._works.popleft()

@@ -6,7 +6,7 @@ attribute is left out of pickles and copies.
 
 [Note: nothing fails by it]
 A graph that Inductor cannot compile runs as it is. What Dynamo cannot follow runs as Python, by its own setting
-`suppress_errors`; an error of the compiler that comes out all the same ends the compilation, and the call is made anew.
+`suppress_errors`; an error that the compiler still raises ends the compilation, and the call is made again without it.
 The backward graph is compiled with the forward one, so that no error is left for the backward pass.
 Random numbers are drawn as in eager execution (`fallback_random`): losses of a program stay the same, dropout or not.
 Source: torch.compile, "Frequently asked questions"; torch/_inductor/config.py, torch/_functorch/config.py.
@@ -134,7 +134,7 @@ def _followed(module: nn.Module) -> Callable[..., Any]:
 
 
 def _keep_headers() -> None:
-    """Have precompiled headers of C++ kept with all else that is compiled; torch has them in /tmp, a host's own."""
+    """Keep precompiled headers of C++ in the folder of compiled files; torch has them in /tmp, a host's own."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     codecache: Any = import_module("torch._inductor.codecache")
     if folder and hasattr(codecache, "_HEADER_DIR"):

@@ -106,7 +106,7 @@ def _missing_triton() -> str:
 
 
 def _name(module: nn.Module) -> str:
-    kind: type = module.__class__  # which a layer of smp around a model takes over from it
+    kind: type = module.__class__  # a layer of smp around a model copies this attribute
     return kind.__name__
 
 

@@ -6,8 +6,8 @@ fail a program.
 [Note: the seam]
 `nn.Module.__call__` is what every way of training goes through: plain loops, Trainer, Lightning, DDP, FSDP, smp. The
 module that is called while no other one runs, in training mode and with gradients, is a model; it is judged once. A
-call inside of a backward pass computes a part of a model again and is none. torch's compiler imports itself after this
-and takes the hook for torch's own `__call__`; where it follows a call, the hook steps aside.
+call inside of a backward pass computes a part of a model again and does not count. torch's compiler imports itself
+after this and takes the hook for torch's own `__call__`; where it follows a call, the hook steps aside.
 """
 
 from __future__ import annotations

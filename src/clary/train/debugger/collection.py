@@ -46,7 +46,7 @@ class Collection:
     Args:
         save_config, reduction_config: None for the hook's.
 
-    Raises: ConfigurationError for an expression that is none.
+    Raises: ConfigurationError for an invalid expression.
     """
 
     def __init__(

@@ -98,7 +98,8 @@ def _open_trial(order: Mapping[str, Any]) -> tuple[Trial, HostsFiles | None]:
         return Trial(LocalFiles(Path(folder)), name=name, path=folder, since=since, ends_by_mark=is_marked), None
     far = None
     if order.get("tensors_uri"):
-        own = Path(order["status_file"]).parent  # of which nothing stays, even if this process is killed
+        # cached files are removed with this folder, even if this process is killed
+        own = Path(order["status_file"]).parent
         far = open_s3_files(order["tensors_uri"], cache_bytes=_CACHE_BYTES, cache_place=own)
     files = HostsFiles(LocalFiles(Path(folder)), far, own_end=Path(own_end).name)
     return Trial(files, name=name, path=folder, since=since, ends_by_mark=is_marked), files

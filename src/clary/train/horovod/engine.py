@@ -208,7 +208,7 @@ class Engine:
                 has_work = self._has_work()
             if has_work:
                 time.sleep(self._settings.cycle_s)
-            if self._num_waiting or has_work != self._has_work():  # who waits drives
+            if self._num_waiting or has_work != self._has_work():  # the thread that waits also drives the rounds
                 continue
             with self._driving:
                 self._drive(lambda: True, at_least_once=True)

@@ -102,7 +102,7 @@ class Configuration:
         return mesh
 
     def without_effect(self) -> tuple[str, ...]:
-        """Return the keys that differ from their defaults and change nothing, to be told to the user."""
+        """Return the keys that differ from their defaults and change nothing, for a warning to the user."""
         return names_without_effect(self)
 
 

@@ -215,7 +215,7 @@ class DistributedModel(ReducingModel):
         return self.step_hooks.add(hook)
 
     def close(self) -> None:
-        """End streams and offloading, let go of the parameters; the model is called no more.
+        """End streams and offloading, release the parameters; the model is called no more.
 
         Hooks lie in torch's own memory, where Python's collector sees no circle: they would keep the model for ever.
         """
@@ -339,7 +339,7 @@ class DistributedModel(ReducingModel):
             return body(number)
 
     def _run_and_tell(self, body: Callable[..., Any], number: int, total: int) -> tuple[Any, Passes]:
-        """Return the result of a microbatch and the passes that have begun, which the server tells to other ranks."""
+        """Return the result of a microbatch and the passes that have begun; the server sends them to other ranks."""
         return self._run_body(body, number, total), self._goes
 
     def _serve(self, message: Message) -> Message:

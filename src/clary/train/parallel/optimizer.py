@@ -182,7 +182,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Return the state that this rank keeps, marked as partial.
 
         Args:
-            gather_if_shard: shards stay apart whatever it is; where there are some, True is told to have no effect.
+            gather_if_shard: shards stay apart whatever it is; if there are some, True has no effect, which a warning
+                says.
         """
         keys = self._runtime.configuration
         if gather_if_shard and (keys.shard_optimizer_state or keys.sharded_data_parallel_degree > 1):

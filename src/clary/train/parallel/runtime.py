@@ -50,7 +50,7 @@ class Runtime:
 
     @property
     def mesh(self) -> Mesh:
-        """Which rank lies where."""
+        """The mesh: each rank's place in the degrees."""
         return self.groups.mesh
 
     @property
@@ -88,8 +88,8 @@ def initialize(configuration: Configuration) -> Runtime:
     Raises:
         ValueError: the number of ranks does not fit the degrees, ranks were given different keys, or
             CLARY_PARALLEL_TIMEOUT_S is no positive number.
-        RuntimeError: it is initialised with other keys already, `tsm.init` was called, or ranks do not come; torch's
-            words.
+        RuntimeError: it is initialised with other keys already, or `tsm.init` was called, or ranks do not join in time
+            (with torch's message).
     """
     global _runtime
     if _runtime is not None:
@@ -100,9 +100,9 @@ def initialize(configuration: Configuration) -> Runtime:
     timeout_s = find_timeout_s(os.environ)
     place = find_place(os.environ)
     is_untold = place.size == 1
-    if dist.is_initialized():  # by the program itself: its ranks count
+    if dist.is_initialized():  # the program itself initialised torch.distributed: its ranks are used
         place = Place(dist.get_rank(), dist.get_world_size(), place.local_rank, place.local_size)
-    mesh = configuration.mesh(place.size)  # before anybody waits for anybody
+    mesh = configuration.mesh(place.size)  # before any rank waits for another
     if not dist.is_initialized():
         _join(configuration, place, _device(place), timeout_s)
     check = partial(check_keys, vars(configuration))
@@ -128,7 +128,7 @@ def reset() -> None:
 
 
 def _place_on_host(place: Place, groups: Groups) -> Place:
-    """Count the ranks of this host, where no launcher has told."""
+    """Count the ranks of this host if the launcher has not set the number."""
     hosts = groups.allgather(host_name(CollectiveSettings.from_environment(os.environ)), Along.WORLD)
     own = hosts[place.rank]
     return Place(place.rank, place.size, hosts[: place.rank].count(own), hosts.count(own))

@@ -346,7 +346,8 @@ class SpreadState:
             return -1.0
         model = self._runtime.model
         pairs = [
-            # Who is replicated over dp has one owner there; who is replicated over rdp has one on each tensor rank.
+            # A parameter replicated over dp has one owner there; a parameter replicated over rdp has one on each tensor
+            # rank.
             (parameter if model.is_scaled_batch_parameter(parameter) else None, grad)
             for parameter, grad in zip(self.inner.owned_parameters(), grads, strict=True)
         ]

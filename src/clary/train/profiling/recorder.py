@@ -241,7 +241,7 @@ class Recorder:
             return
         if (ending := run.ending_between_steps()) is not None:
             if ending.now:
-                run.window.wait_for_no_gpu()  # which this thread would hold the lock for
+                run.window.wait_for_no_gpu()  # this thread would hold the lock meanwhile
             self._end_window(run, ending)
 
     def _tell(self, files: RankFiles, state: RankState, words: str) -> None:

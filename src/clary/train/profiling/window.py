@@ -45,10 +45,10 @@ class Window:
     def __init__(self, *, on_other: Callable[[], None], all_threads: bool = False) -> None:
         self._on_other = on_other
         self._all_threads = all_threads
-        self._thread: int | None = None  # which alone may stop; None for any
+        self._thread: int | None = None  # only this thread may stop it; None for any
         self._profiler: Any = None
         self._guarded: dict[str, Any] = {}
-        self._gpu: int | None = None  # whose work is recorded
+        self._gpu: int | None = None  # index of the GPU whose work is recorded
         self.leaves_out_gpu = False  # though the program uses one
         self.is_running = False
 

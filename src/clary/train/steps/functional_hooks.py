@@ -61,7 +61,7 @@ _OPERATORS = {
 }
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _WAIT = ("_c10d_functional", "wait_tensor")
-_DTENSOR = ("_dtensor", "shard_dim_alltoall")  # which waits for itself
+_DTENSOR = ("_dtensor", "shard_dim_alltoall")  # this collective waits for itself
 _NUM_SHARES = 2  # argument of what scatters: of as many shares a rank brings one for each
 _RING = NUM_ROWS - 1
 _MOST_OUTPUTS = 1024  # that are waited for at once
@@ -92,7 +92,8 @@ class Operator:
         return getattr(self.function, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.function.__reduce_ex__(protocol)  # which cannot be pickled, and says so as its callers expect
+        # it cannot be pickled, and raises the error that its callers expect
+        return self.function.__reduce_ex__(protocol)
 
     def __deepcopy__(self, _: object) -> Operator:
         return self
@@ -215,7 +216,7 @@ def _recorded(
         if memory is None:
             return function(*arguments, **keywords)
         try:
-            count = 0 if is_traced() else item.numel()  # which `torch.jit.trace` would write into its graph
+            count = 0 if is_traced() else item.numel()  # `torch.jit.trace` would write this into its graph
             if has_shares:
                 count //= (arguments[_NUM_SHARES] if len(arguments) > _NUM_SHARES else keywords["group_size"]) or 1
             if type(count) is not int:  # a symbol, which would take a value here

@@ -2,7 +2,7 @@
 
 Where: `torch_hooks`. The file is made with the first row, so that processes that never train leave none.
 
-Written, not mapped: a page that cannot be had, on a full disk, is an error here and would be a signal there.
+The file is written and not mapped: on a full disk a write fails with an error, a mapped page with a signal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepFile:
     def __init__(self, folder: str, rank: int) -> None:
         self.process = os.getpid()
         path = os.path.join(folder, f"{rank}-{self.process}{ENDING}")
-        # One that is there was left by a process that had this number before.
+        # An existing file was left by an earlier process with the same number.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
         os.pwrite(self._descriptor, pack_header(rank, self.process), 0)
@@ -34,7 +34,7 @@ class StepFile:
 
     def write(self, row: StepRow) -> None:
         """Add a row in place of the oldest. Raises: OSError."""
-        # Programs may close descriptors that are not theirs: the number may be that of a file of their own by now.
+        # Programs may close descriptors that are not theirs; the number may belong to another file by now.
         if _identity(self._descriptor) != self._identity:
             raise OSError("the program has closed their file")
         os.pwrite(self._descriptor, pack_row(row), offset_of(row.number))

@@ -97,7 +97,7 @@ class Recorder:
             if row is None:
                 return
             if self._file is None:
-                _wrap_works(self)  # whoever made a process group has its classes by now
+                _wrap_works(self)  # a program that has made a process group has imported its classes
                 self._file = StepFile(self._folder, _rank())
             self._file.write(row)
         except Exception as error:  # noqa: BLE001 - boundary: debug hook
@@ -251,7 +251,7 @@ def _timed_backward(function: Callable[..., Any], recorder: Recorder) -> Callabl
 
 
 def _hook_first(tensors: Any, hook: Callable[[Any], None]) -> Any:
-    """Have a function called with the first gradient of a backward pass; None where that cannot be had."""
+    """Have a function called with the first gradient of a backward pass; None if that is not available."""
     compiled = sys.modules.get(_COMPILED)
     if compiled is not None and getattr(compiled, "compiled_autograd_enabled", True):
         return None  # the whole pass is compiled, hooks with it

@@ -28,7 +28,7 @@ class StepOutput:
     def reduce_mean(self) -> Any:
         """Return the mean over the microbatches.
 
-        Raises: TypeError for a tensor of integers, whose mean is none.
+        Raises: TypeError for a tensor of integers, whose mean is no integer.
         """
         total = self.reduce_sum()
         if not (total.dtype.is_floating or total.dtype.is_complex):

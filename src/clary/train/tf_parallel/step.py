@@ -196,7 +196,7 @@ def _run(traced: Traced, arguments: Arguments, now: Session) -> list[Any]:
     specs = [*(traced.specs * total), *(spec for spec, one in zip(traced.specs, traced.gradients, strict=True) if one)]
     held = [now.turn, *(one for model in now.models for one in model.variables)]
     results = tf.py_function(run, [*arguments.tensors, *map(handle_of, held)], [spec.dtype for spec in specs])
-    results = results if isinstance(results, list | tuple) else []  # the operation, where there are none
+    results = results if isinstance(results, list | tuple) else []  # the operation, if there are no outputs
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
     return list(results)

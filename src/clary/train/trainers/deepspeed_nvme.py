@@ -5,7 +5,7 @@ Where: `installing` has `deepspeed.ops.op_builder.builder` mended in ranks. What
     libaio            it cannot compile its part, and the error ends with "hardware/software issue. None"
     memory to lock    it ends the process by an assertion
     any address       it reads past the page cache into the middle of a buffer; a disk that takes addresses of whole
-                      blocks alone refuses, the read counts as done all the same, and gradients stay zero
+                      blocks alone refuses the read, but the read counts as done, and gradients stay zero
 
 Source: DeepSpeed 0.19.8: `OpBuilder.jit_load`; `AsyncIOBuilder.is_compatible`, which asks whether a small program links
 against libaio; `csrc/pin_memory`, which calls mlock(2); `swap_in_tensors`, called with parts of a group's buffer.

@@ -58,7 +58,7 @@ class _RunningSpec(ModuleSpec):
     @_initializing.setter
     def _initializing(self, is_running: bool) -> None:
         vars(self)["_initializing"] = is_running
-        mend, module = self.clary_mend, sys.modules.get(self.name)  # which is gone if its code has failed
+        mend, module = self.clary_mend, sys.modules.get(self.name)  # the module is missing if its code has failed
         if not is_running and mend is not None:
             self.clary_mend = None
             if module is not None:

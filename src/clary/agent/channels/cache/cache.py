@@ -82,7 +82,7 @@ class ChannelCache:
             raise CacheUnusable(f"this machine's cache {self._root} cannot be used: {error}") from error
 
     def open_object(self, bucket: str, key: str, *, store: ObjectStore) -> BinaryIO:
-        """Open an object as a stream, from the cache where it can be had; close it after use.
+        """Open an object as a stream, from the cache if it is there; close it after use.
 
         Args:
             bucket: of the object.
@@ -163,7 +163,7 @@ class ChannelCache:
 
 @dataclass(frozen=True)
 class CachedSource:
-    """Objects of a store, opened from the cache where they can be had."""
+    """Objects of a store, opened from the cache if they are there."""
 
     cache: ChannelCache
     store: ObjectStore

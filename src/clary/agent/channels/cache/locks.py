@@ -1,4 +1,4 @@
-"""Locks between the agents of a machine; the kernel lets go of all of them when their process ends, however it ends.
+"""Locks between the agents of a machine; the kernel releases all of them when their process ends, however it ends.
 
 An object is locked while it is fetched, as one byte of one file, so that no lock file has to be made and removed for
 each of millions. A folder is locked itself: shared while it is used, alone while it is taken away.
@@ -51,7 +51,7 @@ class ObjectLocks:
         self._set(fcntl.F_UNLCK, name)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release all locks."""
         os.close(self._descriptor)
 
     def _set(self, kind: int, name: str) -> None:

@@ -2,7 +2,7 @@
 
 An object whose ETag is an MD5 sum has two names: one of its content (MD5 and size, wherever it lies) and one of its
 place (endpoint, bucket, key, ETag, size). It is stored under the first only when the sum was compared with what
-arrived, since some stores give ETags that look like sums and are none (encryption by KMS keys). SDKs upload the same
+arrived, since ETags of some stores look like sums but are not (encryption by KMS keys). SDKs upload the same
 code and data under a new prefix for every job: only the name of the content finds them again.
 
 A stored file carries a stamp in the nanoseconds of its time of last change: a hash of its name and size. Whoever

@@ -82,7 +82,8 @@ def _at_good_end(seen: Observation, possible: Sequence[Death], known: Sequence[D
     elif seen.marker:
         return Decision(is_whole=True, evidence=Evidence.MARKED)
     elif seen.close is None and seen.hold is Hold.UNKNOWN:
-        why = "nothing says who wrote it, or whether another machine still does"  # whose program goes on
+        # a writer on another machine may still run
+        why = "nothing says who wrote it, or whether another machine still does"
     else:
         is_closed = seen.close is not None and not possible
         return Decision(is_whole=True, evidence=Evidence.CLOSED if is_closed else Evidence.ENDED)

@@ -19,7 +19,7 @@ class Hold(Enum):
 
     FREE = "free"  # no descriptor and no memory map of anybody on this machine
     HELD = "held"  # whatever for: one that only appends may be in the midst of a shard
-    UNKNOWN = "unknown"  # this cannot be told, as on a file system that other machines share
+    UNKNOWN = "unknown"  # unknown, as on a file system that other machines share
 
 
 class ProgramEnd(Enum):
@@ -75,7 +75,7 @@ class Observation:
     hold: Hold
     is_log: bool = False  # whether its name is one of a log
     since_s: float  # the first moment at which it was seen in this state
-    holders: tuple[str, ...] = ()  # who has it open, in words
+    holders: tuple[str, ...] = ()  # processes that have it open, in words
     writers: frozenset[int] = frozenset()  # pids that were seen to have this inode open for writing
     is_named: bool = False  # whether it was renamed or linked into place and not written to since
     close: Close | None = None  # None: it was not seen to be closed, only that it is

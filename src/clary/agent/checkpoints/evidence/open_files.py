@@ -111,7 +111,7 @@ def find_holders(files: Collection[FileId], pids: Iterable[int]) -> dict[FileId,
 def hold_of(kernel_says: Hold, holders: Collection[Holder]) -> Hold:
     """Combine the answers of the kernel and of /proc about a file. Pure."""
     if kernel_says is Hold.FREE:
-        return Hold.FREE  # who was found has closed it since
+        return Hold.FREE  # the process has closed it since
     return Hold.HELD if holders else kernel_says
 
 

@@ -86,7 +86,7 @@ class Witness(Worker):
     """Watches one folder.
 
     Args:
-        note: told of each limit, once.
+        note: called once for each limit.
         least_rest_s: how long a file has to rest at least, where nothing else says that it is whole.
     """
 

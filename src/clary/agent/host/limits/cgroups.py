@@ -65,7 +65,7 @@ _WEIGHTS = {1: _Weight("cpu.shares", 1024, 2, 262_144), 2: _Weight("cpu.weight",
 
 @dataclass(frozen=True)
 class CgroupPlace:
-    """Where one controller can be had: the agent's own cgroup in the hierarchy that has the controller."""
+    """Where one controller is available: the agent's own cgroup in the hierarchy that has the controller."""
 
     version: int
     mount: str  # top of the hierarchy as far as it can be seen
@@ -423,7 +423,7 @@ class HostCgroup:
 
 
 def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPlace:
-    """Return where `controller` is to be had; FileNotFoundError if no mounted hierarchy has it.
+    """Return the place where `controller` is available; FileNotFoundError if no mounted hierarchy has it.
 
     Args:
         controller: `memory`, `cpu` or another name that the kernel has.

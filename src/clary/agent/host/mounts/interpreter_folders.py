@@ -78,7 +78,7 @@ def _programs_of(process: ProcessSpec) -> Iterable[str]:
 def _sees(sandbox: Sandbox, path: str) -> bool:
     real = os.path.realpath(path)
     if any(is_within(path, top) for top in (*PRIVATE_TOPS, str(OPT_ML))):
-        return True  # the host's own: the machine's file is none that was meant
+        return True  # the host's own: the machine's file is another one
     shown = shown_folders(sandbox.visible_folders, is_whole=sandbox.shows_whole_machine)
     bound = (os.path.realpath(bind.target) for bind in sandbox.binds)
     return is_shown(real, shown) or any(is_within(real, folder) for folder in bound)

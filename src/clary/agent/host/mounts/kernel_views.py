@@ -39,7 +39,7 @@ _MASKED = (
     "timer_stats",
 )
 _READ_ONLY = ("bus", "fs", "irq", "sys")
-_OPEN_TO_ALL = ("pressure",)  # whoever writes there has the kernel watch the whole machine for him
+_OPEN_TO_ALL = ("pressure",)  # a process that writes there makes the kernel watch the whole machine
 _TERMINAL_GROUP = 5  # "tty" on every distribution; devpts gives it the terminals
 
 
@@ -125,7 +125,7 @@ def mount_dev(
         os.makedirs(os.path.dirname(place), exist_ok=True)
         status = os.stat(device)
         if users is not None and not status.st_mode & stat.S_IWOTH:
-            # The machine's group that may use it, render for one, is none of the programs'.
+            # Programs are not in the machine's group that may use it, such as render.
             os.mknod(place, stat.S_IFCHR | stat.S_IMODE(status.st_mode), status.st_rdev)
             users.own(place)
             continue

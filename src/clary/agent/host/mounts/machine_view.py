@@ -3,7 +3,7 @@
 Where: `host_root` calls it first. The root is a small tmpfs, or with real root a folder of the host's own; folders on
 the way to what is shown are built anew in it, and every folder that is shown becomes an overlay of its own. Inside a
 user namespace the kernel refuses an overlay of a folder with mounts below, because those are locked to it ("failed to
-clone lowerpath"); such folders are built anew as well. Where no overlay can be had (the host's folder itself lies on
+clone lowerpath"); such folders are built anew as well. Where no overlay can be made (the host's folder itself lies on
 an overlay or on NFS, or the kernel is older than 5.11) folders are bound as they are, and `shared_folders` names them.
 Source: kernel Documentation/filesystems/overlayfs.rst, "userxattr".
 """
@@ -94,7 +94,7 @@ class MachineView:
     def overlay(
         self, lower: str, target: str, *, is_mapped: bool = False, is_system: bool = False, kept_as: str = ""
     ) -> bool:
-        """Mount a private, writable layer over `lower` at `target`; False, with `refusal` set, if it cannot be had.
+        """Mount a private, writable layer over `lower` at `target`; False, with `refusal` set, if it cannot be made.
 
         Args:
             lower: folder of the machine.

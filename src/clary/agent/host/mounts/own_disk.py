@@ -77,7 +77,7 @@ class OwnDisk:
         """Make it; refused unless this process is in a mount namespace of its own (`enter_own_mounts`).
 
         Args:
-            available_bytes: of the machine's memory, in which the disk lies; None: nobody knows.
+            available_bytes: of the machine's memory, in which the disk lies; None: unknown.
         Raises: AgentError; what was mounted is gone then.
         """
         if available_bytes is not None and self._size_bytes > available_bytes * LARGEST_SHARE:

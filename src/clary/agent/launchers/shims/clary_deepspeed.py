@@ -55,7 +55,7 @@ def main() -> None:
     except (NotOursError, SystemExit):  # --help, and what DeepSpeed's parser refuses, are the real one's to tell
         _run_real(arguments)
     except Exception as error:  # noqa: BLE001 - a version of DeepSpeed that this does not know
-        if len(told["hosts"]) > 1:  # whose own launcher would train on each host alone
+        if len(told["hosts"]) > 1:  # DeepSpeed's own launcher would train on each host alone
             sys.exit(
                 f"deepspeed: the ranks of {len(told['hosts'])} hosts cannot be started with this version: {error!r}. "
                 'Start them with torch_distributed, or each host alone with "python -m deepspeed.launcher.runner".'
@@ -121,7 +121,7 @@ def _passed_on(parsed: Any, defaults: Any) -> list[str]:
 
 
 def _parse_quietly(arguments: list[str], runner: Any) -> Any:
-    """Parse without a word: errors are told by the real deepspeed, once."""
+    """Parse without printing errors: the real deepspeed prints them."""
     stdout, stderr = sys.stdout, sys.stderr
     with open(os.devnull, "w") as nothing:
         sys.stdout = sys.stderr = nothing

@@ -86,7 +86,7 @@ def _wait_for_end_of(master: str) -> None:
 
 
 def _end_as(code: int) -> None:
-    """End this process as the worker has ended, so that the job's reason tells of the same signal."""
+    """End this process as the worker has ended, so that the job's FailureReason names the same signal."""
     if code >= 0:
         sys.exit(code)
     if -code != signal.SIGKILL:

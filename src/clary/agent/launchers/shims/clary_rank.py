@@ -178,7 +178,7 @@ def _show(error: BaseException) -> int:
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - the program's own class
-        message = "(an error whose message can not be had)"
+        message = "(an error whose message cannot be read)"
     advice = _TORCHVISION if message.startswith("operator torchvision::") else ""
     _leave_word(name, f"{message} ({advice})" if advice else message)
     _flush(sys.stdout)

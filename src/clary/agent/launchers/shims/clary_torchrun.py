@@ -104,7 +104,7 @@ def rewrite(arguments: list[str], run: object) -> list[str]:
     """Return torchrun's arguments with the program behind `clary_rank`.
 
     Programs that are no Python programs (--no-python) or run by runpy already (--run-path) stay as they are.
-    Raises: ValueError where options and program cannot be told apart.
+    Raises: ValueError if options and program cannot be distinguished.
     """
     parsed = _parse_quietly(arguments, run)
     if parsed.no_python or getattr(parsed, "run_path", False):  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ def rewrite(arguments: list[str], run: object) -> list[str]:
 
 
 def _parse_quietly(arguments: list[str], run: object) -> object:
-    """Parse without a word: errors are told by the real torchrun, once."""
+    """Parse without printing errors: the real torchrun prints them."""
     stdout, stderr = sys.stdout, sys.stderr
     with open(os.devnull, "w") as nothing:
         sys.stdout = sys.stderr = nothing

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from horovod.runner import options as lines
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-_SHARED_WORD = "CLARY_COLLECTIVE_SECRET"  # by which ranks know each other
+_SHARED_WORD = "CLARY_COLLECTIVE_SECRET"  # variable of the secret that ranks prove to each other
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL
 _LOOK_S = 0.05
 _FAILED = 1

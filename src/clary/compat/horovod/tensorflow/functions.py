@@ -105,7 +105,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Return a function that does as `broadcast_object`, whose operations are made once.
+    """Return a function that broadcasts as `broadcast_object` does, but makes its operations only once.
 
     Args: as `broadcast_object`; the session is one of TensorFlow 1.
     """
@@ -159,4 +159,4 @@ def _pack(obj: Any) -> np.ndarray:
 
 
 def _unpack(packed: np.ndarray) -> Any:
-    return pickle.loads(packed.tobytes())  # noqa: S301 - of this job's ranks
+    return pickle.loads(packed.tobytes())  # noqa: S301 - the pickle comes from a rank of this job

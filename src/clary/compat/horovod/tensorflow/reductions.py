@@ -43,9 +43,9 @@ def allreduce(
 
     Args:
         tensor: of a shape equal on all ranks; or tf.IndexedSlices, whose indices and values are gathered.
-        average: of before 0.19; use `op`.
-        device_dense, device_sparse: devices of the operations' ends; all run on the CPU.
-        compression: of the tensor on its way.
+        average: argument of Horovod before 0.19; use `op`.
+        device_dense, device_sparse: have no effect; all operations run on the CPU.
+        compression: of the tensor while it is sent.
         op: Average (if None), Sum, Adasum, Min, Max or Product.
         prescale_factor, postscale_factor: multiply each rank's tensor first, and the result.
         name: equal on all ranks.

@@ -115,7 +115,7 @@ class BoxDesk:
             raise WireError("BoxUnknown", f"box {name} was removed", http_status=410)
         if report.after == presence.version(name) and not self._is_closing:
             await presence.wait_for(name, report.after, min(report.wait_s, POLL_WAIT_S))
-        version = presence.version(name)  # before the orders: a change in between is told once more
+        version = presence.version(name)  # read before the orders: a change in between leads to one more answer
         return BoxOrders(version=version, leases=self._book.orders_of(name, self.boot_digest))
 
     async def _take(self, name: str, report: BoxReport) -> None:

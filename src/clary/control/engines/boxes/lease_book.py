@@ -179,7 +179,7 @@ class LeaseBook:
             await self.place_waiting()  # what it kept boxes from may have them
 
     async def notice(self, box: str) -> None:
-        """Have the agents of a box that is drained told of it."""
+        """Send the agents of a drained box a notice."""
         for allocation, lease in self.leases_of(box):
             if not lease.has_notice:
                 await self.ledger.put_allocation(allocation.with_lease(replace(lease, has_notice=True)))
@@ -244,7 +244,7 @@ class LeaseBook:
 
 
 def _after(lease: LeaseRecord, told: LeaseReport | None, box: str) -> LeaseRecord:
-    """Return a lease after its box has told of it; None is a box that did not name it."""
+    """Return a lease after its box has reported it; None is a box that did not name it."""
     if told is None:
         if lease.phase is LeasePhase.PLACED or lease.is_ending:
             return lease  # it does not know it yet, or has still to say that nothing is left

@@ -47,7 +47,7 @@ class BoxView:
 
     @property
     def words(self) -> str:
-        """Say why it is not to be had."""
+        """Return the reason why it is not available."""
         match self.state:
             case BoxState.BUSY:
                 return f"{self.name} runs {self.runs}" if self.runs else f"{self.name} is busy"

@@ -64,7 +64,7 @@ class BoxesScheduler:
         await self._book.change(self._book.place_waiting)
 
     async def close(self) -> None:
-        """Let boxes that wait for orders ask again, later; leases go on."""
+        """Let boxes that wait for orders ask again, later; leases keep running."""
         self.desk.close()
 
     async def capacity(self) -> list[NodeKind]:

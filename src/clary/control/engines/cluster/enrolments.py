@@ -93,7 +93,7 @@ class Enrolments:
 
         A node that was out of reach may come back, and its boot ask as if nothing had happened.
 
-        Raises: EngineError if it could not be written down; until a restart of the service it holds all the same.
+        Raises: EngineError if it could not be written down; it still holds until the service restarts.
         """
         gang = self._gangs.get(tag)
         if gang is None:
@@ -113,7 +113,7 @@ class Enrolments:
                     ) from error
 
     def forget(self, tag: str) -> None:
-        """Let nobody of an allocation in any more; boots that wait are told to leave."""
+        """Let nobody of an allocation in any more; waiting boots get the answer to leave."""
         gang = self._gangs.pop(tag, None)
         if gang is not None:
             gang.change.set()

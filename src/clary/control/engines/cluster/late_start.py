@@ -1,4 +1,4 @@
-"""A scheduler that may be away when the service starts: its jobs wait until it answers, and hosts go on.
+"""A scheduler that may be away when the service starts: its jobs wait until it answers, and their hosts run on.
 
 Where: `server.host_source` puts it around the scheduler of Slurm, whose daemon is another machine's. What is needed
 meanwhile is kept on disk:

@@ -23,8 +23,8 @@ class Chosen:
 def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: int) -> Chosen:
     """Return the kind for hosts of one type.
 
-    Settings come first. Then the smallest kind that has the type's GPUs, CPUs and memory; where none has all of it, the
-    largest, which is said. A type without GPUs takes nodes with GPUs only where there are no others. Where no kind has
+    Settings come first. Then the smallest kind that has the type's GPUs, CPUs and memory; if none has all of it, the
+    largest, and a warning. A type without GPUs takes nodes with GPUs only where there are no others. Where no kind has
     enough nodes, several serve together, each host with what the least of them has.
 
     Args:

@@ -1,8 +1,8 @@
 """Asks a cluster's scheduler for hosts: the interface that Slurm and boxes fill in.
 
-Where: `cluster_engine` calls it. A scheduler starts one boot a host and ends it. Addresses, processors, memory and GPUs
-are told by the boots themselves when they enrol. Every method may be called again with the same arguments, after a
-crash of the service too.
+Where: `cluster_engine` calls it. A scheduler starts one boot a host and ends it. Boots report addresses, processors,
+memory and GPUs themselves when they enrol. Every method may be called again with the same arguments, after a crash of
+the service too.
 
 A *tag* names an allocation: it is the pool that the hosts belong to (`pool_0123456789ab`). A *kind* is a set of nodes
 that are alike.
@@ -76,7 +76,7 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class HostWish:
-    """One host to be had."""
+    """One host that the engine can give."""
 
     index: int  # 0 for algo-1
     kind: str  # NodeKind.name; "" lets the scheduler choose

@@ -1,1 +1,1 @@
-"""Hosts on this machine: namespaces where they can be had, plain processes where not."""
+"""Hosts on this machine: namespaces where the kernel permits them, plain processes elsewhere."""

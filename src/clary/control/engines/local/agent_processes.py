@@ -60,7 +60,7 @@ def agent_command(plan: LaunchPlan, host: str) -> list[str]:
 
 
 class LastingProcess(subprocess.Popen[bytes]):
-    """A child that is meant to outlive this process: no warning when it is let go."""
+    """A child that is meant to outlive this process: no warning when its object is freed."""
 
     def __del__(self) -> None:
         """Leave the child alone; Popen would complain that it still runs."""

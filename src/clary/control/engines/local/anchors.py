@@ -206,7 +206,7 @@ def with_network(plan: LaunchPlan, ready: NetworkReady, folder: Path) -> LaunchP
     """
     num_hosts = len(plan.hosts)
     try:
-        # As that anchor was told, which may be older than this launch: names move.
+        # The names that the anchor was started with; it may be older than this launch, and names move.
         relayed_names = read_spec(str(folder / SPEC_FILE)).relayed_names
     except (OSError, ValueError, KeyError, TypeError) as error:
         # The anchor writes it again within seconds.

@@ -1,7 +1,8 @@
 """Leftovers of released attempts, and of attempts without a folder, in sentences with the remedy.
 
 Where: `LocalEngine.leftovers`, in a thread, for `clary doctor`. Only what can be told to be of an attempt of this state
-folder is told: by the mark in an environment, a cgroup's name, a path below the attempt's folder. An attempt that is
+folder is recognised: by the mark in an environment, a cgroup's name, a path below the attempt's folder. An attempt that
+    is
 not released is the service's business and leaves nothing yet.
 """
 

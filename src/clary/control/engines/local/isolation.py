@@ -35,7 +35,7 @@ _SHARED_NETWORK = (
 def choose_isolation(setting: str, environ: Mapping[str, str]) -> tuple[Isolation, tuple[str, ...]]:
     """Return the isolation for `setting` (auto, namespaces or processes), and sentences on its gaps.
 
-    Raises: EngineError if the setting is not one of these, or asks for namespaces that can not be had.
+    Raises: EngineError if the setting is not one of these, or asks for namespaces that the machine does not permit.
     """
     allowed = (AUTO, Isolation.NAMESPACES.value, Isolation.PROCESSES.value)
     if setting not in allowed:

@@ -130,7 +130,7 @@ def _set_way(ready: NetworkReady, hosts: tuple[str, str], *, up: bool) -> None:
         for host, other in ways:
             _set_direction(ready, host, other, up=up)
     except OSError:
-        if not up:  # a fault that is told as failed is none
+        if not up:  # a fault that is reported as failed must have no effect
             for host, other in ways:
                 with contextlib.suppress(OSError):
                     _set_direction(ready, host, other, up=True)

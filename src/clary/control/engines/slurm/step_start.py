@@ -19,7 +19,7 @@ import time
 import zlib
 from typing import Any
 
-KEEP_S = 7 * 86400.0  # for which what boots said stays on a node
+KEEP_S = 7 * 86400.0  # age at which the output of boots is removed from a node
 EXIT_FAILED = 1
 
 

@@ -11,8 +11,8 @@ class Place:
 
     network: str  # that hosts of one job talk over
     disk: str  # that hosts write to
-    trusted: str  # what an owner trusts who does without encryption
-    shared: str  # whose network hosts share, where they have none of their own
+    trusted: str  # what must be trusted where traffic is not encrypted
+    shared: str  # owner of the network that hosts share if they have none of their own
 
 
 HERE = Place(

@@ -1,8 +1,8 @@
 """How each rule of a job stands: DebugRuleEvaluationStatuses, ProfilerRuleEvaluationStatuses. Pure.
 
 Where: `transitions` keeps what is told of rules on the job's record (`RuleEvaluationChanged`; agents' reports);
-`descriptions`, the command line and the console show `rows_of`. Rules that nothing has been told of have a row too: the
-request names them.
+`descriptions`, the command line and the console show `rows_of`. Rules without a report have a row too: the request
+names them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def with_facts(job: TrainingJob, facts: HostFacts, now: datetime) -> tuple[RuleE
 def evaluations_of(job: TrainingJob, kind: RuleKind) -> tuple[RuleEvaluation, ...]:
     """Return how each rule of the request stands, in the request's order.
 
-    A rule that nothing was told of is in progress as long as the job is; one that still was when the job ended, and of
+    A rule without a report is in progress as long as the job is; one that still was when the job ended, and of
     which nobody has told more, was stopped. One that has seen the end of an attempt alone is in progress too.
     """
     return tuple(

@@ -105,7 +105,7 @@ def judge_form(
     policy = read_policy(fields["policy"])
     if "x-amz-signature" not in fields and policy.expires_at - now > timedelta(
         seconds=sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s
-    ):  # Version 2 does not say when it was signed: as long as more than a week is left, it is none that may exist
+    ):  # Version 2 does not name the time of signing: no valid form is good for more than a week from now
         raise WireError(
             "AccessDenied",
             "Invalid according to Policy: its expiration lies more than a week ahead: sign it for a shorter time.",

@@ -18,7 +18,7 @@ class ReportHost:
     num_cpus: float
     num_gpus: int
     num_processes: int
-    seconds: Mapping[str, float] = field(default_factory=dict)  # where its time went, by part of the ledger
+    seconds: Mapping[str, float] = field(default_factory=dict)  # its time by part of the ledger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ReportFacts:
     hosts: Sequence[ReportHost] = ()
     num_dropped: int = 0  # rows that were given up
     damaged: Sequence[str] = ()  # blocks of series that could not be read
-    straggler: str = ""  # which rank the others wait for, or that nobody does
+    straggler: str = ""  # a sentence: the rank that the others wait for, or that there is none
     straggler_evidence: Sequence[str] = ()
     has_straggler: bool = False
     version: str = ""

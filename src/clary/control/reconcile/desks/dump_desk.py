@@ -50,7 +50,7 @@ class DumpDesk:
         self._answered: dict[tuple[str, int], set[str]] = {}  # the same -> hosts
 
     async def ask(self, job: TrainingJob, reason: str) -> DumpRequest:
-        """Request a dump of every host of a job; each is told with its next report.
+        """Request a dump of every host of a job; each gets the request in the answer to its next report.
 
         While hosts still owe an answer to an earlier request, that one is returned.
 

@@ -76,14 +76,14 @@ class ProfileDesk:
         self._asking = asyncio.Lock()
         self._folder = folder
         self._clock = clock
-        self._wanted: dict[tuple[str, int], KeptRequest] = {}  # job, attempt -> newest that agents are told of
+        self._wanted: dict[tuple[str, int], KeptRequest] = {}  # job, attempt -> newest request that agents get
         self.open: dict[tuple[str, int], KeptRequest] = {}  # job, number -> not yet looked at
         self._since_s: dict[tuple[str, int], float] = {}  # the same -> asked for, or known to this service; monotonic
 
     async def ask(
         self, job: TrainingJob, window: Window, *, reason: str, ranks: tuple[int, ...] = (), waits: bool = False
     ) -> KeptRequest:
-        """Want a profile of a job's ranks; each host is told with its next report.
+        """Want a profile of a job's ranks; each host gets the request in the answer to its next report.
 
         Who asks for the same while one is being taken gets that one.
 

@@ -1,7 +1,7 @@
 """The service's side of pools' agents: which attempt a host serves next, and whether it is done with the last.
 
-Where: `server.route_table` calls this; the reconciler asks whether hosts have come back. What is
-remembered here is told again by the agents themselves with each question, so it may be lost with the service.
+Where: `server.route_table` calls this; the reconciler asks whether hosts have come back. Agents repeat their state with
+each request, so this state may be lost when the service ends.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
 
 _HOST = re.compile(r"algo-([1-9][0-9]{0,4})")
-_LOOK_S = 1.0  # longest time between looks at who holds the pool, should a wake-up be missed
+_LOOK_S = 1.0  # longest time between checks of which job holds the pool, in case a wake-up is missed
 
 
 class Claims(Protocol):
     """The part of an engine's enrolments that tells the agents of nodes apart."""
 
     def claim_of(self, tag: str, index: int) -> str:
-        """Return the digest of the claim by which a number is held; empty if nobody holds it."""
+        """Return the digest of the claim that holds a host number; empty if it is free."""
 
     def given_up(self, tag: str) -> frozenset[str]:
-        """Return the digests of claims that were given up."""
+        """Return the digests of the claims of nodes that a pool has given up."""
 
 
 class PoolGateway:
@@ -40,8 +40,8 @@ class PoolGateway:
         hub: knows which job holds which pool.
         clock: for waits.
         pool_token: pool -> the bearer token of its agents.
-        claims: of boots on other machines: a pool that goes on without a node must not serve that node any more. None
-            where hosts are this machine's, which are killed.
+        claims: of nodes on other machines, so that a node which its pool has given up gets no attempt. None where hosts
+            run on this machine: there the engine kills them.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class PoolGateway:
         self._changes: dict[str, asyncio.Event] = {}  # pool -> set when it may have another attempt to serve
 
     def authorize(self, pool: str, token: str, host: str = "") -> None:
-        """Let the pool's agents in.
+        """Check that a request comes from an agent of the pool.
 
         Args:
-            pool: that they name.
-            token: that they send.
-            host: that they name.
-        Raises: WireError 403 for a wrong token, 410 for a pool that nobody holds any more and for a node that the pool
-            goes on without.
+            pool: that the request names.
+            token: that the request carries.
+            host: that the request names.
+        Raises: WireError 403 for a wrong token; 410 for a pool that has ended, and for a node that the pool has given
+            up.
         """
         sent = token.encode("utf-8", "backslashreplace")
         if not any(hmac.compare_digest(good.encode(), sent) for good in self._tokens(pool, host)):
@@ -88,8 +88,8 @@ class PoolGateway:
             host: of the agent.
             after: attempt, as JOB:ATTEMPT, or empty.
             wait_s: seconds; 0 returns at once.
-            token: of the agent; it may end while the agent waits, and is looked at again.
-        Raises: WireError 410 when the pool has ended, or goes on without the agent's node.
+            token: of the agent; it is checked again after the wait, because it may expire meanwhile.
+        Raises: WireError 410 when the pool has ended, or has given up the agent's node.
         """
         self._served.setdefault(pool, {})[host] = after
         deadline_s = self._clock.monotonic() + max(0.0, wait_s)
@@ -113,7 +113,7 @@ class PoolGateway:
                 continue
 
     def wake(self, pool: str) -> None:
-        """Let the pool's agents look again."""
+        """Wake the pool's waiting agents."""
         change = self._changes.pop(pool, None)
         if change is not None:
             change.set()
@@ -127,7 +127,7 @@ class PoolGateway:
         return self._clock.monotonic() - self._heard_s.get((pool, host), self._started_s)
 
     def forget(self, pool: str) -> None:
-        """Forget an ended pool, and wake its agents that wait: they hear that it has ended."""
+        """Forget an ended pool, and wake its waiting agents; each gets the answer that the pool has ended."""
         for host in self._served.pop(pool, {}):
             self._heard_s.pop((pool, host), None)
         self.wake(pool)
@@ -157,6 +157,6 @@ class PoolGateway:
             if job.is_terminal or job.plan is None or record is None or record.facts.phase is HostPhase.LOST:
                 continue
             planned = next((item for item in job.plan["hosts"] if item["name"] == host), None)
-            if planned is not None and planned["address"]:  # the engine has made the attempt's place
+            if planned is not None and planned["address"]:  # the engine has made the attempt's folder
                 return PoolAssignment(job=job.name, attempt=job.attempt, token=job.plan["agent_token"])
         return None

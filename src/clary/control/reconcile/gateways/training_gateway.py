@@ -78,7 +78,7 @@ class _Speaker:
     left: float = STATUS_BURST
     at_s: float = 0.0
     progress: TrainingProgress | None = None
-    values: dict[str, float] = field(default_factory=dict)  # as they were told last
+    values: dict[str, float] = field(default_factory=dict)  # the last values sent
 
 
 class TrainingGateway:

@@ -43,7 +43,7 @@ class Acceptor:
     def start(self, host: str, port: int = 0) -> int:
         """Listen and return the port; 0 takes a free one.
 
-        Raises: OSError if the port can not be had.
+        Raises: OSError if the port is not free or not permitted.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -79,7 +79,7 @@ class Acceptor:
         task = asyncio.create_task(self._run(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: connection.close())  # where it was cancelled before its first step
+        task.add_done_callback(lambda _: connection.close())  # the task may be cancelled before its first step
 
     async def _run(self, connection: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=connection, limit=self._limit)

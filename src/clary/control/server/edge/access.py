@@ -40,7 +40,8 @@ class Access:
         Raises: WireError 403 for a change that comes from a page of another origin.
         """
         if request.header("authorization") is not None:
-            return None  # which no page of another origin can send unasked; whoever reads it decides
+            # a page of another origin cannot send this header without a preflight; whoever reads it decides
+            return None
         cookie = cookie_of(request, self._sessions.cookie_name(is_secure=request.is_secure))
         if request.method not in _SAFE_METHODS:
             _require_own_origin(request, must_say=cookie is not None)

@@ -35,9 +35,10 @@ class BodyBudget:
     def take(self, client: str, num_bytes: int) -> str:
         """Take bytes of the budget for a client; return the reason of a refusal, or an empty text."""
         if self._held[client] + num_bytes > self._client_bytes:
-            return f"large requests of this client hold {self._client_bytes} bytes already, the most for one"
+            return f"large requests of this client hold {self._client_bytes} bytes already, the limit for one client"
         if self._num_held + num_bytes > self._total_bytes:
-            return f"large requests hold {self._total_bytes} bytes already, the most in all (setting body_budget_bytes)"
+            limit = "the limit for all (setting body_budget_bytes)"
+            return f"large requests hold {self._total_bytes} bytes already, {limit}"
         self._held[client] += num_bytes
         self._num_held += num_bytes
         return ""

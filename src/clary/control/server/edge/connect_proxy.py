@@ -96,7 +96,7 @@ class ConnectProxy:
     async def start(self, port: int = 0) -> int:
         """Listen and return the port; 0 takes a free one.
 
-        Raises: EngineError if the port can not be had.
+        Raises: EngineError if the port is not free or not permitted.
         """
         try:
             taken = self._acceptor.start(self._host, port)

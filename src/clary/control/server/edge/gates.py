@@ -14,7 +14,7 @@ STRANGER_BODY_BYTES = 8 * 1024  # of a request whose head names nobody
 class Admission:
     """The body may come."""
 
-    client: str  # whose share of the budget of bodies it takes
+    client: str  # the client whose share of the budget of bodies it uses
     max_body_bytes: int
     is_known: bool  # whether the head names a client; else the connection gives way to others
 

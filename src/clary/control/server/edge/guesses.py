@@ -2,7 +2,7 @@
 
 Where: `sign_in` and `clary_handler` come here only with tokens that were found wrong. Pure but for the clock.
 An address that has sent many wrong tokens gets each further refusal later and later. It is never asked whether it may
-try: somebody else may guess from the same address, and the owner's token opens all the same.
+try: somebody else may guess from the same address, and the owner's token must still be accepted.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Listener:
     async def start(self) -> None:
         """Listen.
 
-        Raises: EngineError if an address can not be had; then nothing listens.
+        Raises: EngineError if an address cannot be bound; then nothing listens.
         """
         server = GuardedServer(
             self._dispatch,

@@ -1,4 +1,4 @@
-"""Which failures are over as soon as somebody makes room, or the database is back: told to the client with the reason.
+"""Failures that end when somebody makes room or the database is back; the client gets the reason.
 
 Where: the listener, for what no handler has caught. Clients and agents send such a request again.
 """

@@ -31,7 +31,7 @@ CODE_S = 120.0  # a one-time code is for the browser that opens next
 MAX_CODES = 100  # that wait at once; the oldest goes
 MAX_COOKIE_LENGTH = 1024  # ours have about 300 characters
 MAX_REVOKED = 1000  # that are remembered; the oldest goes. Not by their ends: the clock may be set back again
-OWNER = "owner"  # who has the admin token; a state folder has no other users
+OWNER = "owner"  # holds the admin token; a state folder has no other users
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Sessions:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 json.dump(self._revoked, file)
             temporary.replace(self._revoked_path)
-        except OSError as error:  # the person is signed out all the same, until the service starts again
+        except OSError as error:  # the person stays signed out until the service restarts
             _log.warning("cannot write %s: %s; sessions given up are valid after a restart", self._revoked_path, error)
 
     def new_code(self) -> str:

@@ -45,7 +45,7 @@ async def facts_page(
         job: the record.
         stragglers: add their verdict.
         rehearsals: the same.
-        shared: sentences on what the settings share; is told whether the job has a network.
+        shared: sentences on what the settings share; its argument says whether the job has a network.
     """
     facts = await stragglers.facts(job, _facts(services, job, shared))
     # Of 500 hosts it takes most of a second, and the console asks every two.

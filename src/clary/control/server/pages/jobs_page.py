@@ -93,7 +93,7 @@ def _query_of(query: Mapping[str, str]) -> CardQuery:
     if status is not None and state is not None:
         raise WireError("ValidationException", "give status or state, not both")
     return CardQuery(
-        search=search.replace("\0", ""),  # which no text of PostgreSQL holds
+        search=search.replace("\0", ""),  # PostgreSQL cannot store it in a text
         status=status,
         state=state,
         order=order,

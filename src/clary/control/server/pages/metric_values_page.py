@@ -2,10 +2,10 @@
 
 Where: the answer to jobs/NAME/metric-values.
 
-    ?names=train:loss&names=accuracy   all by default; a value that is no metric's name is split at its commas
-    &points=500                        of each curve at most
+    ?names=train:loss&names=accuracy   all metrics by default; a value is also split at its commas
+    &points=500                        the most points of each curve
 
-    {"metrics": {name: [[at_ms, value, step], ...]}}: a value that is not finite is null, a step that nobody said too
+    {"metrics": {name: [[at_ms, value, step], ...]}}: values that are not finite are null, as are unknown steps
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ async def metric_values_page(services: Services, job: TrainingJob, query: str) -
 
     Args:
         services: keep the metrics.
-        job: whose metrics they are; it may be over.
+        job: the job; it may have ended.
         query: as the head of this file says.
     """
-    pairs = parse_qsl(query.replace("%00", ""), keep_blank_values=True)  # which not every database takes
+    pairs = parse_qsl(query.replace("%00", ""), keep_blank_values=True)  # some databases refuse it
     points = next((value for name, value in pairs if name == "points"), str(DEFAULT_POINTS))
     if not _NUMBER.fullmatch(points) or not 2 <= int(points) <= MAX_POINTS:
         raise WireError("ValidationException", f"points must be 2 to {MAX_POINTS}, got {points[:40]!r}")

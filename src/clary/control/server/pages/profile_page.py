@@ -110,7 +110,7 @@ def _window(asked: Mapping[str, Any]) -> Window:
     steps, seconds, start = asked.get("steps"), asked.get("seconds"), asked.get("start_step")
     if start is not None and not (_is_number(start) and int(start) == start and start >= 0):
         raise WireError("ValidationException", f"start_step is the number of a step, got {str(start)[:40]}")
-    start = None if start is None else int(start)  # 5.0 is none that agents read
+    start = None if start is None else int(start)  # agents do not read 5.0
     if seconds is not None:
         if not _is_number(seconds) or not 0 < seconds <= MAX_WINDOW_S:
             raise WireError(

@@ -56,7 +56,7 @@ class TuningPages:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # of those that have ended
-        self._importance: dict[tuple[str, str], tuple[int, Importance]] = {}  # with how many trials it was told of
+        self._importance: dict[tuple[str, str], tuple[int, Importance]] = {}  # number of trials when it was last sent
 
     async def listed(self) -> dict[str, Any]:
         """Return the newest tuning jobs, the newest first."""

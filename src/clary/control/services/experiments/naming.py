@@ -1,4 +1,4 @@
-"""New records, refusals, pages and shapes of members that the handlers of experiments share.
+"""Functions that all handlers of experiments use: they make records, errors, pages and answers.
 
 Source: the errors of each operation in SageMaker's model; the words `already exists` are what `sagemaker.experiments`
 looks for.
@@ -47,18 +47,18 @@ def api_errors() -> Iterator[None]:
 
 
 def not_found(kind: Kind, name: str) -> WireError:
-    """Return the refusal of a record that is not there."""
+    """Return the error for a record that does not exist."""
     return WireError("ResourceNotFound", f"{WORDS[kind]} '{name}' does not exist.", http_status=400)
 
 
 def new_record(call: Call, kind: Kind, name: str, document: Mapping[str, Any], **owners: str) -> Tracked:
-    """Return a record that is made now; `owners` are its parent and its source.
+    """Return a new record; `owners` are its parent and its source.
 
     Args:
         call: gives the time, the region and the account.
         kind: of the record.
         name: as the client spells it; the ARN has it in small letters.
-        document: members that Describe tells.
+        document: members that Describe returns.
         owners: `parent` is the name of the experiment of a trial, `source` the ARN or URI that the record stands for.
     """
     now = call.services.clock.now()
@@ -72,7 +72,7 @@ def new_tags(call: Call) -> dict[str, str]:
     if len(tags) > MAX_TAGS:
         raise WireError("ResourceLimitExceeded", f"a resource can have {MAX_TAGS} tags at most, got {len(tags)}.")
     if call.grants is not None:
-        tags[MADE_BY] = call.grants.job_id  # by which the job knows its own again
+        tags[MADE_BY] = call.grants.job_id  # the job recognises its own trial component by this tag
     return tags
 
 
@@ -91,7 +91,7 @@ async def find(call: Call, kind: Kind, name: str) -> Tracked:
 
 
 def listing(call: Call, kind: Kind, **filters: str | None) -> TrackedQuery:
-    """Return the question behind a List request, newest first unless it says otherwise."""
+    """Return the query of a List request; it sorts the newest first unless the request asks for another order."""
     params = call.params
     return TrackedQuery(
         kind=kind,

@@ -213,7 +213,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     def change(current: TrainingJob) -> TrainingJob:
         request = _updated_request(current, wanted)
         plan = current.plan
-        if plan is not None and "ProfilerConfig" in wanted:  # which its hosts are told with their next report
+        if plan is not None and "ProfilerConfig" in wanted:  # its hosts get it in the answer to their next report
             interval_s = metrics_interval_s(JobRequest(request), call.services.settings)
             plan = {**plan, "metrics_interval_s": interval_s}
         about_profiler = _profiler_warnings(call, readable(replace(current, request=request)).request)

@@ -100,7 +100,7 @@ class StreamRegistry:
             self._folder_lock = lock
 
     def close(self) -> None:
-        """Close all files and let go of the folder."""
+        """Close all files and unlock the folder."""
         with self._registry:
             entries = list(self._opened.values())
             self._opened.clear()

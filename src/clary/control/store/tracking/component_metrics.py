@@ -59,7 +59,7 @@ class ComponentMetrics:
         self._write = write
 
     async def add(self, component: str, values: Sequence[FinalMetric]) -> bool:
-        """Append values, which may be NaN or infinite; return False, with nothing written, if there is no such one."""
+        """Append values, which may be NaN or infinite; write nothing and return False if there is no such component."""
         key = key_of(component)
         rows = [
             {

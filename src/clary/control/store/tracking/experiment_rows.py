@@ -36,13 +36,14 @@ class Tracked:
     """One record; replaced, never changed."""
 
     kind: Kind
-    name: str  # as it was first spelled
+    name: str  # spelled as in the request that created it
     arn: str
     parent: str = ""  # experiment of a trial
     source: str = ""  # ARN of the job of a component, URI of an artifact
     created_at: datetime
     modified_at: datetime
-    document: Mapping[str, Any] = field(default_factory=dict)  # all else, spelled as in the API; times may occur
+    # all other members, spelled as in the API; times may occur
+    document: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:

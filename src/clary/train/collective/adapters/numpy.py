@@ -335,7 +335,7 @@ def _dtype_of(kind: np.dtype) -> Dtype | None:
 
 def _address_of(array: np.ndarray, dtype: Dtype) -> int:
     fast = core.door()
-    if fast is None or dtype is Dtype.BFLOAT16:  # which has no format in the buffer protocol
+    if fast is None or dtype is Dtype.BFLOAT16:  # bfloat16 has no format in the buffer protocol
         return int(array.ctypes.data)
     return int(fast.address_of(array))
 

@@ -103,7 +103,7 @@ def _ipv6_address(name: str) -> str | None:
 
 
 def _hinted_address(settings: CollectiveSettings) -> str | None:
-    """Return the address of the first interface that exists and that another library was told to use."""
+    """Return the address of the first existing interface that a variable of another library names."""
     names = [name for _, name in socket.if_nameindex()]
     choices: list[Callable[[str], bool]] = []
     if settings.gloo_interface:

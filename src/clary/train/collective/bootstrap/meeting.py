@@ -128,7 +128,7 @@ class Meeting:
         """Return one connected socket a need, non-blocking; the caller closes them.
 
         Raises: BootstrapError naming who did not come or could not be reached, and what was refused meanwhile. The
-            sockets that stand are in `sockets` then, so that the others can be told.
+            sockets that are connected are in `sockets` then, so that the other ranks can get the reason.
         """
         try:
             for listener in self._listeners.all:

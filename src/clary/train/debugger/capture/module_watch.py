@@ -32,7 +32,7 @@ class ModuleWatch:
 
     Args:
         begin_step: is called with the model before it is.
-        give_up: is told what went wrong in the search for a model, which must not fail the program.
+        give_up: called with the error of the search for a model, which must not fail the program.
     """
 
     def __init__(self, begin_step: Callable[[torch.nn.Module], None], give_up: Callable[[Exception], None]) -> None:
@@ -152,7 +152,7 @@ class StepWatch:
 
     Args:
         collections: that the step saves.
-        see_tensor: is told a name and a tensor.
+        see_tensor: called with a name and a tensor.
         see_module: is told a module's name, its class where the name does not say it, what it was given and returned.
         is_wanted: whether a tensor of this name is saved.
     """

@@ -1,7 +1,7 @@
 """The number of this process among the workers that save into one place.
 
 Those that train together are told of ranks. A job of several hosts may also have a training on each host, of a program
-that was told of no rank, or of ranks of this host alone: their workers are numbered on from host to host.
+whose environment names no rank, or ranks of this host alone: their workers are numbered on from host to host.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class StepCapture:
 
     def _go_on(self) -> CountsFile:
         """Continue the counts of the checkpoints this attempt was restored from; return the file for its own counts."""
-        self._up_to_date()  # which has looked which worker this is
+        self._up_to_date()  # it has found the name of this worker
         before = restored_counts(trains_alone=self._output.place.num_trainings > 1)
         self.step = self._output.goes_on_after = before.total
         self.mode_steps = {

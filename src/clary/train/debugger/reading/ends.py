@@ -1,7 +1,7 @@
-"""The end of a training: told by each worker, by each host's agent, or by the job's end mark.
+"""The end of a training: marked by each worker, by each host's agent, or by the job's end mark.
 
 A worker's program may be followed by another in the same place: a worker that was started again, a job that was tried
-again. What counts is what the last one says.
+again. Only the report of the last program counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Ends:
     """The ends of workers and hosts known so far.
 
     Args:
-        by_mark: whether what workers say is no end, as others may follow them: agents will mark it.
+        by_mark: whether only the agents' marks end a training; a worker that ends may be followed by another.
     """
 
     def __init__(self, *, by_mark: bool = False) -> None:
@@ -32,18 +32,18 @@ class Ends:
 
     @property
     def workers(self) -> frozenset[str]:
-        """Workers whose programs save, or have."""
+        """Workers whose programs have saved at least once."""
         return frozenset(self._began)
 
     def began_at(self, worker: str) -> float:
-        """Return when a worker's last program began to save; 0 if nobody has said."""
+        """Return when a worker's last program began to save; 0 if that is unknown."""
         return self._began.get(worker, 0.0)
 
     def begin(self, worker: str, began_at: float, num_wanted: int) -> bool:
         """Record the start of a worker's program; return whether it replaces an earlier one.
 
         Args:
-            num_wanted: workers that are to end before all is over, as far as this one knows.
+            num_wanted: number of workers of the training, as this worker counts them.
         """
         self._num_wanted = max(self._num_wanted, num_wanted)
         before = self._began.setdefault(worker, began_at)
@@ -51,7 +51,7 @@ class Ends:
         return began_at > before
 
     def look(self, files: Files) -> bool:
-        """Return whether all is over. Raises: OSError."""
+        """Return whether the training has ended. Raises: OSError."""
         if END_OF_JOB in files.listing(""):
             return True
         hosts: dict[int, dict[str, int]] = {}  # number of hosts, by try and host
@@ -73,12 +73,12 @@ class Ends:
 
 
 def mark_ended(path: str | Path) -> None:
-    """Say that a training has ended, for one that could not say so itself. Raises: OSError."""
+    """Mark a training as ended whose program could not do so itself. Raises: OSError."""
     (Path(path) / END_OF_JOB).touch()
 
 
 def _ended_at(files: Files, name: str) -> float:
-    """Return when a worker says that it has ended; one that does not say it clearly has ended all the same."""
+    """Return the time of a worker's end mark; a damaged mark counts as an end too."""
     try:
         return float(json.loads(files.read(name, 0, _MAX_JSON))["ended_at"])
     except (ValueError, TypeError, KeyError, RecursionError, FileNotFoundError, TensorFileError):

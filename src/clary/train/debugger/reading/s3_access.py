@@ -1,8 +1,8 @@
 """A bucket as a trial reads it: one folder listed from a name on, objects read by ranges.
 
-boto3 does it where it is installed, with whatever keys and endpoint it finds. Environments of jobs often have none: the
-agents' client asks then (`contract.object_store`), with the variables that each job has, AWS_ENDPOINT_URL and the two
-of the key.
+boto3 does it where it is installed, with whatever keys and endpoint it finds. Environments of jobs often lack boto3:
+then the agents' client is used (`contract.object_store`), with the variables that each job has, AWS_ENDPOINT_URL and
+the two of the key.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SignedBucket:
         endpoint: http or https; its path, if any, stands before the bucket.
         environment: has the key, and may have AWS_SESSION_TOKEN, AWS_REGION and AWS_CA_BUNDLE.
 
-    Raises: ConfigurationError for an endpoint that is none.
+    Raises: ConfigurationError for an invalid endpoint.
     """
 
     def __init__(self, name: str, *, endpoint: str, environment: Mapping[str, str]) -> None:

@@ -23,7 +23,7 @@ from clary.train.debugger.reading.saved_steps import SavedSteps
 from clary.train.debugger.reading.tensor_catalog import TensorCatalog
 from clary.train.debugger.tensor_files import StepIndex, read_index
 
-_PREPARED = 64  # files that are told to be read next
+_PREPARED = 64  # files that the system should read ahead
 _MAX_JSON = 16 * 1024**2  # bytes
 _MISFITS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, TensorFileError)
 _log = logging.getLogger("clary.debugger")

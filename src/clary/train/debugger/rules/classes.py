@@ -11,7 +11,7 @@ from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number, as_whole, as_yes
 
 _LABELS, _PREDICTIONS = ".*labels", ".*predictions"
-# What a default looks for, one after the other: what a script has saved by that name, an argument of its loss.
+# Sources of a default, in this order: a tensor that the script saved by that name, an argument of its loss.
 _WAYS = {
     _LABELS: (".*labels$", ".*CrossEntropyLoss_input_1"),
     _PREDICTIONS: (".*predictions$", ".*CrossEntropyLoss_input_0"),
@@ -23,12 +23,13 @@ class ClassImbalance(BuiltInRule):
 
     Formula: max(n) / min(n) > threshold_imbalance, where n are the labels of each class among the last samples or more,
         or wrong / n > threshold_misprediction for some class; the second once twice as many labels have been seen,
-        so that what a beginner predicts does not count
+        so that predictions of an untrained model do not count
     Args:
         threshold_imbalance: the largest ratio of samples that is no finding.
         threshold_misprediction: the largest share of a class predicted wrong that is no finding.
-        samples: labels that must have been seen before anything is said.
-        argmax: predictions have a value for each class; found out where they have one dimension more than labels.
+        samples: labels to see before the first finding.
+        argmax: whether predictions have a value for each class; by default, whether they have one more dimension than
+            labels.
         labels_regex: labels; by default, at a step that has none of this name, the second argument of a cross entropy.
         predictions_regex: predictions; by default, at a step that has none of this name, its first argument.
     """
@@ -191,7 +192,7 @@ class Confusion(BuiltInRule):
 
 
 def predicted(value: Any, *, is_scores: bool) -> Any:
-    """Return predicted classes; of scores for each class, the largest's."""
+    """Return predicted classes; from scores for each class, the class with the largest score."""
     if (is_scores or value.dtype.kind == "f") and value.ndim > 1:
         value = value.argmax(axis=1)
     return value.ravel()

@@ -45,7 +45,7 @@ class StalledTrainingRule(BuiltInRule):
 
     def invoke_at_step(self, step: int) -> Finding | None:
         """Look at a global step; return a finding or None."""
-        self.looks_at(["the time"])  # which every step has
+        self.looks_at(["the time"])  # every step has a time
         times = self.base_trial.written_at
         before = max((one for one in times if one < step), default=None)
         if before is None or step not in times or times[step] - times[before] <= self.threshold:

@@ -13,7 +13,7 @@ _LOW, _HIGH = 5, 95  # percentiles of gradients
 
 
 class PoorWeightInitialization(BuiltInRule):
-    """The first steps show that weights began too large, too small or all the same.
+    """The first steps show whether weights began too large, too small or all equal.
 
     Formula: within the first saved steps, the loss has not gone down for patience saved steps, and
         max(var(a)) / min(var(a)) > threshold over the inputs a of activations, or

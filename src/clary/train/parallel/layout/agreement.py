@@ -1,4 +1,4 @@
-"""Values that all ranks need alike: the first difference among them, told by its rank. No framework here.
+"""Compares values that must be equal on all ranks, and names the first rank that differs. No framework here.
 
 Where: `runtime.initialize` compares keys before ranks wait for each other; `mistakes` compares models and inputs.
 """

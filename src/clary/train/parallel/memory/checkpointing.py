@@ -39,7 +39,7 @@ class Placement:
     Args:
         own_rank: pipeline rank of this process.
         owner_of: pipeline rank that holds a module; None if that is not known.
-        is_manual: whether the script placed modules itself, and so is to be told if it placed them badly.
+        is_manual: whether the script placed modules itself; a bad placement is then an error.
         run_segment: takes what `run_segment` of this file takes, and has it called on the rank that holds the segment;
             None: such children are called one by one, and their owner keeps their activations.
     """

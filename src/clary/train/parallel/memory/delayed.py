@@ -97,7 +97,7 @@ def materialize(
     *,
     only: Callable[[nn.Module], bool] | None = None,
 ) -> list[str]:
-    """Give delayed parameters memory and values; they stay the same objects, so optimizers that hold them go on.
+    """Give delayed parameters memory and values; they stay the same objects, so optimizers that hold them remain valid.
 
     A parameter that several modules share is made if one of them is chosen. Peak memory is that of what is made, and
     one parameter's initialisation more.
@@ -194,7 +194,7 @@ def _model_of(tensor: torch.Tensor) -> _Model | None:
 def _value(
     name: str, tensor: torch.Tensor, device: torch.device | str | None, storages: dict[int, torch.UntypedStorage]
 ) -> torch.Tensor:
-    """Compute a delayed tensor on its device; tensors that share a storage go on to share it."""
+    """Compute a delayed tensor on its device; tensors that share a storage still share it."""
     model = _model_of(tensor)
     if model is None:
         raise DelayedInitializationError(

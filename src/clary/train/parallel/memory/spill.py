@@ -4,7 +4,7 @@ Where: `offloading` puts tensors here.
 
 [Note: one file without a name] All tensors of a process share one file. It has no name from the moment it is open, so
 nothing is left of it however the process ends, and no directory grows. Room is reserved when a tensor is taken in, in
-the thread that asks: a full disk is told there, and not to a thread that nobody waits for.
+the thread that asks: a full disk raises there, and not in a thread that nobody waits for.
 
 [Note: threads] One thread writes and one reads, so that what backward waits for does not stand behind what forward
 leaves. A tensor stays in memory until it is written; how many bytes may wait so is bounded, and who would exceed it

@@ -1,7 +1,7 @@
 """Models and inputs of steps that all ranks need alike, compared once.
 
 Where: `DistributedModel` and its first step; `fsdp.mistakes` compares by `digest` too. Ranks that differ here would
-wait for each other, or train something that no rank was told to. Keys are compared by `layout.agreement`.
+wait for each other, or train something that no script asked for. Keys are compared by `layout.agreement`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_inputs(
 ) -> None:
     """See that ranks which work on one batch were given the same. All ranks call it.
 
-    What differs within a pipeline is told in the log alone: a script may well load data on the first of its ranks only.
+    Differences within a pipeline are only logged: a script may load data on the first of its ranks only.
 
     Args:
         function: that of the step.

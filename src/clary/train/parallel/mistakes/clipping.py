@@ -100,7 +100,7 @@ def _concerned(given: list[torch.Tensor]) -> Runtime | None:
     if is_plain and now.mesh.degree(Along.MP) == 1 and not now.model.has_unreduced_gradients:
         return None
     own = {id(one) for one in now.model.parameters()}
-    if optimizer is not None:  # which may step on copies
+    if optimizer is not None:  # an optimizer may step on copies
         own.update(id(one) for group in optimizer.param_groups for one in group["params"])
     return now if any(id(one) in own for one in given) else None
 

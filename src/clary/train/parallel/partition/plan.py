@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-SLACK = 0.03  # by which the dearest part may be above the least possible, for the sake of higher cuts
+SLACK = 0.03  # the costliest part may exceed the optimum by this factor, so that cuts can be made higher in the tree
 
 
 @dataclass(frozen=True)

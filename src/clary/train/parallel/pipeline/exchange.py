@@ -8,9 +8,9 @@ So a rank waits for nothing but the actions that its own needs, and those have b
 
 [Note: sends that have gone] No backend tells without waiting whether a send is done. But the schedule does: when
 something arrives from a rank that it made after it took what was sent to it, that send has gone. Only then is it waited
-for, which returns at once, and its tensor let go; what is left is waited for at the end of the step.
+for, which returns at once, and its tensor released; what is left is waited for at the end of the step.
 
-[Note: shapes] Dtypes and shapes of a link are told once, ahead of its first tensors. Gradients have the shapes of what
+[Note: shapes] Dtypes and shapes of a link are sent once, ahead of its first tensors. Gradients have the shapes of what
 they are gradients of.
 
 [Note: host memory] Tensors travel in host memory, matched by tag, as gloo, smddp and MPI do; a GPU's are copied. Where
@@ -39,7 +39,7 @@ from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, needs
 Tensors = tuple[torch.Tensor, ...]
 
 MAX_TENSORS = 16  # between two stages
-_HEAD_BYTES = 4096  # of the text in which shapes are told
+_HEAD_BYTES = 4096  # of the text that describes shapes
 _RECORD_BYTES = 2048  # of what stands for a tensor that is lent
 # Tags of pipelines lie above those that scripts and `groups` use.
 _FIRST_HEAD_TAG, _FIRST_TENSOR_TAG = 1 << 16, 1 << 17
@@ -83,7 +83,7 @@ class _Shape:
 @dataclass
 class _Send:
     work: Any
-    tensor: torch.Tensor  # autograd may let go of it before it has gone
+    tensor: torch.Tensor  # autograd may free it before it has been sent
     transfer: Transfer
 
 

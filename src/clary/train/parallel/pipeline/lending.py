@@ -4,7 +4,8 @@ Where: `hand_over` decides whether it is used, `links` and `exchange` send what 
 
 [Note: whose memory] What is lent is a copy, made on the GPU: the sender may change its tensor at once. torch counts who
 uses the copy, and takes its memory back when nobody does. The receiver makes a copy of its own on a stream of its own
-and waits for it, so it waits for what the sender computes, and for nothing of what it computes itself; then it lets go.
+and waits for it, so it waits for what the sender computes, and for nothing of what it computes itself; then it drops
+the tensor.
 
 Source: `torch.multiprocessing.reductions`, and the note "CUDA IPC" in torch/csrc/CudaIPCTypes.h.
 No GPU has run this so far; docs/numbers/gpu.md.

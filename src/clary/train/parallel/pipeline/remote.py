@@ -114,7 +114,7 @@ class _Call:
 
     def __init__(self, host: Host, owner: int, call: CallId, body: tuple[str, Any, Modes]) -> None:
         self.structure: Any = None
-        self.flows: Sequence[bool] = ()  # which outputs need gradients
+        self.flows: Sequence[bool] = ()  # for each output, whether it needs a gradient
         self._host = host
         self._owner = owner
         self._id = call

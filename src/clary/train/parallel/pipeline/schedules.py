@@ -62,7 +62,7 @@ def interleaved(num_ranks: int, num_microbatches: int, *, stages_a_rank: int) ->
 
         def action(step: int, kind: Kind, rank: int = rank) -> Action:
             within = step % round_length
-            turn = within // num_ranks  # which of its stages is meant
+            turn = within // num_ranks  # index among the stages of this rank
             chunk = turn if kind is Kind.FORWARD else stages_a_rank - 1 - turn
             microbatch = step // round_length * num_ranks + within % num_ranks
             return Action(chunk * num_ranks + rank, kind, microbatch)

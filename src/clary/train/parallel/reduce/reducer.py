@@ -3,7 +3,7 @@
 [Note: when a gradient is final] How many backward passes give a parameter a gradient in a step depends on the model:
 microbatches, calls of its module, recomputation. The reducer counts them, and takes a gradient for final once as many
 have come as in the step that had the most. A bucket goes when all of it is final and those before it have gone, so all
-ranks send the same buckets in the same order. Whether gradients came after their bucket had gone is told at the end,
+ranks send the same buckets in the same order. Whether gradients came after their bucket was sent is checked at the end,
 and such a bucket goes again: counting decides when, never what.
 """
 
@@ -136,7 +136,7 @@ class GradientReducer:
         self.is_joined, self._divides_by_active, self._throws = True, divides_by_active, throws
 
     def leave_join(self) -> None:
-        """Say that all go on together."""
+        """Record that all ranks continue together."""
         self.is_joined = self._divides_by_active = self._throws = False
 
     def end_join(self) -> list[int]:

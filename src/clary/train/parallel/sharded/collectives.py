@@ -104,7 +104,7 @@ def _add_in_order(parts: torch.Tensor) -> torch.Tensor:
     total_S = parts[0]
     for part_S in parts[1:]:
         total_S.add_(part_S)
-    return total_S.clone()  # and let go of the rest
+    return total_S.clone()  # and free the rest
 
 
 def _wait(work: Any) -> None:

@@ -192,7 +192,7 @@ class ShardedModel:
             self._hold(flat, call, follows=True)
 
     def _join_backward(self) -> None:
-        """Take note that a backward pass runs; its end is told by autograd."""
+        """Take note that a backward pass runs; autograd reports its end."""
         if self._backward_task is None:
             self._backward_task = _graph_task()
             self._foresight.begin_pass()

@@ -18,7 +18,7 @@ from torch import nn
 
 _REGISTERED = "_clary_registered_parameters"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)  # whoever holds them uses what they hold
+_NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)  # a caller uses the values that they hold
 
 
 @dataclass

@@ -169,7 +169,7 @@ def gather_whole(tensor: torch.Tensor, group: TensorGroup, dimension: int = 0) -
     """
     if group.size == 1:
         return tensor
-    is_boolean = tensor.dtype == torch.bool  # which not every backend moves
+    is_boolean = tensor.dtype == torch.bool  # some backends cannot send this type
     whole = _gather(tensor.detach().to(torch.uint8) if is_boolean else tensor.detach(), group, dimension)
     return whole.bool() if is_boolean else whole
 

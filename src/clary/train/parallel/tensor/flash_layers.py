@@ -94,7 +94,7 @@ class FlashSelfAttention(FlashLayer):
                 only, and then it holds the bias of ALiBi itself.
             cast_dtype: in which attention is computed and returned; None is that of the tensors.
 
-        Raises: ValueError for a layout that is none, or a mask where none is taken.
+        Raises: ValueError for an invalid layout, or for a mask where masks are not accepted.
         """
         if attn_mask is not None and not (self.triton_flash_attention and self.use_alibi):
             raise ValueError(
@@ -130,7 +130,7 @@ class FlashGroupedQueryAttention(FlashLayer):
             kv: two tensors, or one that packs them; see [Note: layouts].
             cast_dtype: as of `FlashSelfAttention`.
 
-        Raises: ValueError for a layout that is none, or heads of queries that are no multiple of the others.
+        Raises: ValueError for an invalid layout, or if query heads are no multiple of key heads.
         """
         plain = " ".join(name for name in layout.split() if not name.isdigit())
         (query,) = heads_of((q,), 1, plain, cast_dtype)

@@ -207,7 +207,7 @@ def _make(
     """Return a distributed module on the device and in the dtype of the one it is to replace."""
     args, kwargs = tuple(wanted[0]), dict(wanted[1])
     parameters = inspect.signature(distributed_class).parameters
-    taken = _taken_by(distributed_class) - (WITHOUT_EFFECT - set(parameters))  # which the summary tells
+    taken = _taken_by(distributed_class) - (WITHOUT_EFFECT - set(parameters))  # the summary prints it
     overrides = {key: value for key, value in keywords.items() if key in taken}
     named = dict(zip(parameters, args, strict=False))  # so that a keyword may override a positional one
     first = next(module.parameters(), torch.empty(0))

@@ -88,7 +88,7 @@ class LayerSettings:
 
 
 def read_settings(more: dict[str, Any], who: str) -> LayerSettings:
-    """Return the settings among keywords; those without effect are told once a program.
+    """Return the settings among keywords; a warning names those without effect, once in a program.
 
     Keywords that begin with an underscore tune the original, as such keys of the configuration do.
 

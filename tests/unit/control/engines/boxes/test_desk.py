@@ -1,4 +1,4 @@
-"""Boxes and their owner at the desk: tokens, orders that wait, joining, removal, and reports that can not be."""
+"""Requests of boxes and of their owner: tokens, orders that wait, joining, removal, impossible reports."""
 
 import asyncio
 from dataclasses import replace

@@ -112,7 +112,7 @@ class _SwitchChild:
         # saves 2 ms of the start of networks without taps
         from clary.control.engines.local.network.tap_switch import TapSwitch
 
-        # The pipe ends when the anchor does, however it ends; the child then leaves and lets go of the devices.
+        # The pipe ends when the anchor does, however it ends; the child then exits and releases the devices.
         stop_read, self._stop_write = os.pipe()
         self._num_starts += 1
         pid = os.fork()

@@ -1,8 +1,9 @@
 """Lists of NumPy arrays, exchanged over a group by few operations.
 
-Arrays of one type share a block (`layout`); results lie in it and are given away without a copy. All ranks pass as many
-arrays, of the same shapes and types, in the same order. A list that a rank has not passed before is compared with those
-of the others first: packed into blocks, two different lists may be of one size.
+Arrays of one type share a block (`layout`); results are views of the block, not copies. All ranks pass the same number
+of arrays, of the same shapes and types, in the same order. A list that a rank has not passed before is compared with
+those
+of the others first: two different lists can fill blocks of the same size.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _wrap_of_tensorflow_1(
         pairs = list(grads_and_vars)
         if is_due is None:
             return optimizer.apply_gradients(pairs, *args, **kwargs)
-        optimizer._create_slots([variable for _, variable in pairs])  # which a branch may not make
+        optimizer._create_slots([variable for _, variable in pairs])  # a branch of tf.cond may not create variables
         with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
             return tf.cond(
                 is_due(),

@@ -13,8 +13,8 @@ _LEGACY = "TF_USE_LEGACY_KERAS"
 def keep_from_xla() -> None:
     """Have Keras 3 leave models of this process to TensorFlow's own executor.
 
-    Its `compile` takes XLA unless told otherwise. A model that asks for `jit_compile=True` is told by Keras, in a
-    warning, that it cannot have it.
+    Its `compile` takes XLA unless told otherwise. If a model asks for `jit_compile=True`, Keras warns that it cannot be
+    compiled.
     """
     if os.environ.get(_LEGACY) == "1" or importlib.util.find_spec("keras") is None:
         return

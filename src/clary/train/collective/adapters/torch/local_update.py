@@ -1,4 +1,4 @@
-"""Training that communicates once in many steps: every rank trains by itself, then all agree on where to go on from.
+"""Training that communicates once in many steps: every rank trains by itself, then all take the same values.
 
     local = LocalUpdates(model, period=50)        # a plain module, not DistributedDataParallel
     for batch in batches:

@@ -150,7 +150,7 @@ def init_optim_state(optimizer: torch.optim.Optimizer, skip_empty_param: bool = 
     try:
         for group in optimizer.param_groups:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
-            if "weight_decay" in group:  # which some count among the gradients that moments are made of
+            if "weight_decay" in group:  # some optimizers add weight decay to the gradients of their moments
                 group["weight_decay"] = 0.0
         for one in parameters:
             if one.numel() or not skip_empty_param:

@@ -3,9 +3,10 @@
 Where: `additions` puts this into torch's writer and reader of folders, and ours are made from these. The file
 `slice.json` lies beside the data, written by the rank that plans before any data is.
 
-A folder that is not there is put together from the slices of another degree beside it, or from the whole that lies in
-the folder above; a whole that is not there from the slices in the folders below it. Tensors are read where they lie,
-each rank what it wants. In S3, where folders are not listed, only what is named is read.
+If the folder of a slice is missing, its tensors are read from the slices of another degree beside it, or from the whole
+checkpoint in the folder above. If a whole checkpoint is missing, its tensors are read from the slices in the folders
+below it. Each rank reads only the tensors that it needs. In S3, where folders are not listed, only the named folder is
+read.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Merged:
 
 
 def own_slice() -> Slice:
-    """Return the slice that this rank holds of models whose sharded states were asked for."""
+    """Return the slice that this rank holds of the models whose sharded states were requested."""
     if state.ep_size > 1:
         return Slice("ep", state.ep_rank, state.ep_size, state.slice_cuts)
     return Slice("tp", state.tp_rank, state.tp_size, state.slice_cuts)
@@ -78,7 +79,7 @@ def _is_slice(size: Sequence[int], cut: Any) -> bool:
 
 
 def _claim(fs: Any, path: Any, own: Slice) -> None:
-    """Say that a folder holds this rank's slice.
+    """Write into a folder that it holds this rank's slice.
 
     Raises: ValueError if it holds another, or another is being written there.
     """
@@ -89,7 +90,7 @@ def _claim(fs: Any, path: Any, own: Slice) -> None:
             with at.open("xb") as file:
                 file.write(text)
                 return
-        except FileExistsError:  # by a rank of another slice, which has begun at the same time
+        except FileExistsError:  # a rank of another slice wrote it at the same time
             held = _held(fs, path)
     if held is not None and (held.axis, held.number, held.of) != (own.axis, own.number, own.of):
         raise ValueError(
@@ -102,9 +103,9 @@ def _claim(fs: Any, path: Any, own: Slice) -> None:
 
 
 def _held(fs: Any, path: Any) -> Slice | None:
-    """Return the slice that a folder says it holds.
+    """Return the slice that a folder's `slice.json` names.
 
-    Raises: ValueError if what it says is damaged.
+    Raises: ValueError if that file is damaged.
     """
     at = fs.concat_path(path, _FILE)
     if not fs.exists(at):
@@ -118,7 +119,7 @@ def _held(fs: Any, path: Any) -> Slice | None:
 
 
 def has_sources(reader: Any) -> bool:
-    """Whether a folder that is no checkpoint can be put together from others; only after `tsm.init`."""
+    """Whether a missing checkpoint can be read from other folders; only after `tsm.init`."""
     return state.configuration is not None and find_sources(reader) is not None
 
 
@@ -126,7 +127,7 @@ def _finding(original: Any) -> Any:
     @functools.wraps(original)
     def read_metadata(reader: Any, *args: Any, **kwargs: Any) -> Any:
         vars(reader).pop(_MERGED, None)
-        if args or kwargs:  # of one rank's own file, which no checkpoint of slices has
+        if args or kwargs:  # the metadata of one rank's own file; checkpoints of slices have no such file
             return original(reader, *args, **kwargs)
         sources = find_sources(reader, original)
         if sources is None:
@@ -137,7 +138,7 @@ def _finding(original: Any) -> Any:
             one.storage_data = metadata.storage_data
         told = [slice_ for slice_, _ in sources]
         merged, places = merge(list(zip(told, found, strict=True)), own_slice())
-        merged.storage_data = {}  # `places` says it
+        merged.storage_data = {}  # `places` has it
         setattr(reader, _MERGED, _Merged(readers, places))
         return merged
 
@@ -145,9 +146,9 @@ def _finding(original: Any) -> Any:
 
 
 def find_sources(reader: Any, read: Any = None) -> list[tuple[Slice, Any]] | None:
-    """Return the slices of other degrees that a folder is to be read from, with their folders; None: it itself.
+    """Return the slices of other degrees to read instead of a folder, with their folders; None to read the folder.
 
-    Raises: ValueError if the folder holds another slice than this rank wants, or there are several to choose from.
+    Raises: ValueError if the folder holds another slice than this rank needs, or if several sets of slices would fit.
     """
     own, fs, path = own_slice(), reader.fs, reader.path
     if fs.exists(fs.concat_path(path, _METADATA)):
@@ -178,7 +179,7 @@ def find_sources(reader: Any, read: Any = None) -> list[tuple[Slice, Any]] | Non
 
 
 def _is_whole(metadata: Metadata, own: Slice) -> bool:
-    """Whether a checkpoint has whole tensors of parameters that are cut here."""
+    """Whether a checkpoint holds parameters whole that this rank cuts."""
     for key, one in metadata.state_dict_metadata.items():
         name = parameter_of((metadata.planner_data or {}).get(key, ()), own.cuts)
         if name is not None and isinstance(one, TensorStorageMetadata) and len(one.size) > own.cuts[name].dim:
@@ -223,7 +224,7 @@ def _reading(original: Any) -> Any:
 
 
 def _moved(item: Any, place: Place) -> Any:
-    """Return an item of a plan as the folder that it lies in has it."""
+    """Return an item of a plan with the offsets that it has in its folder."""
     offsets = (
         [one + more for one, more in zip(item.storage_offsets, place.offsets, strict=True)] if place.offsets else []
     )

@@ -5,7 +5,8 @@ own, so wrapping policies by either name match, and names of parameters stay.
 
 [Note: gradients] A rank's experts see the tokens of all ranks of its group, so their gradients are sums over these
 ranks' losses, and FSDP averages over those that hold the same experts. Both together are the mean over all ranks times
-the size of the group: experts get gradients that are divided by it, and pass on such as are not.
+the size of the group. So the gradients of experts are divided by that size, and the gradients that they pass on are
+not.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class MoELayer(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> Any:
         """Return the weighted sum of each token's experts, [..., D], like `hidden_states`.
 
-        Returns: with routers that come from before transformers 5 a tuple: it and the logits, [tokens, experts].
+        Returns: the sum alone; with routers of transformers before 5 a tuple of the sum and the logits, [tokens,
+            experts].
         """
         spread = self._clary_spread
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -100,7 +102,7 @@ class MoELayer(nn.Module):
 
 
 class OwnExperts(nn.Module):
-    """The experts of this rank, called with their rows; see [Note: gradients]. All its parameters are of experts."""
+    """The experts of this rank, called with their rows; see [Note: gradients]. It has experts' parameters only."""
 
     _clary_spread: Spread
 

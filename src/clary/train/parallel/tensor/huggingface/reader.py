@@ -142,7 +142,7 @@ def _of_encoder(table: Architecture, modeling: Any) -> Registration:
     encoder = getattr(modeling, table.model)
 
     def to_distributed(state: StateDict, _: Any) -> StateDict:
-        prefix = "encoder."  # which names in tables have, and those of the encoder's own state have not
+        prefix = "encoder."  # names in tables begin with it, names of the encoder's own state do not
         ours = table.translation.to_ours({f"{prefix}{key}": value for key, value in state.items()})
         return {key.removeprefix(prefix): value for key, value in ours.items()}
 

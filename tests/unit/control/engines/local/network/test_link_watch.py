@@ -93,7 +93,7 @@ def test_a_watch_that_was_held_up_says_when_the_last_frame_that_arrived_was_sent
 
 
 def test_what_an_older_watch_has_written_is_read(tmp_path):
-    # Names alone, or with seconds of the epoch, which nobody can tell by now whether they are right.
+    # Names alone, or with seconds of the epoch, which can no longer be trusted.
     for text in ('["algo-2"]', '{"algo-2": 1767225600.5}'):
         (tmp_path / "old.json").write_text(text)
         assert read_cut_off(str(tmp_path / "old.json")) == {"algo-2": None}
