@@ -52,7 +52,7 @@ def batch_as_long_as(model: nn.Module, seconds: float) -> torch.Tensor:
 def staged_save(
     keeper: checkpoint.Keeper, model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor
 ) -> dict[str, float]:
-    """Save as a program with async_staging does, and train on: what the save and the next step waited, and the rest."""
+    """Save as a program with async_staging does, and train on: return the waits of the save and of the next step."""
     quiet_s = timed(lambda: forward_backward(model, batch))
     save_s = timed(lambda: keeper.save(1, {"model": model, "optimizer": optimizer}))
     busy_s = timed(lambda: forward_backward(model, batch))
@@ -84,7 +84,7 @@ def async_staged_save(
 
 
 def is_staged_whole(keeper: checkpoint.Keeper, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    """Save with late copies, change all weights by a step, and compare what is restored bit by bit."""
+    """Save with late copies, change all weights by a step, and compare the restored weights bit by bit."""
     expected = [parameter.detach().clone() for parameter in model.parameters()]
     keeper.save(9, {"model": model, "optimizer": optimizer})
     optimizer.step()
