@@ -203,12 +203,12 @@ def canonical_request(
         if lowered not in signed_headers:
             continue
         # Sequential spaces count as one, several headers of a name as one with commas. Other kinds of white space stay:
-        # who reads the header does not take them for spaces either.
+        # verifiers do not treat them as spaces either.
         trimmed = _SPACES.sub(" ", value.strip(" \t"))
         values[lowered] = f"{values[lowered]},{trimmed}" if lowered in values else trimmed
     query = request.query
     if normalize and service != "s3":
-        query = query.replace("+", "%20")  # what forms mean by it, and what the service will read
+        query = query.replace("+", "%20")  # forms decode it to a space, as the service will
     lines = [request.method.upper(), path, canonical_query(query, normalize=normalize)]
     lines.extend(f"{name}:{values.get(name, '')}" for name in signed_headers)
     lines.append("")

@@ -2,13 +2,14 @@
 
 Where: a hook (`train.debugger.capture.step_counting`) writes one file a process into the folder that `FOLDER_VARIABLE`
 names, a row for each step that begins; `agent.checkpoints.step_counts` reads it when it takes a set of checkpoints, and
-the manifest of the set keeps the row that was the last when its newest file was written. A restore leaves what the sets
-say in `RESTORED_FILE` of the same folder. Nothing lies in the folder of checkpoints, where scripts look for their own.
+the manifest of the set keeps the row that was the last when its newest file was written. A restore writes the counts of
+the restored sets into `RESTORED_FILE` of the same folder. The folder of checkpoints holds nothing of this, because
+scripts list it.
 
     0      magic, worker, when the process began, what it had counted before
     128    row 1, row 2, ...; row N + NUM_ROWS takes the place of row N
 
-A row bears its number at both ends, so that one that is being written is seen to be torn. Times are nanoseconds since
+A row has its number at both ends; they differ while the row is being written. Times are nanoseconds since
 1970.
 """
 
@@ -46,7 +47,7 @@ class StepCounts:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a hook can have counted so."""
+        """Whether each number is at least -1 and at most the total."""
         parts = (self.train, self.evaluate, self.predict)
         return min(parts) >= -1 and max(parts) <= self.total < MAX_COUNT
 

@@ -151,7 +151,7 @@ class Settings:
     body_budget_bytes: int = _setting(
         64 * 1024 * 1024,
         "bytes of API requests' bodies that are held at once, besides the first 64 KiB of each; one client has half of "
-        "it at most; who comes then is told to come again",
+        "it at most; further requests are answered with 503 and may be repeated",
         least=1,
     )
     max_connections: int = _setting(
@@ -229,7 +229,7 @@ class Settings:
     prices_file: str = _setting("", "file of prices that win over those that come with Clary")
     hang_timeout_s: float = _setting(
         300.0,
-        "how long a program may print, read, write, send and compute nothing before that is told; one that only "
+        "how long a program may print, read, write, send and compute nothing before an alarm is raised; one that only "
         "computes gets six times as long; 0 is off",
         least=0,
     )
@@ -300,8 +300,8 @@ class Settings:
     )
     metrics_page: str = _setting(
         "token",
-        "token, open or off: who may read /metrics: whoever has the token that `clary metrics --token` prints, "
-        "everybody who reaches the port (programs of jobs do), or nobody",
+        "token, open or off: who may read /metrics: clients with the token that `clary metrics --token` prints, "
+        "every client that reaches the port (programs of jobs do), or none",
         pattern="token|open|off",
     )
     otlp_endpoint: str = _setting(

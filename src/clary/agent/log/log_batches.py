@@ -41,8 +41,8 @@ class LogBatches:
         encode: puts a batch into the form in which it is sent.
 
     Attributes:
-        first: number of the first line that the service does not have; it goes back where the service has fewer lines
-            than it said.
+        first: number of the first line that the service does not have; it decreases if the service has lost lines that
+            it had acknowledged.
     """
 
     def __init__(self, spool: LogSpool, metrics: MetricFinder, *, encode: Callable[[LogBatch], bytes]) -> None:
@@ -56,12 +56,12 @@ class LogBatches:
         self.first = 0
 
     def acknowledge(self, end: int) -> None:
-        """Take note that the service has lines below a number, and wants those from there on."""
+        """Record that the service has the lines below a number, and needs the lines from that number on."""
         self.first, self._taken = end, None
         self._spool.let_go(end)
 
     def take(self) -> ReadyBatch | None:
-        """Return a batch from `first` on, the same until it is acknowledged, and go on with the next in a flood.
+        """Return a batch from `first` on, the same until it is acknowledged; in a flood also begin to make the next.
 
         None where the spool holds no such line yet. Raises: AgentError if the spool does not give back what it holds.
         """

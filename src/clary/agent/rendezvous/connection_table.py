@@ -30,7 +30,7 @@ class Connection:
 
     local: tuple[str, int]  # address and port; IPv4 addresses as such also where the socket is one of IPv6
     remote: tuple[str, int]
-    is_established: bool  # else it was and is being ended, or has been
+    is_established: bool  # if not established: the connection is being closed, or is closed
     inode: int  # of its socket; 0 for one that no process holds
 
 
@@ -47,7 +47,7 @@ def read_connections(pid: int, ports: Collection[int]) -> list[Connection]:
 
 
 def change_mark(pid: int) -> tuple[int, ...]:
-    """Return numbers that differ from those before when a connection of the namespace was established since.
+    """Return counters that change whenever a connection of the namespace is established.
 
     Attempts that are refused change nothing: programs try every second until somebody listens.
 
@@ -60,10 +60,10 @@ def change_mark(pid: int) -> tuple[int, ...]:
 
 
 def socket_holders(first_pid: int) -> dict[int, int]:
-    """Return for the socket of each inode the process that holds it, among one and all below it.
+    """Return inode of a socket -> pid that holds it, for a process and all its descendants.
 
-    Of processes that share a socket the one with the lowest id counts, which as a rule has opened it. What may not be
-    read is left out.
+    If several processes share a socket, the lowest pid is returned, which usually opened it. Unreadable processes are
+    left out.
     """
     holders: dict[int, int] = {}
     for pid in sorted((first_pid, *live_descendants(first_pid))):

@@ -15,7 +15,7 @@ from typing import Any
 from clary.contract.training_values import TrainingProgress
 
 MAX_CHARACTERS = 512  # of a line that are looked at
-MOST = 10**15  # of steps: what counts further has not counted
+MOST = 10**15  # of steps; larger numbers are not counts of steps
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|]{0,200}\| *(\d{1,15}(?:\.\d{1,6})?[kMG]?) ?/ ?(\d{1,15}(?:\.\d{1,6})?[kMG]?) ?\[")
 _TIMES = re.compile(r"\[(\d{1,4}(?::\d\d){1,2})<")
@@ -45,7 +45,7 @@ class Sign:
         total: None where it is not said.
         seconds: how long a bar has been going; None if it does not say.
         epoch: the one that runs, if the same line says so.
-        max_epoch: of them in all.
+        max_epoch: number of epochs in all.
         is_global: whether steps are said to be those of the whole training.
     """
 
@@ -60,7 +60,7 @@ class Sign:
 
 
 def may_hold_progress(line: str) -> bool:
-    """Whether a line is worth a look."""
+    """Whether a line may hold progress."""
     head = line[:MAX_CHARACTERS]
     return any(letters in head for letters in _LETTERS)
 

@@ -14,7 +14,7 @@ _own = types.SimpleNamespace(current=0, asked_for=1)
 
 
 def num_devices() -> int:
-    """Count the GPUs that are made up: one a process of this host, as its launcher or a library tells; at least 1."""
+    """Count the made-up GPUs: one for each process of this host, by its launcher or a library; at least 1."""
     told = (os.environ.get(name, "") for name in _LOCAL_SIZES)
     return max([int(_own.asked_for), *(int(text) for text in told if text.isdigit())])
 

@@ -1,4 +1,4 @@
-"""Keepers of the hosts' memory limits: the word between the agent that tries one out and the service that tells it."""
+"""Names of the mechanisms that enforce hosts' memory limits: the agent tests which one works, the service shows it."""
 
 from __future__ import annotations
 

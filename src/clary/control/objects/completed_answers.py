@@ -1,8 +1,8 @@
 """Short XML documents of the store, completed with missing members before clients see them.
 
 Where: `front` reads these answers whole. Pure.
-SeaweedFS names its own address as the place of an object that was put together from parts, and leaves checksums and
-parts out of GetObjectAttributes, though it tells the checksums with a HEAD.
+SeaweedFS names its own address as the location of an object that was uploaded in parts. It leaves checksums and parts
+out of GetObjectAttributes, though HEAD returns the checksums.
 Source: Amazon S3 API reference, CompleteMultipartUpload, GetObjectAttributes.
 """
 
@@ -24,7 +24,7 @@ _PARTS = re.compile(r'-(\d+)"?$')
 
 
 def completes_upload(asked: S3Request) -> bool:
-    """Whether a request puts an object together from its parts."""
+    """Whether a request is CompleteMultipartUpload."""
     return asked.method == "POST" and bool(asked.key) and asked.has("uploadId")
 
 
@@ -45,7 +45,7 @@ def with_attributes(content: bytes, wanted: str, headers: Iterable[tuple[str, st
     Args:
         content: the store's document.
         wanted: names with commas between, as the request has them.
-        headers: what the store tells of the object with a HEAD.
+        headers: of the store's answer to HEAD for the object.
     """
     names = {name.strip() for name in wanted.split(",")}
     given = {name.lower(): value for name, value in headers}

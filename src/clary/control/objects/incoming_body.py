@@ -24,7 +24,7 @@ class IncomingBody:
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the client waits for leave to send the body."""
+        """Whether the client waits for `100 Continue` before it sends the body."""
         return self._must_continue
 
     @property
@@ -37,7 +37,7 @@ class IncomingBody:
         if self._must_continue:
             self._must_continue = False
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            # What was written is no part of the answer, whose headers must still go out first.
+            # `100 Continue` was written, which is not the answer: the answer's headers must still be sent first.
             self._request.writer.output_size = 0
         async for piece in payloads.read_pieces(self._request.content):
             yield piece

@@ -30,7 +30,7 @@ class Verdict:
         detail: one sentence: what was found where, and the limit; or why nothing could be found.
         evidence: lines that say the same of each host, GPU or rank.
         num_datapoints: rows that were judged.
-        num_violations: of the rows or windows judged, those that speak against the job.
+        num_violations: number of judged rows or windows over the limit.
         figures: host, GPU or rank -> name -> number, for programs.
         was_judged: whether there was enough to judge.
     """
@@ -49,7 +49,7 @@ class ProfilerRule:
     """Base of all rules; fields are parameters, with the names and defaults of the original.
 
     Args:
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds from one evaluation to the next.
     """
 
     advice: ClassVar[str] = ""  # what to do when it fires
@@ -70,7 +70,7 @@ class ProfilerRule:
 
     @property
     def scan_interval_s(self) -> float:
-        """Seconds from one look to the next."""
+        """Seconds from one evaluation to the next."""
         return self.scan_interval_us / US_PER_S
 
     def parameters(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def rule_with(cls: type[ProfilerRule], given: Mapping[str, str]) -> ProfilerRule
 
 
 def _parsed(cls: type[ProfilerRule], name: str, text: str, default: Any, limits: Mapping[str, Any]) -> Any:
-    if default is None:  # a word; None stands for all
+    if default is None:  # a word in the request; None in the field means all
         return None if text == "None" else text
     most = limits.get("most", math.inf)
     expected = "a number above 0" if limits.get("is_positive") else f"a number from 0 to {most:g}"

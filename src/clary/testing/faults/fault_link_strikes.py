@@ -19,8 +19,8 @@ from clary.testing.faults.fault_damage import Damage, choose, damage_of
 from clary.testing.faults.fault_plan import Fault
 from clary.testing.faults.fault_world import FaultWorld
 
-STEP_S = 0.02  # between looks for new connections of a link that is cut
-SWALLOW_WAIT_S = 0.5  # for bytes to arrive
+STEP_S = 0.02  # between searches for new connections of a cut link
+SWALLOW_WAIT_S = 0.5  # time for bytes to arrive
 
 
 class Link:
@@ -29,7 +29,7 @@ class Link:
     Args:
         processes: that opened them; None stands for one that is gone.
         port: at the other end.
-        job_name: whose link it is; empty if it is nobody's in particular.
+        job_name: job that the link belongs to; empty if it belongs to no single job.
     """
 
     def __init__(self, processes: Sequence[ProcessId | None], port: int, job_name: str = "") -> None:
@@ -62,7 +62,7 @@ class Link:
         return damage_of(fault, target, job_name=self._job_name, mend=mend)
 
     def garble(self, fault: Fault) -> Damage | None:
-        """Send bytes that nobody sent; they follow from the plan."""
+        """Send made-up bytes, drawn from the plan's seed."""
         noise = hashlib.shake_128(str(fault.choice).encode()).digest(int(fault.amount))
         num_garbled = 0
         for pid in self._pids:

@@ -2,7 +2,8 @@
 
 Run: `python -m clary.testing.faults.fault_runner --seed 7 --faults 1000` (or `make faults SEED=7 FAULTS=1000`).
 Progress and the table go to stderr, one JSON object a kind to stdout; the exit code is 1 if anything was lost, doubled
-or hung. The same seed gives the same faults and the same jobs. `--journal` keeps what each fault has met.
+or hung. The same seed gives the same faults and the same jobs. `--journal` records the target and the outcome of each
+fault.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def possible_kinds(abilities: Abilities, database_url: str) -> tuple[FaultKind, 
     if not abilities.compiler:
         impossible.add(FaultKind.JUMP_CLOCK)
     if database_url:
-        impossible |= {FaultKind.DELETE_DATABASE, FaultKind.LOSE_DATABASE}  # no files of ours
+        # the database's files are not ours to damage
+        impossible |= {FaultKind.DELETE_DATABASE, FaultKind.LOSE_DATABASE}
     else:
         impossible |= {FaultKind.CUT_DATABASE, FaultKind.KILL_DATABASE}
     return tuple(kind for kind in FaultKind if kind not in impossible)
@@ -102,7 +104,7 @@ def _keep(home: Path, folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the faults of the command line."""
     parser = argparse.ArgumentParser(prog="python -m clary.testing.faults.fault_runner", description=__doc__)
-    parser.add_argument("--seed", type=int, default=int(time.time()) % 10**6, help="default: a new one, which is said")
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 10**6, help="default: a new one, printed")
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--database-url", default="", help="of a PostgreSQL that may be harmed; default is SQLite")
     parser.add_argument("--kinds", nargs="*", choices=[kind.value for kind in FaultKind], help="default: all")

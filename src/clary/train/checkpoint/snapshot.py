@@ -1,8 +1,9 @@
 """This rank's part in host memory: taken while training waits, read by the writer while it goes on.
 
 The memory is allocated and touched once a plan and used again by every save; on machines with GPUs it is pinned, and
-all copies are under way before the first is waited for. What is no tensor has a size of its own each time and follows.
-Tensors that only an optimizer's step changes may be copied later than the others (`staging`).
+all copies are under way before the first is waited for. Values other than tensors follow the tensors, since their size
+changes from save to save. Tensors that only an optimizer's step changes may be copied later than the others
+(`staging`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.tensors = torch.empty(0, dtype=torch.uint8)
-        self.values = torch.empty(0, dtype=torch.uint8)  # what comes behind the tensors
+        self.values = torch.empty(0, dtype=torch.uint8)  # pickled values, behind the tensors
         self.index: PartIndex | None = None  # None while it is being filled
         self.metadata = b""
 

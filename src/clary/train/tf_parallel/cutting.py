@@ -38,7 +38,7 @@ class Cut:
     inputs: tuple[Sequence[Any], Mapping[str, Any]]
 
     def part_of(self, variable: Any) -> int:
-        """Return the part of a variable; 0 of one that the model has made later and outside of its call."""
+        """Return the part of a variable; 0 for a variable that the model has made later, outside of its call."""
         return self.owners.get(id(variable_of(variable)), 0)
 
 
@@ -104,7 +104,7 @@ def _traced(call: Callable[..., Any], inputs: tuple[Sequence[Any], Mapping[str, 
 
 
 def _refuse_strangers(graph: Any, variables: Sequence[Any]) -> None:
-    """Refuse variables that the model uses and does not have: no part of it would hold them."""
+    """Refuse variables that the model uses but does not own: no part of the model would hold them."""
     known = {id(variable_of(one)) for one in variables}
     strange = [one.name for one in graph.variables if id(one) not in known]
     if strange:

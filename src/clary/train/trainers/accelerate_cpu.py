@@ -20,7 +20,7 @@ def mend_state(module: ModuleType) -> None:
     """Have a rank without a GPU be one of all ranks, over gloo unless the program has made another group before.
 
     Args:
-        module: `accelerate.state`. One without the place that this knows stays as it is.
+        module: `accelerate.state`; it stays unchanged if it has no `_prepare_backend`.
     """
     state = getattr(module, "PartialState", None)
     original = getattr(state, "_prepare_backend", None)

@@ -1,7 +1,7 @@
 """SIGTERM to a program: at once to almost every process, later to readers of other processes' last words.
 
-Where: the keeper sends it through here when the agent ends a program. Who hears it when is `stop_policy`'s decision.
-Where every process of the host had SIGTERM from outside, by a scheduler, that one counts and nobody hears another.
+Where: the keeper sends it through here when the agent ends a program. `stop_policy` decides which process gets it when.
+If a scheduler outside has already sent SIGTERM to every process of the host, no process gets a second one.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class StopSignals:
         return self._was_heard
 
     def hear(self) -> None:
-        """Take note that every process had SIGTERM from outside: `send` and `send_late` signal nobody any more.
+        """Record that every process had SIGTERM from outside: `send` and `send_late` send no further signals.
 
-        Nor those that start later: as after a signal by `send`, they are what a handler starts for its own cleaning up.
+        Processes that start later get none either: signal handlers start them to clean up.
         """
         self._was_heard = True
         self._late = []
@@ -81,7 +81,7 @@ class StopSignals:
         return count
 
     def send_late(self) -> None:
-        """Signal those whose time has come."""
+        """Signal the deferred processes that are due."""
         now_s = time.monotonic()
         waiting = []
         for late in self._late:

@@ -59,7 +59,7 @@ def allreduce_async(
 
     Args:
         tensor: of one shape and type on all ranks; it is not changed.
-        average: of before 0.19; use `op`.
+        average: argument of Horovod before 0.19; use `op`.
         name: equal on all ranks.
         op: Average (if None), Sum, Adasum, Min, Max or Product.
         prescale_factor: multiplies each rank's tensor first.

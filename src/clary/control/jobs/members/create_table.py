@@ -42,7 +42,7 @@ CREATE_TRAINING_JOB = (
     honoured("AlgorithmSpecification.TrainingImage", "names a Python environment of this machine: setting images"),
     not_here(
         "AlgorithmSpecification.AlgorithmName",
-        "AlgorithmName is not supported: marketplace algorithms can not be had outside Amazon. Use TrainingImage.",
+        "AlgorithmName is not supported: marketplace algorithms do not exist outside AWS. Use TrainingImage.",
     ),
     honoured("AlgorithmSpecification.TrainingInputMode", "mode of channels that name none"),
     honoured("AlgorithmSpecification.MetricDefinitions[].Name", "name of the metric"),

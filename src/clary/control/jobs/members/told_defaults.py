@@ -43,7 +43,7 @@ TOLD_OTHERWISE: Mapping[str, str] = {
     "DebugRuleConfigurations[].LocalPath": _NO_FILES,
     "ProfilerRuleConfigurations[].LocalPath": _NO_FILES,
     "ProfilerConfig.ProfilingIntervalInMilliseconds": (
-        "told as hosts use it: 500 unless setting metrics_interval_s says otherwise; not with DisableProfiler"
+        "shown as hosts use it: 500 unless setting metrics_interval_s says otherwise; not with DisableProfiler"
     ),
 }
 

@@ -24,7 +24,7 @@ _LOOK_S = 1.0  # longest time between checks of which job holds the pool, in cas
 
 
 class Claims(Protocol):
-    """The part of an engine's enrolments that tells the agents of nodes apart."""
+    """The part of an engine's enrolments that identifies the agents of nodes."""
 
     def claim_of(self, tag: str, index: int) -> str:
         """Return the digest of the claim that holds a host number; empty if it is free."""

@@ -1,6 +1,6 @@
 """Pages of a job's checkpoints: its sets, and the verification of every file of them.
 
-?                             the sets, and what each host said last of its mirroring
+?                             the sets, and each host's last report of its mirroring
 ?verify=1[&host=H][&set=N]    starts reading everything, and answers with a run's number and what is known by then
 ?verify=1&run=RUN             the same run a moment later; `is_done` says that it is the last answer
 """
@@ -91,7 +91,7 @@ def choose(
         job: for sentences.
         host: the only one; None for all.
         number: of the sets, as the query has it; None for the newest of each host.
-    Raises: WireError NotFound naming what there is.
+    Raises: WireError NotFound naming the sets that exist.
     """
     if number is not None and not _SET_NUMBER.fullmatch(number):
         raise WireError("ValidationException", f"set must be the number of a set, got {number[:20]!r}")
@@ -124,7 +124,7 @@ def choose(
 def checkpoint_facts(job: TrainingJob) -> dict[str, Any]:
     """Return host -> the last report of its mirroring, as plain data; hosts without a report are left out.
 
-    A job that waits to be tried again has no hosts: what those of its last attempt said stands.
+    A job that waits to be tried again has no hosts: the last reports of its last attempt are returned.
     """
     facts_of: dict[str, Any] = {}
     for attempt in job.past_attempts:

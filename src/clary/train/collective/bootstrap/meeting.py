@@ -2,11 +2,11 @@
 
 Where: `group.connect_group`, once it knows everybody's record. The higher rank of a pair connects to the lower one.
 Whoever else comes to the listeners - port scanners, programs that send nothing, ranks of another job - is refused by
-`handshake`, within a limit of its own and without holding up the others; refusals are counted, for the message of a
-group that does not come about.
+`handshake`, within a limit of its own and without holding up the others; refusals are counted, for the error message if
+no group is formed.
 
-Side streams that stand are watched meanwhile: a rank that gives up says so there (`words`), and all others end at once
-instead of waiting for their deadline.
+Side streams that are connected are watched meanwhile: a rank that gives up sends the reason there (`words`), and all
+    others fail at once instead of waiting for their deadline.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from clary.train.collective.bootstrap.words import FAREWELL, read_farewell
 GUEST_LIMIT_S = 10.0  # for the handshake of one that connects, from its arrival
 RETRY_S = 0.05  # between attempts to connect
 GONE_LIMIT_S = 5.0  # an address of the store that refuses for so long has no process any more
-_GUESTS_OVER = 64  # connections in handshake beyond two a rank; then the oldest has to go
-_ACCEPTS_AT_ONCE = 64  # then those that wait are looked at: a flood must not use up the descriptors
-_MAX_REASONS = 100  # refusals that are counted apart
+_GUESTS_OVER = 64  # connections in handshake beyond two a rank; with more the oldest is closed
+_ACCEPTS_AT_ONCE = 64  # accepted in a row before handshakes get a turn: a flood must not use up the descriptors
+_MAX_REASONS = 100  # kinds of refusals that are counted separately
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE}
-_TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO}  # of accept: the guest went away
+_TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO}  # of accept: the peer closed the connection
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Need:
 
 @dataclass(eq=False)
 class _Caller:
-    """A socket in handshake: one that this rank connects for a need of its own, or a guest's."""
+    """A socket in handshake: this rank connects it for a `Need`, or a guest has connected it to this rank."""
 
     conversation: Conversation[Guest | None]
     need: Need | None  # None for guests
@@ -154,7 +154,7 @@ class Meeting:
         return [key.data for key in mapped.values() if isinstance(key.data, _Caller)]
 
     def _pause_s(self) -> float:
-        """Return how long nothing can be due."""
+        """Return the seconds until the next deadline or attempt."""
         now_s = time.monotonic()
         due = [attempt.next_s - now_s for need, attempt in self._attempts.items() if self._is_idle(need)]
         due += [guest.deadline.remaining_s for guest in self._guests[:1]]

@@ -2,9 +2,9 @@
 
 Where: methods of `DistributedModel`, and `folders`.
 
-A part holds what lies on one rank: modules of its stage, and of tensors that are cut over the tensor group its slice.
-A part says of itself how its tensors are cut (SLICES), so that parts can be put together by whoever has them all, on
-whatever degrees.
+A part holds the tensors of one rank: the modules of its stage, and its slice of each tensor that is cut over the tensor
+    group. A part records how its tensors are cut (SLICES), so that a reader of all parts can join them, whatever its
+    own degrees.
 """
 
 from __future__ import annotations

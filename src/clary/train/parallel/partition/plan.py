@@ -2,11 +2,11 @@
 
 Where: one rank plans from what a trace has measured, and tells the others; the plan is stored with partial checkpoints.
 
-Modules come in the order in which the forward pass reaches them, those alone that have cost of their own (leaves, and
-modules with parameters of their own). A part is a run of them, so that a microbatch passes from part to part once each
-way. First the least possible cost of the dearest part is found; then, among all cuts whose parts are no dearer than
-that and a slack, those that lie highest in the tree of modules, for there the least passes from rank to rank. Modules
-that share parameters go together, to where the first of them lies.
+Modules are ordered as the forward pass reaches them. Only modules with a cost of their own count: leaves, and modules
+with parameters of their own. A part is a contiguous run of modules, so a microbatch passes from part to part once each
+way. First the least possible cost of the costliest part is found. Then, among all cuts whose parts cost at most that
+much and a slack, the cuts highest in the tree of modules are chosen, because there the fewest bytes pass from rank to
+rank. Modules that share parameters are placed together, at the place of the first of them.
 
 A module's cost is its share of all memory and of all time, weighed by `memory_weight`, as the original documents it.
 Source: SageMaker developer guide, "model parallel core features: automated model splitting". The method is our own.
@@ -90,7 +90,7 @@ def plan_partition(modules: Sequence[ModuleCost], num_parts: int, *, memory_weig
         cuts += f" ({num_parts - len(units)} parts stay empty: there are no more modules that can lie apart)"
     reason = (
         f"cut before {cuts}: parts have {', '.join(f'{share:.1%}' for share in shares)} of the model by "
-        f"{memory_weight:g} x memory + {1 - memory_weight:g} x time; no cut has its dearest part below {least:.1%}"
+        f"{memory_weight:g} x memory + {1 - memory_weight:g} x time; no cut has its costliest part below {least:.1%}"
     )
     return Plan(part_of, tuple(shares), reason)
 
@@ -111,7 +111,7 @@ def placed_by_hand(names: Sequence[str], placed: Mapping[str, int], default: int
 
 
 def _leads(modules: Sequence[ModuleCost]) -> list[int]:
-    """Return for every module the first one that it must lie with: by shared parameters, from hand to hand."""
+    """Return for every module the first one that it must lie with: by parameters shared directly or through others."""
     lead = list(range(len(modules)))
     holder: dict[int, int] = {}
 
@@ -149,7 +149,7 @@ def _least_bottleneck(weights: Sequence[float], num_parts: int) -> float:
 
 
 def _highest_cuts(weights: Sequence[float], names: Sequence[str], num_parts: int, limit: float) -> list[int]:
-    """Return the begins of parts, each at most `limit` heavy, with the cuts as high in the tree as can be.
+    """Return the begins of parts, each at most `limit` heavy, with the cuts as high in the tree as possible.
 
     All parts are used where there are units enough, since an idle rank helps nobody.
     """

@@ -1,9 +1,9 @@
 """Keeps works alive for C++ in versions of torch that do not.
 
-Where: `collectives` hands every work that it returns to `keep`; a work lets go of itself once it was waited for or
-asked for its future. C++ callers hold the C++ half of a work alone; when the Python half is collected, the methods of
-the base class answer, and its `wait` never ends. torch holds both halves (PyWorkHolder) since some version after 2.6;
-this module can go when that is the oldest that is served.
+Where: `collectives` hands every work that it returns to `keep`; a work is dropped once it was waited for or asked for
+its future. C++ callers hold the C++ half of a work alone; when the Python half is collected, the methods of the base
+class answer, and its `wait` never ends. torch holds both halves (PyWorkHolder) since some version after 2.6; this
+module can be removed when that version is the oldest supported one.
 """
 
 from __future__ import annotations
