@@ -3,7 +3,7 @@
 Where: a cluster's scheduler or a box's daemon starts one a host. This file needs Python 3.10 and its standard library
 alone, and no other file of Clary. It dials out, proves itself, tells the service about the machine, fetches the agent's
 bundle by its digest, and becomes the agent under the same process id. A child of it carries the talk of the agent and
-of the program with the service over TLS: they dial 127.0.0.1. The service answers 410 when nobody wants this host; then
+of the program with the service over TLS: they dial 127.0.0.1. The service answers 410 when no job needs this host; then
 the boot leaves.
 """
 
@@ -41,7 +41,7 @@ PROGRAM_TIMEOUT_S = 15.0  # of munge and nvidia-smi
 MAX_BUNDLE_BYTES = 256 * 1024 * 1024
 MAX_ANSWER_BYTES = 1024 * 1024
 COPY_BYTES = 256 * 1024
-EXIT_UNWANTED = 0  # nobody wants this host: nothing is wrong
+EXIT_UNWANTED = 0  # no job needs this host: this is no error
 EXIT_FAILED = 1
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWUTS = 0x00020000, 0x10000000, 0x20000000, 0x04000000
@@ -172,7 +172,7 @@ def enrol(service: Service, options: argparse.Namespace, report: dict[str, Any],
         options: of the command line: tag, index and proof.
         report: of this node.
         folder: of this host.
-    Raises: Unwanted if nobody wants this host; Failed after SILENCE_LIMIT_S without an answer.
+    Raises: Unwanted if no job needs this host; Failed after SILENCE_LIMIT_S without an answer.
     """
     path = f"/clary/v1/allocations/{options.tag}/{options.index}"
     question = {"claim": secrets.token_hex(16), "report": report, "wait_s": 0.0}

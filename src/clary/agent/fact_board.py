@@ -114,7 +114,7 @@ class FactBoard:
             self._changed.wait_for(lambda: self._is_urgent or self._is_closed, timeout_s)
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """Wake all waiting threads; later waits return at once."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""The users that programs of a root service have: a range of ids that nobody on the machine has.
+"""The users that programs of a root service have: a range of ids that no user of the machine has.
 
 Where: the anchor of a job's network makes a user namespace for the job, because networks belong to one; a host without
 a network of its own makes one for itself. Inside, root is root; on the machine it is `first_id`, who owns nothing.
-Systemd documents the ids from 1879048192 to 2147483647 as used by nobody, and useradd hands out subordinate ids below
+Systemd documents the ids from 1879048192 to 2147483647 as unused, and useradd hands out subordinate ids below
 them. Each namespace takes one of 4096 ranges by the id of the process that makes it, so that jobs that run at the same
 time seldom share one; nothing depends on that, because hosts do not see each other's files.
 Source: user_namespaces(7); systemd docs/UIDS-GIDS.md.

@@ -71,7 +71,7 @@ class ProcessId:
         return self._end(signal.SIGKILL, timeout_s)
 
     def _end(self, number: signal.Signals, timeout_s: float) -> bool:
-        """Signal this very process and wait; True, with nobody signalled, if it has ended already.
+        """Signal this very process and wait; True, without a signal, if it has ended already.
 
         Raises: PermissionError if the process belongs to somebody else.
         """

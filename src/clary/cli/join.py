@@ -112,7 +112,7 @@ def _authority(url: str, wanted: str | None, pinned: str) -> str:
 def _request(
     url: str, ca_pem: str, method: str, path: str, *, token: str = "", document: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Send one request; without a certificate to nobody in particular, and then without a token."""
+    """Send one request; without checking a certificate, and then without sending a token."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname or parts.path:
         raise ClaryError(f"{url}: expected https://HOST:PORT", fault=Fault.USER)

@@ -29,7 +29,7 @@ def metrics_text(page: Mapping[str, Any], *, lines: bool, names: str | None = No
 
     Args:
         lines: whether spark lines are added.
-        names: patterns that somebody asked for; None where nobody did.
+        names: requested patterns; None if none did.
     """
     span_s = (page["until_ms"] - page["since_ms"]) / MS_PER_S
     head = f"{page['job']}  {page['status']}, {duration(page['age_s'])}"

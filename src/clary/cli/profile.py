@@ -83,7 +83,7 @@ def take(service: Connection, options: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Progress:
-    """One line that changes, where somebody watches."""
+    """One line that changes, on a terminal."""
 
     def __init__(self, job: str) -> None:
         self._job = job

@@ -38,7 +38,7 @@ def wait_until_ready(
 
     Args:
         process: the service.
-        log: where it writes, and nobody else does.
+        log: file that this service alone writes to.
         find_ready: asked often.
         say: takes a sentence now and then.
     Raises: ClaryError: the service ended, or was given up.

@@ -1,7 +1,7 @@
 """The `clary` command's first step: is this a machine on which it can run at all?
 
 Where: the entry point of the installed command. Looked at before anything else is imported, for other systems lack
-modules of the standard library, and a traceback tells nobody what to do.
+modules of the standard library, and a traceback does not say what to do.
 """
 
 from __future__ import annotations

@@ -198,6 +198,6 @@ def _folders(package: str) -> "list[str]":
     """Return where a package of this name lies; nothing is imported."""
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # somebody has put a module without a spec there: it is theirs
+    except ValueError:  # another library has put a module without a spec there: it stays
         return []
     return [] if spec is None else list(spec.submodule_search_locations or ())

@@ -29,7 +29,7 @@ class Evidence(StrEnum):
 
     @property
     def is_statement(self) -> bool:
-        """Whether somebody said so, and not time alone."""
+        """Whether there is evidence besides the time without changes."""
         return self not in (Evidence.UNKNOWN, Evidence.RESTED, Evidence.LEFT_OUT)
 
 

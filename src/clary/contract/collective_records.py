@@ -128,7 +128,7 @@ class CallRow(NamedTuple):
 
     Attributes:
         number: of the operation in its group, from 1.
-        started_ns, finished_ns: monotonic; finished is 0 while nobody has seen its end.
+        started_ns, finished_ns: monotonic; finished is 0 until its end is seen.
         num_elements: that this rank brings, or of its share where ranks have shares.
         peer: of a send or receive; NO_PEER for none or any.
         operation, dtype: codes.

@@ -43,7 +43,7 @@ class SocketState:
     state: str  # `ESTABLISHED`
     unsent_bytes: int  # written by the program and not acknowledged by the other side
     unread_bytes: int  # arrived and not read by the program
-    num_retransmits: int  # of the oldest segment that nobody acknowledges
+    num_retransmits: int  # of the oldest segment that the peer has not acknowledged
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -274,7 +274,7 @@ class StateFolder:
         """Read the keys of a service that starts, making them the first time.
 
         Args:
-            begins_anew: whether somebody asked for new keys; the old file, if it is there, is moved aside.
+            begins_anew: whether the user asked for new keys; the old file, if it is there, is moved aside.
 
         Raises: ContractError if the file does not hold keys, or is missing though the folder has lived with keys.
         """

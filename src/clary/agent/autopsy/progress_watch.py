@@ -27,7 +27,8 @@ class ProgressWatch(Worker):
         limit_s: how long the program may be idle.
         on_standstill: told in words when it gets nowhere; from the watch's thread, once until it makes progress.
         on_progress: called when it makes progress after that.
-        on_quiet: told in words when it has done nothing but compute for `limit_s`, once until it does; None for nobody.
+        on_quiet: told in words when it has done nothing but compute for `limit_s`, once until it does; None for no
+            callback.
     """
 
     def __init__(

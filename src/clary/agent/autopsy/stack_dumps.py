@@ -24,7 +24,7 @@ from clary.contract.launch_plan import HostPlan
 from clary.contract.stack_dumps import HostDump
 
 _JOIN_S = 2.0
-UNASKED = 0  # number of a dump that nobody has asked for
+UNASKED = 0  # number of a dump that the watch takes by itself
 _SEND_S = 20.0  # for a service that is away; a dump is worth little later, and the next is asked for
 
 logger = logging.getLogger(__name__)

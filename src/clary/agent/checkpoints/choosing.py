@@ -3,7 +3,8 @@
 [Note: whole files] A file is whole if something says so (`evidence`) and nothing changed it for a moment: then it is
 at rest. If its name never is, since another file takes its place before the moment is over, the file itself still can
 be: it is kept open, and has rested if it is the same at the end of the moment and gone from every name
-(`held_files`). A file that only grows is never taken as it is: nobody can tell a log from a checkpoint on its way.
+(`held_files`). A file that only grows is never taken as it is: a log cannot be distinguished from a checkpoint that is
+being written.
 
 [Note: files that belong together] A group is taken whole, once all of it is at rest but for noise. Noise is taken file
 by file, whatever of it is whole; what was replaced together with others only while those are as they were taken, so

@@ -208,7 +208,7 @@ class Mirror(Worker):
         torn = {path for path, file in files.items() if file.is_unfinished and file.facts is not None}
         self._torn = tuple(sorted(torn | {path for path in files if group_of(path) in choice.waiting}))
         for name, decisions in choice.unfinished.items():
-            # The surest one: of files beside it nothing may be known but that somebody ended.
+            # The surest one: of the files beside it only the end of some process may be known.
             path, decision = min(decisions.items(), key=lambda item: (item[1].evidence is Evidence.RESTED, item[0]))
             newest = f"set {self._writer.last.number}" if self._writer.last is not None else "no set"
             self._note_once(

@@ -36,7 +36,7 @@ _NOISE_INTERVALS = 2
 _NOISE_S = 10.0  # whatever the interval: saves take as long as they take
 _NOISE_BYTES_A_SECOND = 1_000_000  # below what the slowest disk takes
 _NUM_SAVES = 2  # one may be that of another shard of the same save
-_NUM_ALONE = 3  # with three looks in a row nobody falls between the files of one save
+_NUM_ALONE = 3  # three looks in a row do not all fall between the files of one save
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class FileSight:
 
     @property
     def is_said_whole(self) -> bool:
-        """Whether somebody said that it is whole as it is, and not time alone."""
+        """Whether there is evidence that it is whole, besides the time without changes."""
         return self.decision is None or self.decision.evidence.is_statement
 
     @property

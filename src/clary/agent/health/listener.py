@@ -174,7 +174,7 @@ class Listener:
                     return
                 writer.write(f"{answer}\n".encode())
                 await writer.drain()
-        except (OSError, ValueError, IndexError):  # broken off, or somebody who speaks otherwise
+        except (OSError, ValueError, IndexError):  # broken off, or a client with another protocol
             pass
         finally:
             self._conversations.pop(own_task)

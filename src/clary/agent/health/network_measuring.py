@@ -99,7 +99,7 @@ async def _tell_ports(order: NetworkOrder, probes: Sequence[LinkProbe], taken: S
 
 
 async def _sum(order: NetworkOrder, listener: Listener, probes: list[LinkProbe]) -> tuple[int | None, str]:
-    """Add up the places of all hosts, counted from 1, around a ring; a second turn tells everybody the sum.
+    """Add up the places of all hosts, counted from 1, around a ring; a second turn gives all hosts the sum.
 
     Returns: the sum and None, or None and the reason.
     """

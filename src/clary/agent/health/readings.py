@@ -70,7 +70,7 @@ class LinkReading:
     waited_s: float = 0.0  # until the answer, or in vain
     error: str = ""  # of the last attempt
     route_address: str = ""  # source address that the kernel picks for the peer
-    route_interface: str = ""  # whose address that is; empty if nobody's
+    route_interface: str = ""  # whose address that is; empty if no host has it
     route_error: str = ""  # why the kernel has no way to the peer, unless told through which interface
     round_trip_ms: float | None = None  # of the quickest small exchange: the others had to wait for a processor
     num_sent: int = 0  # small datagrams, of the round that lost least

@@ -189,7 +189,7 @@ class FirstProcess:
             self._init.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._init.wait(KILL_LIMIT_S)
-        # Plain processes whose keeper was killed by somebody can live on; their cgroup or their sessions find them.
+        # Plain processes can outlive a keeper that was killed; their cgroup or their sessions find them.
         if self._cgroup is not None:
             self._cgroup.kill_all()
 
@@ -203,7 +203,7 @@ class FirstProcess:
         return 0 if self._cgroup is None else self._cgroup.oom_kills()
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the most memory that the host has used at a time; None where nobody counts it."""
+        """Return the most memory that the host has used at a time; None if it is not counted."""
         return None if self._cgroup is None else self._cgroup.peak_memory_bytes()
 
     def clean_up(self) -> str | None:

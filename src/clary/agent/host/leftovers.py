@@ -1,6 +1,6 @@
 """Removal of everything a program leaves on the machine: its private files and its cgroups.
 
-Where: `program.close` does it, and `init` when the agent has died and nobody else would. Uses nothing that the first
+Where: `program.close` calls it, and `init` when the agent has died. Uses nothing that the first
 process of a host has not loaded already.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from clary.base import beneath_trees
 from clary.base.beneath import Folder
 
-_CGROUP_LIMIT_S = 10.0  # each; nobody waits for it where the agent has died, and nobody else would remove them
+_CGROUP_LIMIT_S = 10.0  # each; the agent has died: nothing waits for it, and nothing else would remove them
 _CGROUP_PAUSE_S = 0.005
 
 

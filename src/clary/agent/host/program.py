@@ -95,7 +95,7 @@ class Program:
             on_output: called with index and bytes as they are read, from one thread, also before `start` returns.
                 Standard output and standard error of a process come in the order in which they were written. While it
                 runs nothing else is read, so it has to be quick.
-            clock: time of day for exits that nobody reported.
+            clock: time of day for exits that the keeper did not report.
 
         Raises:
             AgentError: the host could not be made; nothing is left of it.
@@ -169,7 +169,7 @@ class Program:
 
     @property
     def is_memory_limited(self) -> bool:
-        """Whether the kernel keeps the host's memory limit; if not, somebody has to watch."""
+        """Whether the kernel keeps the host's memory limit; if not, the agent has to watch it."""
         return self._first_process.is_memory_limited
 
     @property

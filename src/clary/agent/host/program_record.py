@@ -23,7 +23,7 @@ class ProgramRecord:
     Args:
         processes: what the program consists of.
         hostname: name of its host, for sentences.
-        clock: time of day for exits that nobody reported.
+        clock: time of day for exits that the keeper did not report.
     """
 
     def __init__(self, processes: Sequence[ProcessSpec], *, hostname: str, clock: Clock) -> None:
@@ -83,7 +83,7 @@ class ProgramRecord:
             self._notes.append(sentence)
 
     def expect_end(self) -> None:
-        """From now on an end that nobody reports is the agent's doing."""
+        """From now on an end without a report counts as the agent's doing."""
         with self._changed:
             self._is_killed = True
 
@@ -117,7 +117,7 @@ class ProgramRecord:
         return self._wait_for(lambda: len(self._exits) == len(self._processes), timeout_s)
 
     def wait_for_answer(self, number: int, timeout_s: float) -> int:
-        """Return how many processes the signal order `number` reached; 0 if nobody answers."""
+        """Return how many processes the signal order `number` reached; 0 if the keeper does not answer."""
         self._wait_for(lambda: number in self._answers or self._is_gone, timeout_s)
         with self._changed:
             return self._answers.pop(number, 0)

@@ -29,7 +29,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     process = context.process((context.train_program,))
     kept = {name: value for name, value in process.environment.items() if not name.startswith("SM_")}
     if not context.is_isolated:
-        kept["SM_STUDIO_LOCAL_MODE"] = "true"  # the toolkit then does not wait for names that nobody resolves here
+        kept["SM_STUDIO_LOCAL_MODE"] = "true"  # the toolkit then does not wait for names that do not resolve here
     kept |= {name: value for name, value in context.plan.user_environment.items() if name.startswith("SM_")}
     return (
         ProcessSpec(

@@ -42,7 +42,7 @@ class ErrorScanner:
     """Reads the lines of one stream in order.
 
     Args:
-        rank: of the process that prints; None where lines tell it themselves, or nobody knows.
+        rank: of the process that prints; None if lines name it themselves, or it is unknown.
     """
 
     def __init__(self, rank: int | None) -> None:

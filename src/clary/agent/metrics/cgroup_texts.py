@@ -58,7 +58,7 @@ def throttling(cpu_stat: bytes | None) -> Throttling | None:
 
 
 def memory_in_use(usage: bytes | None, memory_stat: bytes | None) -> int | None:
-    """Return the memory that could not be given back at once: all but file pages that nobody has touched lately."""
+    """Return the memory that could not be given back at once: all but file pages that were not used lately."""
     if usage is None or not usage.strip().isdigit():
         return None
     values = parse_flat(memory_stat or b"")

@@ -101,7 +101,7 @@ class GpuSource:
         if self._tool is None and (self._start_s is None or now_s >= self._start_s):
             self._start_s = now_s + _RESTART_S
             try:
-                # Should the agent die, the next line that it prints ends it: nobody reads the pipe.
+                # If the agent dies, the next printed line ends the process by SIGPIPE.
                 self._tool = subprocess.Popen(
                     self._commands[self._way],
                     stdin=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 GIB = 1024**3
 
 ROUGH_SHARE = 0.8  # of the limit: a cheap sum below it needs no exact one
-# Faster than two processors fill fresh pages: from one look to the next nobody passes the limit by much.
+# Faster than two processors fill fresh pages: between two readings no host exceeds the limit by much.
 FASTEST_BYTES_PER_S = 8 * GIB
 SHORTEST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5

@@ -153,7 +153,7 @@ class _Process:
             return None
         stat = parse_stat(text)
         if stat.started_at != self._started_at:
-            return None  # somebody else has its number now
+            return None  # another process has its number now
         self.parent = stat.parent
         read_bytes = write_bytes = 0
         # Another user's processes hide it, and so does a first process that forbids to be traced.

@@ -54,7 +54,7 @@ def keep_lease(folder: Path) -> int:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Do nothing: signals to the keeper's session are for the agent, or for nobody."""
+    """Do nothing: signals to the keeper's session are meant for the agent alone."""
 
 
 def _kept(pid: int) -> KeptProcess:

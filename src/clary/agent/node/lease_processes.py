@@ -37,7 +37,7 @@ def marked(lease: str, known: Iterable[ProcessId] = (), children: Container[int]
         lease: its id.
         known: processes that were written down: the keeper, the boot.
         children: of this process that are its own; others it was given by the death of a keeper, and they belong to a
-            lease. None where this process adopts nobody.
+            lease. None if this process adopts no orphans.
     """
     entries = read_process_list()
     mark, deadline, me = f"{MARK}={lease}".encode(), exec_deadline(), os.getpid()

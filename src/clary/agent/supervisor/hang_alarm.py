@@ -53,7 +53,7 @@ class HangAlarm(Companion):
         self._on_hung = on_hung
         self._has_gpus = has_gpus
         self._watch: ProgressWatch | None = None
-        self._gets_on = threading.Event()  # or the watch has ended: nobody is ended for the present alarm any more
+        self._gets_on = threading.Event()  # or the watch has ended: the present alarm ends no program any more
         self.failure: Failure | None = None  # of a program that was ended because it hangs
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:

@@ -6,7 +6,7 @@ watch with the program and closes both. Findings stand in the host's facts; what
 [Note: what a program waits for]
 Where a sick host is replaced, for everything. Else for what could not be done beside it: the tries of the ports at
 which programs will listen, of this host towards all others, and the work of GPUs, whose memory it will want. All hosts
-start only when all are prepared; so no port of a program is tried by anybody once programs run. Checks that take no
+start only when all are prepared; so no host tries a port of a running program. Checks that take no
 time - free space, memory - are reported before the program starts too. All the rest stands as pending until it is
 known, or until the program ends before that.
 """
@@ -132,7 +132,7 @@ class HostHealth:
             self._watch.start()
 
     def ended(self) -> None:
-        """The program has ended: tell nobody anything any more; peers whose program may still run are answered."""
+        """Stop reporting, since the program has ended; peers whose program may still run are answered."""
         with self._lock:
             if not self._is_ended:
                 self._is_ended = True

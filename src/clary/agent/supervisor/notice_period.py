@@ -19,7 +19,7 @@ from clary.contract.launch_plan import LaunchPlan
 
 ECHO_S = 0.25  # a loop over the processes of a host takes milliseconds, unless the machine is busy
 GANG_ECHO_S = 1.0  # schedulers signal nodes through a tree of daemons
-AFTER_STOP_S = 10.0  # for the last words of a host that nobody kills
+AFTER_STOP_S = 10.0  # for the last words of a host that is not killed
 
 
 class NoticePeriod:
@@ -56,7 +56,7 @@ class NoticePeriod:
 
     @property
     def engine_grace_s(self) -> float | None:
-        """Time from the notice to the engine's kill; None where nobody has said it."""
+        """Time from the notice to the engine's kill; None if unknown."""
         return self._engine_grace_s or None
 
     def know(self, plan: LaunchPlan) -> None:

@@ -39,7 +39,8 @@ class ProgramWatch:
         on_exits: told the processes that ended, each once.
         on_gone: told when all of them have ended; after `stop`, also what they had started has, or was killed.
         on_broken: told when the wait for exits itself failed.
-        on_signalled: told once, and before any exit that follows from it, when somebody else has signalled everybody.
+        on_signalled: called once, before any exit that follows, when every process had a signal that is not the
+            agent's.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class ProgramWatch:
         return Failure(fault=Fault.ALGORITHM.value, message=message, exit_code=exit_code)
 
     def close(self) -> None:
-        """End the thread and the program with everything that it left behind; exits that nobody saw are taken in."""
+        """End the thread and the program with everything that it left behind; exits that were not seen are recorded."""
         self._stopping.set()
         self._out_of_memory = self.program.out_of_memory()
         self.full_disk = self.program.full_disk()

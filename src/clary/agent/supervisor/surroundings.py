@@ -44,7 +44,7 @@ class Surroundings:
         log: takes output and the agent's own lines.
         steps: the work itself.
         post: queues a function that the supervisor's thread calls.
-        on_signalled: told, in that thread, that somebody else has signalled SIGTERM to every process of the host.
+        on_signalled: called in that thread when every process of the host had a SIGTERM that is not the agent's.
         is_vain: whether there is no use in waiting for the service any more.
         drain_s: how long the end of a host waits for log lines that make no progress.
         service: takes what companions of the program send.

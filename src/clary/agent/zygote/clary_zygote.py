@@ -37,7 +37,7 @@ _MAX_MESSAGE_BYTES = 65536
 _MAX_DESCRIPTORS = 253  # SCM_MAX_FD
 _MAX_WORDS_BYTES = 65536  # of what modules said when they were imported; a pipe holds no more
 _GO = b"g"
-_ABANDONED_EXIT_CODE = 70  # nobody asks for it
+_ABANDONED_EXIT_CODE = 70  # no process reads it
 _PR_SET_PDEATHSIG = 1
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
@@ -168,7 +168,7 @@ def _take_words(output: int) -> bytes:
 
 
 def _receive(keeper: socket.socket) -> tuple[dict, list[int]]:  # type: ignore[type-arg]
-    """Wait for the order, for as long as there is somebody to give one; returns it and the descriptors with it."""
+    """Wait for the order as long as the agent lives; returns it and the descriptors with it."""
     space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
     try:
         data, ancillary, _, _ = keeper.recvmsg(_MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)

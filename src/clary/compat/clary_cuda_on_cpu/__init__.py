@@ -2,7 +2,7 @@
 
 Where: torch calls `register` at the end of `import torch`, through the entry point of the folder that jobs get (as
 `clary_autoload`); `clary run --cuda-on-cpu` and a job's hyperparameter set the variable. It runs in the user's
-environment, in Pythons that Clary does not support too. torch before 2.5 calls nobody; there nothing happens.
+environment, in Pythons that Clary does not support too. torch before 2.5 calls no hook; there nothing happens.
 
 [Note: how] Three mechanisms, from general to particular.
 1. One mode of torch that sees every function with its arguments (`TorchFunctionMode`, of which
@@ -13,7 +13,7 @@ environment, in Pythons that Clary does not support too. torch before 2.5 calls 
 3. The few classes and functions that take a device before torch looks at its arguments are wrapped: autocast,
    GradScaler, DistributedDataParallel, init_process_group, load.
 The other ways: to name a private backend `cuda` is not possible, torch has that name; to replace each factory would
-break scripting, and would miss what nobody thought of.
+break scripting, and would miss unlisted ones.
 
 [Note: what differs] `x.cuda()` is `x` and no copy of it. `torch.device("cuda").type` is `cpu`. Autocast to float16 is
 to bfloat16, which CPUs can do. The generator of CUDA is the CPU's. Batch norm is not synchronised.

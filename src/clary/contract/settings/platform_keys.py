@@ -1,7 +1,7 @@
 """Hyperparameters with the platform's prefix that no launcher reads, and the names that were probably meant.
 
 Where: the service warns of them when a job is created. Every `sagemaker_*` key is hidden from the program's arguments,
-so that a misspelt one does nothing at all, and nobody would say so.
+so that a misspelt one has no effect and no error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NEARNESS = 0.8  # of difflib: one or two letters of a name
 
 
 def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[str, ...]:
-    """Return a sentence on each key of the platform that nobody reads, and on each switch without its effect.
+    """Return a sentence on each key of the platform that is not read, and on each switch without its effect.
 
     Args:
         hyperparameters: as the request gave them.

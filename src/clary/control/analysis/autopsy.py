@@ -40,7 +40,7 @@ class Weight(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One rank of a group; `rank` is None where nobody knows it."""
+    """One rank of a group; `rank` is None if unknown."""
 
     host: str
     rank: int | None
@@ -71,7 +71,7 @@ class Suspicion:
 class Autopsy:
     """Combined result of the dumps of a job's hosts."""
 
-    suspicions: tuple[Suspicion, ...]  # empty if nobody stands out
+    suspicions: tuple[Suspicion, ...]  # empty if no rank stands out
     groups: tuple[Group, ...]  # the largest first
     collectives: tuple[GroupCalls, ...] = ()  # groups of ranks with the last operation of each, where that is recorded
 

@@ -36,7 +36,7 @@ class RankCall:
     """The last operation of one rank in a group.
 
     Attributes:
-        rank: None where nobody knows it.
+        rank: None if unknown.
         pid: 0 of a process that has ended.
         call: that it waits in, else its newest; None if it has entered none.
         is_behind: whether others of the group have entered more.
@@ -82,7 +82,7 @@ class Counted:
     Attributes:
         crossing: how ranks wait for each other in different groups; empty if they do not.
         about: of a rank, what the others that wait have to do with it.
-        cleared: ranks that wait where nobody waits for them, while others are waited for.
+        cleared: waiting ranks that no other rank waits for, while other ranks are waited for.
     """
 
     groups: tuple[GroupCalls, ...] = ()
@@ -321,7 +321,7 @@ def _about(tables: Sequence[_Table], ranks: Iterable[_Rank]) -> dict[int, str]:
 def _cleared(tables: Sequence[_Table], disagreements: Iterable[Disagreement], crossing: set[int]) -> frozenset[int]:
     waits = _waits(tables)
     waited_for = {other for _, behind in waits.values() for other in behind}
-    # One that called something else is no explanation for others, and not cleared itself where nobody has a majority.
+    # A rank that called another operation explains no others, and is not cleared itself if no operation has a majority.
     if not waited_for or any(not found.odd for found in disagreements):
         return frozenset()
     odd = {rank for found in disagreements for rank in found.odd}

@@ -12,7 +12,7 @@ a tenth of a step longer than the others, and did so for most of the time that i
     network   all work equally long and much of each step is communication, which is slow at one host: its round trips
               take far longer than those of the others, or much of what it sends gets lost
 
-Uniform slowness accuses nobody, and neither does communication that is merely long.
+Uniform slowness accuses no rank, and neither does communication that is merely long.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class StragglerVerdict:
 
     @property
     def is_found(self) -> bool:
-        """Whether somebody is accused."""
+        """Whether a rank is accused."""
         return self.kind not in (StragglerKind.NOBODY, StragglerKind.UNKNOWN)
 
 

@@ -2,7 +2,7 @@
 
 Where: `connect_proxy` asks before it resolves a name (`may_ask`) and judges every address that the name has (`judge`)
 before it opens a connection; `outlets` judges what hosts reach without a proxy. The refusal says nothing of what
-listens at the target, because nobody has looked.
+listens at the target, because the proxy has not connected to it.
 
     an entry of `reachable_networks` covers it    -> connected; of this machine only by a port of the entry's own
     an address of the internet, port 443          -> connected where setting `internet` is on

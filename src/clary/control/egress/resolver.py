@@ -38,7 +38,7 @@ class Resolver:
         asked = self._threads.submit(addresses_of, name, port)
 
         def tell(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody has a turn any more
+            with contextlib.suppress(RuntimeError):  # the loop has closed: no caller gets a turn any more
                 loop.call_soon_threadsafe(give_back)
 
         # A thread that waits for an answer keeps the turn, also when nobody waits for the thread any more.

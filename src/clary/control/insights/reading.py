@@ -245,7 +245,7 @@ class _Reader:
             token = self._take()
         if token.kind is not Kind.NUMBER:
             raise _unexpected(token, "a number or a text in quotes")
-        # Through float: whole numbers of thousands of digits are refused by int, and nobody compares with them.
+        # Through float: whole numbers of thousands of digits are refused by int, and queries do not compare with them.
         number = float(token.text)
         value: syntax.Number = int(token.text) if token.text.isdigit() and number < 1 << 63 else number
         return -value if is_negative else value

@@ -263,7 +263,7 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
 
 
 def _failure_for(item: ProcessExit, facts: HostFacts) -> Failure | None:
-    """Return the host's failure as far as it can be this process's: a memory limit ends by SIGKILL, and not everybody.
+    """Return the host's failure if it can be this process's: a memory limit ends single processes, by SIGKILL.
 
     A launcher passes such an end on as an exit code, so where no process was killed, any may stand for it.
     """

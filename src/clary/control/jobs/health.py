@@ -61,7 +61,7 @@ def diagnose(findings: Findings) -> tuple[Sickness, ...]:
 
 
 def failure_of(job: TrainingJob) -> JobFailure | None:
-    """Return why an attempt should end before its program starts; None if it may go on, or nobody asked."""
+    """Return why an attempt should end before its program starts; None if it may start, or checks are off."""
     if not _is_replaced_when_sick(job):
         return None
     records = job.hosts.values()
@@ -83,7 +83,7 @@ def failure_of(job: TrainingJob) -> JobFailure | None:
 
 
 def why_replaced(job: TrainingJob) -> str:
-    """Return why the hosts of an attempt should serve no other one; empty if they may, or nobody asked."""
+    """Return why the hosts of an attempt should serve no other one; empty if they may, or checks are off."""
     sick = diagnose(findings_of(job)) if _is_replaced_when_sick(job) else ()
     return f"{sick[0].host} was found sick: {sick[0].reason}" if sick else ""
 

@@ -128,7 +128,7 @@ def _upload(job: TrainingJob) -> Mapping[str, HostRecord]:
         staged = [to_plain(part) for facts in followers for part in facts.staged]
         arguments: dict[str, Any] = {"role": UploadRole.LEAD.value, "staged": staged}
         if job.end_cause is not EndCause.SUCCESS:
-            arguments[OMITS_EMPTY_MODEL] = True  # nobody is shown a model of a job that has made none
+            arguments[OMITS_EMPTY_MODEL] = True  # a job that has made no model must not show one
         hosts[leader] = _with_order(hosts[leader], OrderKind.UPLOAD, arguments=arguments)
     return hosts
 

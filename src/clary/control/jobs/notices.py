@@ -23,7 +23,7 @@ def reclaimed(host: str, why: str, grace_left_s: float | None, stop_grace_s: flo
     Args:
         host: whose capacity it is.
         why: in words, such as "Slurm job 4711 was preempted".
-        grace_left_s: from now to the end of the capacity; None where nobody has said it.
+        grace_left_s: from now to the end of the capacity; None if unknown.
         stop_grace_s: that programs get at most.
     """
     words = "".join(character if character.isprintable() else " " for character in why)[:_MAX_WHY_CHARACTERS]

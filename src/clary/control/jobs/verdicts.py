@@ -87,7 +87,7 @@ _OF_HOSTS = _table(
 _NOT_INSTALLED = re.compile(
     r"neither beside the agent's interpreter nor in PATH|interpreter .+ cannot be used: there is no such file"
 )
-# Ended by these from outside, a process was somebody's victim; by any other signal, its own.
+# A process that one of these has ended was killed from outside; by any other signal it ended itself.
 _FROM_OUTSIDE = re.compile(r"was ended by signal (\d+)")
 _VICTIMS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 _MPIRUN_SIGNAL = re.compile(r"exited on signal (\d+)")

@@ -23,7 +23,7 @@ from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import EndCause, TrainingJob, WarmPool
 
-COMING_S = 15.0  # hosts that are not in order by then have some trouble, and nobody waits for them
+COMING_S = 15.0  # hosts that are not in order by then have some trouble, and no job waits for them
 _MATCHING_MEMBERS = (
     ("RoleArn",),
     ("ResourceConfig", "VolumeSizeInGB"),
@@ -106,7 +106,7 @@ def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
 
 
 def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob:
-    """Return a job whose waiting hosts nobody can have any more, before they are taken back.
+    """Return a job whose waiting hosts no job can take any more, before they are taken back.
 
     Args:
         job: the last holder, or one that waits with its own hosts.

@@ -25,7 +25,7 @@ MARK = "x-amz-meta-clary-encryption"  # metadata of the object, which no client 
 DEFAULT = "AES256"
 ALGORITHMS = (DEFAULT, "aws:kms", "aws:kms:dsse")
 NOT_CONFIGURED = b"ServerSideEncryptionConfigurationNotFoundError"
-# AWS's answer for a bucket of which nobody has said anything.
+# AWS's answer for a bucket without a configuration.
 DEFAULT_CONFIGURATION = (
     '<?xml version="1.0" encoding="UTF-8"?>\n'
     '<ServerSideEncryptionConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Rule>'

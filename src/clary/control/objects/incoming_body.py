@@ -29,7 +29,7 @@ class IncomingBody:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the client has sent, or may still send, a body that nobody has read to its end."""
+        """Whether the client has sent, or may still send, a body that was not read to its end."""
         return self._request.body_exists and not self._request.content.at_eof()
 
     async def pieces(self) -> AsyncIterator[bytes]:

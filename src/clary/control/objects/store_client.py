@@ -144,7 +144,7 @@ class StoreClient:
             if response.content.at_eof():
                 response.release()
             else:
-                response.close()  # nobody wants the rest
+                response.close()  # the rest is not needed
 
     async def ensure_bucket(self, bucket: str) -> None:
         """Make the bucket unless it is there.

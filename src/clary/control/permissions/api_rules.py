@@ -1,7 +1,7 @@
 """Which operations of AWS's JSON and query APIs the key of a job may call: one table, and no other answer is yes.
 
 Where: `server.aws_handler` asks once a request is verified, parsed and validated, before it reaches its handler. What
-is not in the table is refused, so that a new operation is shut until somebody opens it here. Pure.
+is not in the table is refused, so a new operation is refused until it has a line here. Pure.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Launcher:
         self._launched: set[tuple[str, int]] = set()
 
     async def start_waiting_jobs(self) -> None:
-        """Start the oldest waiting job, and the next, until one has to wait: nobody overtakes.
+        """Start the oldest waiting job, and the next, until one has to wait: no job overtakes another.
 
         But jobs that pause before they are tried again, or wait for spot capacity, let others go first. Those that
         stay behind are told that they wait.

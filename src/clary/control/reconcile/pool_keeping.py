@@ -120,7 +120,7 @@ class PoolKeeper:
         self._gateway.wake(job.pool)
 
     async def give_up(self, job: TrainingJob, reason: str) -> None:
-        """Let nobody have the hosts that wait after an ended job any more; the next pass takes them back."""
+        """Refuse the hosts that wait after an ended job to all other jobs; the next pass takes them back."""
         log.info("job %s: its warm pool ends: %s", job.name, reason)
         await self._hub.apply(job.name, events.PoolEnded(reason=reason))
 

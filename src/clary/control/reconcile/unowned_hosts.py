@@ -20,7 +20,7 @@ from clary.control.store.damage import JobUnreadable
 
 START_WAIT_S = 20.0  # that a start waits for hosts to go; what takes longer goes on in the background
 RETRY_S = 5.0
-REAP_INTERVAL_S = 30.0  # an allocation that nobody claims at two looks ends
+REAP_INTERVAL_S = 30.0  # an allocation that no job claims in two passes is ended
 _POOL = re.compile(r"pool_[0-9a-f]{12}")
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Hosts(Protocol):
     """Part of the engine that `UnownedHosts` needs."""
 
     async def unreleased(self) -> list[HeldAttempt]:
-        """Return the attempts and pools that nobody has released."""
+        """Return the attempts and pools that were not released."""
 
     async def end_attempt(self, job_name: str, attempt: int) -> Released:
         """Take an attempt's hosts back."""

@@ -44,7 +44,7 @@ class Run:
     lost_s: float = 0.0  # host seconds of training that was done again, from the ledger
     metrics: Mapping[str, float] = field(default_factory=dict)
     has_checkpoints: bool = True  # whether the request has a CheckpointConfig with S3Uri
-    failed_host: str = ""  # host whose failure is the first cause; empty: nobody knows, or none
+    failed_host: str = ""  # host whose failure is the first cause; empty if none or unknown
     failed_at_s: float | None = None  # after training first began; None: nobody knows, or never
 
 

@@ -78,7 +78,7 @@ class HostMapping:
     share: float = WHOLE  # fraction of a host that each of them counts as
     of_gpu: float = WHOLE  # fraction of each GPU that the job holds
     notes: tuple[str, ...]  # how they differ from what the request names: this machine stands for others
-    warnings: tuple[str, ...] = ()  # of types that nobody knows
+    warnings: tuple[str, ...] = ()  # of unknown types
 
     @property
     def memory_bytes(self) -> int:

@@ -80,7 +80,7 @@ def estimate_starts(
 
     Args:
         running: jobs with hosts, those included that stop.
-        queue: jobs that wait, oldest first; nobody overtakes.
+        queue: jobs that wait, oldest first; no job overtakes another.
         capacity: of the machine.
     """
     ends = {job.holding.job_name: (job.left.seconds, job.left.basis, job.holding) for job in running}

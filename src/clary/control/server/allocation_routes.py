@@ -30,7 +30,7 @@ async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: Htt
         tag: of the path.
         index: of the path.
         request: its body is an Enrolment.
-    Raises: WireError 410 for a boot that nobody wants, 400 for a body that is no enrolment, 503 while nobody can tell.
+    Raises: WireError 410 for a boot that no pool needs, 400 for an invalid body, 503 while the scheduler is away.
     """
     if engine is None:
         raise WireError("AllocationOver", _NONE, http_status=410)

@@ -84,7 +84,7 @@ def own_address() -> str:
     """Return this machine's address towards other machines; no packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
-            asking.connect(("192.0.2.1", 9))  # RFC 5737: an address of nobody
+            asking.connect(("192.0.2.1", 9))  # RFC 5737: an address that no machine has
             return str(asking.getsockname()[0])
         except OSError:
             return "127.0.0.1"  # without a way out: nodes are this machine too, or advertise_url says more

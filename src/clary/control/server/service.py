@@ -134,7 +134,7 @@ def _forget_address(folder: StateFolder, hub: JobHub) -> None:
 async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
     """Stop running jobs and wait for their results; jobs that wait go on waiting for the next service.
 
-    A job whose stop cannot be stored, on a full disk say, runs on: nobody has written down that it was to end.
+    A job whose stop cannot be stored, on a full disk say, runs on, since there is no record of the stop.
     """
     reconciler.is_draining = True
     told = {job.name for job in hub.active_jobs() if await _is_told_to_stop(hub, job.name)}

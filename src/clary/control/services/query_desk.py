@@ -142,7 +142,7 @@ class QueryDesk:
         return query.query_id
 
     def find(self, client: str | None, query_id: str) -> LogQuery:
-        """Return a query; None as client sees everybody's.
+        """Return a query; None as client sees the queries of all clients.
 
         Raises: QueryNotFound.
         """

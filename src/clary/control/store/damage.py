@@ -68,7 +68,7 @@ def readable(
 
     Args:
         rows: of one answer.
-        build: raises one of `DAMAGE` for a row that nobody can have written so.
+        build: raises one of `DAMAGE` for a row that no release can have written.
         table: where the rows stand.
         key: names the columns that find a row.
 

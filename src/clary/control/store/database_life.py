@@ -35,7 +35,7 @@ class DatabaseLife:
     Args:
         home: the state folder.
         keep: backups that stay.
-        begins_anew: whether somebody asked for a new database.
+        begins_anew: whether the user asked for a new database.
     """
 
     def __init__(self, home: Path, *, keep: int = 1, begins_anew: bool = False) -> None:

@@ -55,7 +55,7 @@ _CLAIM_END = text(
     "INSERT INTO series_ends (job_name, attempt, host, next_row, num_dropped)"
     " VALUES (:job_name, :attempt, :host, 0, 0) ON CONFLICT (job_name, attempt, host) DO NOTHING"
 )
-_PUT_BLOCKS = insert(series_blocks).inline()  # nobody asks for their numbers
+_PUT_BLOCKS = insert(series_blocks).inline()  # their numbers are not needed
 _SET_END = text(
     "INSERT INTO series_ends (job_name, attempt, host, next_row, num_dropped)"
     " VALUES (:job_name, :attempt, :host, :next_row, :num_dropped) ON CONFLICT (job_name, attempt, host)"

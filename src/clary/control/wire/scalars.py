@@ -236,7 +236,7 @@ def _parse_http_date(text: str) -> datetime:
 
 
 def _looks_like_date(text: str) -> bool:
-    # 20260131 is an ISO 8601 basic date, and as epoch seconds a day in 1970 that nobody means.
+    # 20260131 is an ISO 8601 basic date, and as epoch seconds a day in 1970, which is never meant.
     return len(text) == len("20260131") and text.isdigit() and text.startswith(("19", "20"))
 
 

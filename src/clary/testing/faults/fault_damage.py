@@ -29,7 +29,7 @@ def damage_of(fault: Fault, target: str, *, job_name: str = "", mend: Callable[[
     Args:
         fault: what.
         target: whom, in words; the job's name is added.
-        job_name: whom it is aimed at; empty if it is nobody in particular.
+        job_name: whom it is aimed at; empty if there is no single target.
         mend: what ends it after its duration.
     """
     mend_at_s = time.monotonic() + (fault.duration_s if mend is not None else 0.0)

@@ -1,7 +1,7 @@
 """Executor of one fault, which names its target. It decides nothing: kind, time, length, choice are the plan's.
 
 Where: `fault_runner` calls `strike` and, when the fault is over, `Damage.mend`. A fault without a target (no job is at
-that point, a process has just ended) strikes nobody and is not counted.
+that point, a process has just ended) has no effect and is not counted.
 """
 
 from __future__ import annotations

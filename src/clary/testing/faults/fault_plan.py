@@ -26,7 +26,7 @@ class FaultKind(StrEnum):
     PAUSE_STORE = "pause_store"
     CUT_AGENT_LINK = "cut_agent_link"  # agent and service
     SLOW_AGENT_LINK = "slow_agent_link"
-    GARBLE_AGENT_LINK = "garble_agent_link"  # bytes that nobody sent
+    GARBLE_AGENT_LINK = "garble_agent_link"  # made-up bytes
     SWALLOW_AGENT_LINK = "swallow_agent_link"  # bytes that never arrive on a connection that stays open
     CUT_STORE_LINK = "cut_store_link"  # clients of the object store: service and agents
     GARBLE_STORE_LINK = "garble_store_link"
@@ -34,7 +34,7 @@ class FaultKind(StrEnum):
     CUT_HOSTS = "cut_hosts"  # one host of a job off the others
     CUT_DATABASE = "cut_database"  # every connection of the service to PostgreSQL
     KILL_DATABASE = "kill_database"  # one process of PostgreSQL, after which the server restarts itself
-    HOLD_DATABASE = "hold_database"  # somebody else has the lock
+    HOLD_DATABASE = "hold_database"  # another process has the lock
     FILL_HOME = "fill_home"  # the disk of the service: database, logs, objects
     FILL_HOSTS = "fill_hosts"  # the disk of the hosts
     JUMP_CLOCK = "jump_clock"

@@ -64,7 +64,7 @@ def hold_folder(path: Path, *, alone: bool) -> int | None:
     """Lock a folder and return the descriptor that holds the lock; None if it is gone or others hold it.
 
     Args:
-        alone: whether nobody else may hold it, as for taking it away.
+        alone: whether the lock is exclusive, as for removing an object.
     """
     try:
         descriptor = os.open(path, _FOLDER_FLAGS)

@@ -4,7 +4,8 @@ Where: the witness lets it read whenever there is something, and at every look. 
 that has it; what is said of a file holds for the state in which the file was when it was said, and for no other.
 
 [Note: new folders] A program makes a folder and writes into it before anybody can watch it. So a folder is looked
-through once it is watched: what nobody has open any more was closed before that. A folder that was renamed into the
+through once it is watched: files that no process has open any more were closed before that. A folder that was renamed
+    into the
 tree is watched anew, and everything below it has been named with it.
 
 [Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Without, names
@@ -65,7 +66,7 @@ class FolderEvents:
     """Watches one folder and all below it; used only under the witness's lock.
 
     Args:
-        is_free: whether nobody has an open file open for writing too.
+        is_free: whether no process has an open file open for writing.
         note: told once of each limit that leaves folders unwatched.
     """
 

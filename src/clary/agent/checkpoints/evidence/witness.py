@@ -70,8 +70,8 @@ class _Trail:
     since_s: float  # the first look that saw this state
     before_s: float  # the look before that one; -inf if it was there when the witness began
     begun_s: float  # the look before the first that saw it as it was after it was whole last
-    held_s: float | None = None  # the last look that saw somebody have it open
-    free_s: float | None = None  # the first look since then that saw that nobody has
+    held_s: float | None = None  # the last look that found it open in some process
+    free_s: float | None = None  # the first look since then that found it open in none
     writers: frozenset[int] = frozenset()  # of this inode
     longest_pause_s: float = 0.0  # between the states that looks have seen, by the times of the file itself
 
@@ -208,7 +208,7 @@ class Witness(Worker):
             return _Probed(kernel_says=Hold.UNKNOWN, file=None)
         try:
             if facts_of(os.fstat(descriptor)) != facts:
-                return _Probed(kernel_says=Hold.HELD, file=None)  # it has just changed: somebody writes
+                return _Probed(kernel_says=Hold.HELD, file=None)  # it has just changed: some process writes
             file = file_id(descriptor)
             return _Probed(kernel_says=self._hold(descriptor, file), file=file)
         except OSError:
@@ -286,7 +286,7 @@ class Witness(Worker):
 
     @staticmethod
     def _close_of(trail: _Trail, history: History | None, *, written_s: float) -> Close | None:
-        """Return when the file was closed as it is now; None where nobody has seen that it was."""
+        """Return when the file was closed as it is now; None if that was not seen."""
         closed = history.close if history is not None else None
         if closed is not None:
             after_s, before_s = closed.after_s, closed.before_s
@@ -300,7 +300,7 @@ class Witness(Worker):
         return Close(after_s=written_s if after_s < written_s < before_s else after_s, before_s=before_s)
 
     def _came_last(self, marker: str, path: str, snapshot: Snapshot) -> bool | None:
-        """Whether a marker was seen to be closed or renamed after a file was; None if nobody saw which came last."""
+        """Whether a marker was seen to be closed or renamed after a file was; None if the last one is unknown."""
         told = []
         for name in (marker, path):
             history = self._events.history(name)

@@ -91,7 +91,8 @@ def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: li
     with contextlib.suppress(OSError):  # the next host looks at everything again
         os.makedirs(os.path.dirname(cache), mode=0o700, exist_ok=True)
         if search.has_looked:
-            # Were this process to end between the two, the folders would vouch for what nobody has noted.
+            # If this process ended between the two, the folders would be recorded as searched without their closed
+            # files.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{cache}-folders.json")
         _write(f"{cache}.json", found)

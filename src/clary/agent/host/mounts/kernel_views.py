@@ -51,7 +51,7 @@ def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
     except PermissionError as error:
         kernel.mount("/proc", target, flags=kernel.MS_BIND | kernel.MS_REC)
         return [f"/proc shows the machine's processes, because a new one was refused: {error.strerror}."]
-    # Root of a user namespace is nobody to most of these files.
+    # Root of a user namespace has no rights to most of these files.
     for name in () if in_user_namespace else _MASKED:
         cover(f"{target}/{name}")
     for name in _OPEN_TO_ALL if in_user_namespace else (*_READ_ONLY, *_OPEN_TO_ALL):

@@ -9,8 +9,8 @@ of ranks that still save their state, if they died of the signal at once:
   hear nothing; they end with the ranks.
 - the ssh connection under which such a daemon runs.
 
-A scheduler that signals every process of a step asks nobody. Those of the three that do not block the signal end at
-once then, and what this module saves of last words and lives is lost. The shim around mpirun blocks it.
+A scheduler that signals every process of a step does not follow these rules. Those of the three that do not block the
+signal end at once then, and what this module saves of last words and lives is lost. The shim around mpirun blocks it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ coordinator's address from the environment, and the number of processes from the
 When jax is imported, a class of ours becomes the first of these. It comes before those of Open MPI, Slurm and
 Kubernetes, whose variables may be those of a cluster that the job's hosts lie on. A program without jax sees nothing of
 it, and arguments of `initialize` win.
-The coordinator asks nobody for a proof. By itself it listens on every address of the machine; where its own one is
-loopback, as for hosts that share a machine's network, it listens there alone.
+The coordinator accepts every client without a proof. By itself it listens on every address of the machine; where its
+own one is loopback, as for hosts that share a machine's network, it listens there alone.
 It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
 Source: `_src/clusters/cluster.py` of jax 0.4.20, 0.4.38 and 0.10.2, which asks subclasses of `ClusterEnv` in the order
 of a list.

@@ -75,7 +75,7 @@ def _servers() -> list[tuple[str, dict[str, str]]]:
 
 
 def _wait_for_end_of(master: str) -> None:
-    """Wait until nobody listens at `master`; the job's own time limit ends it otherwise."""
+    """Wait until no process listens at `master`; the job's own time limit ends it otherwise."""
     host, _, port = master.rpartition(":")
     while True:
         try:

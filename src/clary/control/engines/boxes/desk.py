@@ -70,7 +70,7 @@ class BoxDesk:
         self._boot = boot
 
     def close(self) -> None:
-        """Answer all that wait, and let nobody wait any more."""
+        """Answer all waiting requests; later ones are answered at once."""
         self._is_closing = True
         for name in list(self._book.ledger.boxes):
             self._book.presence.change(name)

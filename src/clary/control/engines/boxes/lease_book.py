@@ -197,7 +197,7 @@ class LeaseBook:
         self.presence.change(box)
 
     async def give_up_leases_of(self, box: str, why: str) -> None:
-        """Take everything on a box for gone, though nobody has confirmed it.
+        """Record everything on a box as ended without the box's confirmation.
 
         Args:
             box: its name; its owner says that it will never come back.

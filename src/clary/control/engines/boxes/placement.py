@@ -164,7 +164,7 @@ def _matching(hosts: Sequence[HostWish], boxes: Sequence[BoxView]) -> dict[int, 
 
     def settle(host: HostWish, seen: set[str]) -> bool:
         fitting = [box.name for box in boxes if fits(host, box)]
-        for name in sorted(fitting, key=lambda name: name in taken):  # nobody moves without need
+        for name in sorted(fitting, key=lambda name: name in taken):  # hosts move only if necessary
             if name in seen:
                 continue
             seen.add(name)

@@ -128,7 +128,7 @@ class ClusterEngine:
         return f"kept by {self.scheduler.name}, and by each node's kernel where its agent may make cgroups"
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Ask for the hosts of a pool that nobody holds; returns at once.
+        """Request those hosts of a pool that no node holds; returns at once.
 
         Where the scheduler's list shows that all were asked for, it is asked again only after ASK_AGAIN_S. Many jobs
         may wait, and each question is a look at the whole queue.
@@ -254,7 +254,7 @@ class ClusterEngine:
         return Released()
 
     async def end(self, pool: str) -> Released:
-        """End an allocation and let nobody of it in; waits a moment for it to be gone. Raises: EngineError."""
+        """End an allocation and refuse its boots; waits a moment for it to be gone. Raises: EngineError."""
         self.enrolments.forget(pool)
         self._forget_failures(pool)
         ended = await self.scheduler.end(pool)

@@ -113,7 +113,7 @@ class Enrolments:
                     ) from error
 
     def forget(self, tag: str) -> None:
-        """Let nobody of an allocation in any more; waiting boots get the answer to leave."""
+        """Refuse further boots of an allocation; waiting boots get the answer to leave."""
         gang = self._gangs.pop(tag, None)
         if gang is not None:
             gang.change.set()
@@ -131,7 +131,7 @@ class Enrolments:
         return {} if gang is None else {index: one.report for index, one in gang.enrolled.items()}
 
     def claim_of(self, tag: str, index: int) -> str:
-        """Return the digest of the claim by which a number is held; empty if nobody holds it."""
+        """Return the digest of the claim by which a number is held; empty if it is free."""
         gang = self._gangs.get(tag)
         holder = None if gang is None else gang.enrolled.get(index)
         return "" if holder is None else holder.claim_digest
@@ -166,7 +166,7 @@ class Enrolments:
             tag: that the boot names.
             index: that the boot names.
             asked: the question.
-        Raises: WireError 410 for a boot that nobody wants, with the reason.
+        Raises: WireError 410 for a boot that no pool needs, with the reason.
         """
         gang = self._gangs.get(tag)
         if gang is None or not 0 <= index < gang.num_hosts:

@@ -112,7 +112,7 @@ class LateStart:
         return await self._scheduler.end(tag)
 
     def why_not_proved(self, tag: str, index: int, proof: str) -> str:
-        """Say why a proof is not accepted; empty if it is. Raises: EngineError while nobody can tell.
+        """Say why a proof is not accepted; empty if it is. Raises: EngineError while the scheduler does not answer.
 
         Args:
             tag: that the boot names.

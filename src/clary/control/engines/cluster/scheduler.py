@@ -38,7 +38,7 @@ class Ended(StrEnum):
 class NoticeKind(StrEnum):
     """Why capacity is taken back."""
 
-    RECLAIMED = "reclaimed"  # preempted for somebody else
+    RECLAIMED = "reclaimed"  # preempted for another job
     DRAINED = "drained"  # its node is to be empty
     TIME_LIMIT = "time limit"
     CANCELLED = "cancelled"  # by a person who is not Clary

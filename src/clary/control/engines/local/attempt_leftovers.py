@@ -40,7 +40,7 @@ def leftovers(jobs: Path) -> list[str]:
 
 
 def unclaimed_memory(jobs: Path) -> list[str]:
-    """Say which shared memory of this user nobody uses, where jobs have run as plain processes.
+    """Return the unused shared memory of this user, if jobs have run as plain processes.
 
     Those share /dev/shm with the machine, and nothing there says who made what: a segment may be of any program of the
     user. Named are the jobs that ran when it was made.

@@ -100,7 +100,7 @@ def create_record(
     try:
         write_json(str(partial), to_plain(fresh))
         try:
-            os.link(partial, folder / RECORD_FILE)  # unlike a rename, never replaces somebody else's
+            os.link(partial, folder / RECORD_FILE)  # unlike a rename, never replaces another process's file
         except FileExistsError:
             pass
         finally:

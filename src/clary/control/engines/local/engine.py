@@ -55,7 +55,7 @@ from clary.control.engines.local.network.network_spec import RELEASED_FILE, Rela
 from clary.control.settings import Settings
 
 JOBS_FOLDER = "jobs"
-SET_ASIDE_FOLDER = "set-aside"  # of the state folder: what nobody knows any more
+SET_ASIDE_FOLDER = "set-aside"  # of the state folder: folders of jobs that the database does not know
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ class LocalEngine:
         return await asyncio.to_thread(find)
 
     async def set_aside(self, job_name: str) -> str:
-        """Move the folder of a released job that nobody knows out of the way of another of its name.
+        """Move the folder of a released, unknown job out of the way of a new job of its name.
 
         Raises: EngineError if it can not be moved; it stays where it is then.
         """

@@ -1,7 +1,7 @@
 """End exactly the processes of an attempt, and know that they are gone.
 
 Where: `attempt_processes`, and `LocalEngine.release` for the anchor. A process counts only with the start time that was
-recorded with its pid (`base.processes`); a pid that was handed on to somebody else is never signalled. All of this
+recorded with its pid (`base.processes`); a pid that another process has by now is never signalled. All of this
 blocks: call it in a thread.
 """
 

@@ -42,7 +42,7 @@ class Thing:
         name: as the removing command takes it: a pid, a path, an id.
         identity: tells it from a later one of the same name: a process's start time, a file's inode.
         holder: pid of the process on which it depends: a zombie's parent, one that holds an unnamed namespace.
-        owner: whose it is, in words; empty if nobody can tell. Not part of what makes two things the same one.
+        owner: whose it is, in words; empty if unknown. Not part of what makes two things the same one.
         detail: what else helps to recognise it: a command line, a size.
     """
 

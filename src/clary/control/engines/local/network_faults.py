@@ -5,7 +5,7 @@ between two alone; `partition`, `part` and `limit` run that, because joining a n
 process. A host that is cut off keeps its interface, address and carrier: what it sends simply never arrives.
 
 [Note: cuts between two]
-Each of the two gets a fixed neighbour entry for the other, with an Ethernet address that nobody has. So any pairs can
+Each of the two gets a fixed neighbour entry for the other, with an unused Ethernet address. So any pairs can
 be cut at the same time, whatever switches frames; isolated ports of a bridge could not do that, for each of them is
 isolated from all the others. Programs may not change neighbours. IPv4 is all that hosts speak with each other; frames
 of the link watch, which it addresses itself, still pass.

@@ -20,7 +20,7 @@ _BY = re.compile(r"CANCELLED by ([0-9]{1,10})")
 
 
 async def canceller(programs: SlurmPrograms, leader_id: int, *, has_accounting: bool, log_path: str) -> str:
-    """Return the name of the user behind a cancelled job; empty if nobody tells.
+    """Return the name of the user behind a cancelled job; empty if unknown.
 
     Args:
         programs: to run sacct.

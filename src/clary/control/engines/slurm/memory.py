@@ -34,7 +34,7 @@ class JobMemory:
     runs_since_s: float | None = None  # by the monotonic clock
     leaves_since_s: float | None = None  # by the monotonic clock
     preempted_until: datetime | None = None
-    cancelled_by: str | None = None  # a user's name; empty if nobody tells; None if nobody was asked
+    cancelled_by: str | None = None  # a user's name; empty if unknown; None if nobody was asked
 
 
 class Memory:

@@ -32,7 +32,7 @@ _UID = re.compile(r"[0-9]{1,10}")
 
 
 class Phase(StrEnum):
-    """How far a job is, as far as anybody here asks."""
+    """The states of a job that this service distinguishes."""
 
     WAITS = "waits"
     PREPARED = "prepared"  # has nodes, which boot or are being set up
@@ -90,7 +90,7 @@ class JobRow:
 
     @property
     def phase(self) -> Phase:
-        """How far it is; a word that is not known counts as running, so that nobody is lost by it."""
+        """How far it is; a word that is not known counts as running, so that no host is given up because of it."""
         return _PHASES.get(self.state, Phase.RUNS)
 
     @property

@@ -53,7 +53,7 @@ def submission_of(
 
     Args:
         order: of the whole pool.
-        wanted: hosts of it that nobody has.
+        wanted: numbers of its hosts that no node holds.
         mark: of the service.
         kinds: of nodes.
         nodes: of the cluster.

@@ -171,5 +171,5 @@ def _goes_on(job: TrainingJob, known: RuleEvaluation) -> bool:
 
 
 def _is_over(job: TrainingJob, changed_at: datetime) -> bool:
-    """Whether nobody will tell more of a rule that was still in progress."""
+    """Whether no further report can come of a rule that was still in progress."""
     return job.is_terminal and job.modified_at >= changed_at

@@ -1,7 +1,7 @@
 """Rules on the steps of a training: outliers, the wait for the first, the wait for data.
 
 Where: their durations are series of ranks (`rank-N/step_s`, `rank-N/step_max_s`, `rank-N/data_wait_s`), their number is
-`rank-N/steps`; a program whose steps nobody sees is not judged.
+`rank-N/steps`; a program whose steps are not measured is not judged.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Dataloader(ProfilerRule):
 
 
 def _wait_share(measurements: Measurements, host: str) -> float | None:
-    """Return the greatest share of a step that a rank of a host waits for data; None if nobody sees that."""
+    """Return the greatest share of a step that a rank of a host waits for data; None if that is not measured."""
     shares = []
     for rank in measurements.scopes("rank", "data_wait_s"):
         waits, steps = measurements.of(rank, "data_wait_s"), measurements.of(rank, "step_s")

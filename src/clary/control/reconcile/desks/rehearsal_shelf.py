@@ -36,7 +36,7 @@ class RehearsalState(StrEnum):
     RUNNING = "running"
     CERTIFIED = "certified"  # terminal: there is a certificate, whatever it says
     FAILED = "failed"  # terminal: it could not be carried out
-    CANCELLED = "cancelled"  # terminal: somebody ended it
+    CANCELLED = "cancelled"  # terminal: it was cancelled
     INTERRUPTED = "interrupted"  # terminal: the service was stopped, or killed, while it ran
 
 

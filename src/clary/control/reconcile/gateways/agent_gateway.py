@@ -42,7 +42,8 @@ from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
 LISTEN_INTERVAL_S = 0.25  # between looks at whether this service could listen at all
-MAX_LAG_S = 0.1  # a service that was held up for longer heard nobody meanwhile; on an overloaded machine that adds up
+# a service that was held up for longer received no heartbeats meanwhile; on an overloaded machine that adds up
+MAX_LAG_S = 0.1
 MAX_METRIC_NAME_BYTES = 4 * 255  # CreateTrainingJob, MetricDefinition.Name: 255 characters
 _FAULTS = tuple(fault.value for fault in Fault)
 
@@ -128,8 +129,8 @@ class AgentGateway:
     async def keep_listening(self) -> None:
         """Notice, until cancelled, when this service is held up: by its disk, by other programs, by a paused machine.
 
-        Agents speak meanwhile and nobody listens; what they said waits behind whoever asks for their silence. Until now
-        the service has been starting, so silence counts from here.
+        Heartbeats that agents send meanwhile are not received; what they said waits behind whoever asks for their
+        silence. Until now the service has been starting, so silence counts from here.
         """
         self._started_s = self._clock.monotonic()
         for heard_s in self._heard_s.values():

@@ -23,7 +23,7 @@ class BatchMetrics:
     """Metrics of a batch, in the order of its lines."""
 
     everything: Sequence[FinalMetric]
-    new: Sequence[FinalMetric]  # of lines that nobody has stored before
+    new: Sequence[FinalMetric]  # of lines that were not stored before
     doubtful: Sequence[FinalMetric]  # of lines that an earlier service has stored
     end_sequence: int  # number of the line behind the batch
 

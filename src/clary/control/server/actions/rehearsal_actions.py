@@ -54,7 +54,7 @@ class Faults(Protocol):
         """
 
     async def connect_two(self, plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
-        """Cut two hosts off each other and from nobody else, or connect them again.
+        """Cut the link between two hosts and no other, or connect it again.
 
         Args:
             plan: of the running attempt.

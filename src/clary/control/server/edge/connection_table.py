@@ -5,8 +5,8 @@ Where: `connections` asks when a connection arrives and closes what this names. 
 This machine's own address has half of all places; other addresses, those of jobs among them, share the other half, and
 one of them has half of that at most. So no stranger and no job takes the owner's places. A connection gives way while
 it serves nobody who is known: it is idle, its request is not complete, or its answer is refused and lies unread. Of
-those the one goes that has been so the longest. Who sends a request a byte at a time is closed for the next client and
-keeps nobody out.
+those the one goes that has been so the longest. A client that sends its request a byte at a time is closed for the next
+client, and keeps no client out.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ConnectionTable(Generic[Key]):
         return Arrival(is_accepted=True, evicted=evicted, reason=reason)
 
     def settle(self, key: Key) -> None:
-        """Note that a connection serves a client that is known: it gives way to nobody."""
+        """Record that a connection serves a known client: it is not closed for another one."""
         peer = self._peers.get(key)
         if peer is not None and peer in self._yielding:
             self._yielding[peer].pop(key, None)

@@ -152,7 +152,7 @@ class GuardedConnection(web.RequestHandler):
             super().log_exception(*args, **options)
 
     def settle(self) -> None:
-        """Note that the request under way is that of a known client: the connection gives way to nobody."""
+        """Record that the present request is that of a known client: the connection is not closed for another one."""
         self._guarded_by.table.settle(self)
 
     def unsettle(self) -> None:

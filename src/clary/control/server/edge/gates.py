@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-STRANGER_BODY_BYTES = 8 * 1024  # of a request whose head names nobody
+STRANGER_BODY_BYTES = 8 * 1024  # of a request whose head names no client
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def read_json(request: HttpRequest, *, most_values: int = MAX_VALUES) -> Any:
 def _no_collection() -> Iterator[None]:
     """Keep Python from looking for garbage: among objects that are being made it is three quarters of the time.
 
-    The parser is one call that lets no other thread run, so this is time in which the service answers nobody.
+    The parser is one call that lets no other thread run, so the service answers no other request meanwhile.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -204,7 +204,7 @@ class Listener:
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Each connection inherits it: what nobody reads lies in the kernel's memory, up to 32 MiB of each.
+            # Each connection inherits it: unread data lies in the kernel's memory, up to 32 MiB of each.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
             listening.bind((host, port))
         except OSError as error:
@@ -317,7 +317,7 @@ def _settled(front: StreamingHandler) -> RequestHandler:
 
 
 def settle(request: web.BaseRequest) -> None:
-    """Have the connection of a request give way to nobody: its client is known."""
+    """Protect the connection of a request from being closed for another client, since its own client is known."""
     connection = request.protocol
     if isinstance(connection, GuardedConnection):
         connection.settle()

@@ -20,7 +20,7 @@ API_CONTENT_TYPES = (
 
 
 def is_health(request: web.BaseRequest) -> bool:
-    """Whether somebody asks whether the service lives."""
+    """Whether a request is the health check."""
     return request.raw_path == HEALTH_PATH and request.method == "GET"
 
 

@@ -33,7 +33,7 @@ async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage | No
         name, url = cluster.scheduler.name, cluster.service_url
         return {"engine": name, "waits_by_itself": True, "url": url, "kinds": [to_plain(kind) for kind in kinds]}
     facts = None if machine is None else machine.facts()
-    if not facts:  # nobody measures it
+    if not facts:  # not measured
         return {"engine": "local", "waits_by_itself": False, "url": "", "kinds": []}
     most = facts["max_hosts"]
     kind = NodeKind(

@@ -1,6 +1,6 @@
 """Takes numbered documents of older releases, files in `<home>/KIND/JOB/NUMBER/`, over into the database.
 
-Where: the service calls it at each start, before anybody is answered.
+Where: the service calls it at each start, before any request is answered.
 """
 
 from __future__ import annotations

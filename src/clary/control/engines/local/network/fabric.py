@@ -157,7 +157,7 @@ def _hold(
         spec: of the network.
         network: as it was built.
         switch: passes frames on, where the kernel has no bridge.
-        kept: path -> what stands there; nobody else could write these files again.
+        kept: path -> what stands there; no other process could write these files again.
     """
     import asyncio
 

@@ -157,6 +157,6 @@ def _drain(link: socket.socket, sender: bytes) -> float | None:
             is_incoming = address[2] != socket.PACKET_OUTGOING
             if is_incoming and frame[6:12] == sender and len(frame) >= _HEADER_BYTES + _SENT_S.size:
                 (sent_s,) = _SENT_S.unpack_from(frame, _HEADER_BYTES)
-                if math.isfinite(sent_s):  # else nobody of ours has sent it
+                if math.isfinite(sent_s):  # else the frame is not from a host of this job
                     last_sent_s = sent_s if last_sent_s is None else max(last_sent_s, sent_s)
     return last_sent_s
