@@ -5,8 +5,8 @@ import os
 import pytest
 from hypothesis import settings
 
-# Plugins: nothing of a test is left on the machine; what tests need is there, or said; long values have short names;
-# of sweeps and long tests a sample runs where a seed is given.
+# Plugins: no test leaves anything on the machine; missing requirements of tests are named; long values have short
+# names; of sweeps and long tests a sample runs where a seed is given.
 pytest_plugins = ["leftovers_check", "needs", "short_names", "sweeps"]
 
 # Contracts are classes of tests that several modules inherit; their assertions tell as much as those of tests.

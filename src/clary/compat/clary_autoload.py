@@ -4,7 +4,7 @@ Scripts may then say `init_process_group("smddp")` without importing anything, a
 AWS's images, and `import torch._six`, as in those with torch 1. A job's DebugHookConfig is followed, and from here on
 the times of training steps are recorded (`train.steps`). A failure here would fail `import torch` for jobs that never
 use it, so whatever is in the way leaves torch as it was; scripts that import
-`smdistributed.dataparallel.torch.torch_smddp` themselves are told what is wrong.
+`smdistributed.dataparallel.torch.torch_smddp` themselves get the error.
 It runs in the user's environment, in Pythons that Clary's train side does not support too.
 """
 
@@ -27,11 +27,13 @@ _ADAPTER = os.path.join("train", "collective", "adapters", "torch", "registratio
 _DEBUGGER = os.path.join("train", "debugger", "automatic.py")
 _COMPILATION = os.path.join("train", "compilation", "outermost.py")
 _TRAINERS = os.path.join("train", "trainers", "installing.py")
-_FRAMEWORK = "SM_FRAMEWORK_PARAMS"  # of jobs; what is no rank needs trainers mended where one of these is in it
+# variables of jobs; processes other than ranks need trainers mended if one of these is set
+_FRAMEWORK = "SM_FRAMEWORK_PARAMS"
 _FOR_TRAINERS = ("sagemaker_distributed_dataparallel_enabled", "sagemaker_mpi_enabled")
 _HOOK_CONFIGURATION = "SMDEBUG_CONFIG_FILE_PATH"  # set by the agent where a job has a DebugHookConfig
-_WISHES = ("CLARY_STEPS_FOLDER", "CLARY_PROFILES_FOLDER", _HOOK_CONFIGURATION)  # set by the agent: what a job wants
-_FOR_MODELS = ("CLARY_COMPILE", "CLARY_AMP")  # set by the agent, too: what is done with the models of a program
+# set by the agent: the recordings that a job asks for
+_WISHES = ("CLARY_STEPS_FOLDER", "CLARY_PROFILES_FOLDER", _HOOK_CONFIGURATION)
+_FOR_MODELS = ("CLARY_COMPILE", "CLARY_AMP")  # set by the agent too: whether models are compiled or run under autocast
 _TOLD = "CLARY_TOLD_TOO_OLD"
 _FIRST_VERSION = (3, 10)  # of Python, for clary.train
 _MASTER_PORT = "CLARY_RUN_MASTER_PORT"  # set by `clary run`; jobs have the variables of ranks from their launcher
@@ -47,8 +49,8 @@ _OF_MPIRUN = {
 class SagemakerFinder:
     """Finds `torch.sagemaker` and `torch._six` in a folder of ours, so that torch's own files stay as they are.
 
-    It stands last in `sys.meta_path`: where torch has them, or AWS's library has put a folder there, Python has found
-    that before. Submodules follow from where the package lies.
+    It stands last in `sys.meta_path`, so a module of torch or of AWS's library is found first. Submodules are found by
+    the package's folder.
     """
 
     @staticmethod
@@ -80,7 +82,7 @@ def register() -> None:
 
 
 def _take_ranks_of_mpirun() -> None:
-    """Set the variables of a job's rank where `clary run` runs mpirun, which sets names of its own alone."""
+    """Set the variables of a job's rank if `clary run` runs mpirun, which sets only its own names."""
     port = os.environ.get(_MASTER_PORT)
     if not port or "RANK" in os.environ or not all(name in os.environ for name in _OF_MPIRUN.values()):
         return
@@ -125,7 +127,7 @@ def _watch_models() -> None:
         from clary.train.compilation import outermost
 
         outermost.install()
-    except Exception as error:  # noqa: BLE001 - boundary: a torch that has these parts otherwise
+    except Exception as error:  # noqa: BLE001 - boundary: a torch with other internals
         print(f"clary: no model is compiled or runs under autocast: {error!r}", file=sys.stderr, flush=True)
 
 
@@ -136,7 +138,7 @@ def _register_smddp() -> None:
         # saves 752 ms, torch above all, of programs without it
         from clary.train.collective.adapters.torch import registration
     except ImportError:
-        return  # the user's own folder `clary` has a part of ours, by name only
+        return  # the user's own folder `clary` has a subfolder with a name of ours
     registration.autoload()
 
 

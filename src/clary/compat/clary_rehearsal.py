@@ -3,8 +3,7 @@
 Where: torch calls `register` at the end of `import torch`, through the entry point of the folder that jobs get (as
 `clary_autoload`); `clary rehearse` sets the variable. It runs in the user's environment, in Pythons that Clary does
 not support too. torch before 2.5 calls no hook: there samples are not seen. Whatever fails here leaves the program as
-    it
-was, and the record ends.
+it was, and the record ends.
 
 One file a process, one JSON object a line, in the order in which things happened:
 

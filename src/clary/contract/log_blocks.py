@@ -36,7 +36,7 @@ def pack_block(text: bytes, *, at_ms: int, rank: int | None) -> bytes:
 def parse_blocks(data: bytes) -> tuple[list[LogBlock], int]:
     """Return the whole blocks at the start of `data` and how many bytes they take.
 
-    Raises: UnicodeDecodeError for a text that no `pack_block` was given as UTF-8.
+    Raises: UnicodeDecodeError for a text that is not UTF-8.
     """
     blocks = []
     offset = 0

@@ -1,4 +1,4 @@
-"""Numbers and pictures that a program writes into files about its own training, and how far it says it is.
+"""Numbers and pictures that a program writes into files about its own training, and its progress.
 
 Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/training` carries a TrainingBatch and is answered by a
 TrainingReceipt. Findings are numbered from 0 over the life of one host in one attempt, so that none is stored twice.
@@ -16,7 +16,7 @@ from clary.base.string_enum import StrEnum
 MAX_FINDINGS = 2_000  # of a batch
 MAX_NAME_CHARACTERS = 255  # of a metric or a tag, as MetricDefinition.Name
 MAX_DATA_CHARACTERS = 700_000  # of all findings of a batch together; half a megabyte in base64
-MAX_BUCKETS = 64  # of a histogram that is kept; more are joined
+MAX_BUCKETS = 64  # buckets of a stored histogram; neighbours are joined above this number
 MAX_HISTOGRAM_TAGS = 2_000  # of a job
 MAX_IMAGE_TAGS = 200
 STATUS_TOKEN_FILE = (".clary", "status-token")  # below a host's /opt/ml
@@ -66,13 +66,13 @@ class TrainingProgress:
         done: of `total`, in `unit`; of the whole training where that is known.
         total: None where the program does not say.
         unit: steps, epochs or percent.
-        source: who says so: kubeflow, trainer_state, log.
+        source: kubeflow, trainer_state or log.
         at_ms: milliseconds since 1970.
         eta_s: seconds until the end; None until a rate is known.
         epoch: the one that runs, from 1; None if not said.
-        max_epoch: of them in all.
+        max_epoch: number of epochs in all.
         step_in_epoch: steps of the current epoch that are done.
-        steps_per_epoch: of them in all.
+        steps_per_epoch: number of steps of an epoch.
     """
 
     done: float
@@ -106,7 +106,7 @@ class TrainingBatch:
 class TrainingReceipt:
     """Acknowledgement of the findings that the service has stored."""
 
-    next: int  # findings below are stored, or will never be wanted
+    next: int  # findings with lower numbers are stored, or refused for good
 
 
 def status_token(agent_token: str, *, job: str, attempt: int, host: str) -> str:

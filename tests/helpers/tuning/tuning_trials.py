@@ -53,7 +53,7 @@ def tuning_job(name="tuned", *, request=None, **changes):
 
 
 def trial(number, value=0.5, *, tuning_job="tuned", parameters=None, minutes=None, definition="", **changes):
-    """Return a trial that has ended some minutes after the begin; one with value None has told no objective."""
+    """Return a trial that has ended some minutes after the begin; one with value None has reported no objective."""
     ended_at = BEGIN + timedelta(minutes=number if minutes is None else minutes)
     outcome = TrialOutcome(
         status=TrainingJobStatus.COMPLETED,

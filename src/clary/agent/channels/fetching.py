@@ -3,7 +3,7 @@
 Where: an agent fetches each channel through this while it prepares its host (secondary status Downloading).
 
 `CompressionType: Gzip`: every object is unpacked on its way and a final `.gz` leaves its name (`.tgz` becomes `.tar`),
-so that names go on telling what files hold. SageMaker documents the setting for Pipe mode only.
+so that names still fit the content. SageMaker documents the setting for Pipe mode only.
 `InputMode: FastFile` is fetched like File; the service warns of it when the job is created.
 `InputMode: Pipe` fetches nothing here: the objects are found and counted, `PipeFeeder` feeds them.
 """
@@ -43,7 +43,8 @@ class ChannelFacts:
     seconds: float
     notes: tuple[str, ...] = ()
     summary: str = ""  # where the data came from, in a line for the log; empty for pipes and file systems
-    snapshot: Snapshot | None = None  # where the data lies, if it is not in the channel's folder; to be released
+    # location of the data if it is not in the channel's folder; the caller releases it
+    snapshot: Snapshot | None = None
 
 
 def fetch_channel(
@@ -64,9 +65,9 @@ def fetch_channel(
     Args:
         host_index: place of this host among the hosts that get the channel, from 0.
         num_hosts: number of those hosts.
-        cache: what this machine keeps. The data is then made a snapshot there, and the channel's folder stays empty;
-            where the cache cannot be used, the data is fetched as without one and the summary says why; the cache
-            makes room on the disk then.
+        cache: of this machine. With it the data becomes a snapshot in the cache, and the channel's folder stays empty.
+            If the cache cannot be used, it frees space on the disk, the data is fetched into the folder, and the
+            summary says why.
         is_copied: whether the snapshot will be copied.
         why_not_kept: a reason not to use the cache for the data.
     Raises: AgentError: fault USER for data that is missing or cannot be files and for a full disk, naming key or
@@ -216,6 +217,6 @@ class _Queue:
             yield item
 
     def stop(self) -> None:
-        """Give out nothing more."""
+        """End the iteration of all workers."""
         with self._lock:
             self._objects = itertools.chain()

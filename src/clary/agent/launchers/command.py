@@ -27,7 +27,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return that words were changed, where they were."""
+    """Return a note if words of the command were changed."""
     words = (*(context.plan.command or ()), *context.plan.user_environment.values())
     if context.is_isolated or not any(str(OPT_ML) in word for word in words):
         return ()

@@ -31,7 +31,7 @@ class HostProgram:
         program: what runs.
         sandbox: its host, whose memory limit is kept by a watch where the kernel does not.
         num_processes: how many processes it was started with.
-        places: where the host's files lie, by the names that its program knows them by.
+        places: path in the program -> path on this machine, of the host's folders.
         feeders: feed the program's pipes; when one fails, the program is ended.
     """
 

@@ -2,10 +2,10 @@
 
 Where: `clary.agent.host.standby` decides by it, process by process.
 
-An interpreter and the libraries that it has loaded have read some variables already, and what they made of them cannot
-be made anew. So those have to be the same; all others are replaced. Not among them, because read when they are needed:
-PATH (the interpreter is named with its folder), CUDA_VISIBLE_DEVICES (when CUDA is initialised, which it is not),
-NCCL_*, GLOO_*, TORCH_NCCL_* and TORCHELASTIC_* (when a process group is made), TZ (read again), SM_* and AWS_*.
+An interpreter and the libraries that it has loaded have read some variables already, and cannot read them again. So
+those have to be the same; all others are replaced. Not among them, because read when they are needed: PATH (the
+interpreter is named with its folder), CUDA_VISIBLE_DEVICES (when CUDA is initialised, which it is not), NCCL_*, GLOO_*,
+TORCH_NCCL_* and TORCHELASTIC_* (when a process group is made), TZ (read again), SM_* and AWS_*.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class DeletionLimit:
     def entered(self, access_key_id: str) -> Iterator[None]:
         """Count a request while it lasts.
 
-        Raises: WireError SlowDown, which clients answer by coming again.
+        Raises: WireError SlowDown, after which clients try again.
         """
         if self._counts[access_key_id] >= MOST_OF_A_KEY or self._counts.total() >= MOST_IN_ALL:
             raise WireError(

@@ -27,7 +27,7 @@ from clary.contract import sigv4
 from clary.control.objects.authentication import ChunkSeed
 
 IDLE_TIMEOUT_S = 60.0
-LEAST_BYTES = 16 * 1024  # of a body in each such time; the slowest line that is of use has more
+LEAST_BYTES = 16 * 1024  # bytes of a body in each idle timeout; the slowest useful line carries more
 MAX_CHUNK_HEADER_BYTES = 1024
 MAX_TRAILER_BYTES = 16 * 1024
 MAX_CHUNK_BYTES = 5 * 1024**3  # the largest body of one request
@@ -41,7 +41,7 @@ class Source(Protocol):
 
 
 async def read_pieces(source: Source, *, idle_timeout_s: float = IDLE_TIMEOUT_S) -> AsyncIterator[bytes]:
-    """Yield a body as it comes, however long it is, as long as it comes on.
+    """Yield a body as it comes, of any length, while enough bytes arrive in time.
 
     Only time in which this waits for the client counts, not time in which the store takes what came.
 

@@ -20,7 +20,7 @@ SESSION_NAME = "clary"
 FORBIDDEN = 403
 ROLE_S = 3600
 SESSION_S = 12 * 3600
-# Each would leave less open than the role does; nothing here could keep to it.
+# Each would restrict the key to less than the role's rights, which this service cannot enforce.
 _NARROWING = ("Policy", "PolicyArns", "TokenCode", "SerialNumber")
 
 
@@ -65,7 +65,7 @@ async def get_session_token(call: Call) -> Mapping[str, Any]:
 
 def _make_key(call: Call, default_s: int) -> dict[str, Any]:
     if call.grants is not None or call.access_key_id.startswith((PREFIX, JOB_KEY_PREFIX)):
-        # Else a key that ends would go on for ever by its successors.
+        # Else a key with an end could be renewed for ever.
         raise _denied("Temporary keys are made for the owner's key alone: call with AWS_ACCESS_KEY_ID of `clary env`.")
     for name in _NARROWING:
         if call.params.get(name):

@@ -46,7 +46,7 @@ class FileGuard:
         if found == self._known and sides == self._known_sides:
             return
         what = "deleted" if found is None else "replaced" if found != self._known else "left without its journal"
-        log.error("the database %s was %s while the service ran; it is put back from what is open", self._file, what)
+        log.error("the database %s was %s while the service ran; it is put back from the open file", self._file, what)
         self._put_back()
 
     def _put_back(self) -> None:

@@ -1,6 +1,6 @@
 """Whether a trial that runs is worth going on: the median rule of early stopping. Pure.
 
-Where: the keeper asks each time a running trial tells another value of its objective.
+Where: `services.tuning.tuning_keeper` asks each time a running trial reports another value of its objective.
 Source: "Stop Training Jobs Early" (developer guide): after each epoch the value is compared with the median of the
 running averages of the objective of earlier training jobs up to the same epoch.
 """
@@ -13,7 +13,7 @@ from statistics import median
 
 from clary.control.tuning.tuning_request import Objective
 
-LEAST_TRIALS = 3  # with a curve of the same length: a median of fewer says nothing
+LEAST_TRIALS = 3  # trials with a curve of the same length; a median of fewer is no evidence
 LEAST_VALUES = 2  # of the trial itself: first values are those of an untrained model
 
 
@@ -21,7 +21,7 @@ def why_stop(curve: Sequence[float], others: Sequence[Sequence[float]], objectiv
     """Say why a trial should stop; empty if it should go on.
 
     Args:
-        curve: values of the objective that the trial has told, in order.
+        curve: values of the objective that the trial has reported, in order.
         others: curves of the trials that have ended.
         objective: says which values are better.
     """

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from clary.base.errors import ClaryError
 from clary.control.state_folder import RootSecrets, StateFolder
 
-ANSWER_DEADLINE_S = 60.0  # for a service that nothing is wrong with any more
+ANSWER_DEADLINE_S = 60.0  # limit for a service after all faults have ended
 PAGE_TIMEOUT_S = 30.0
 RETRY_S = 0.1
 REGION = "us-west-2"
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """The service did not answer in time, though nothing stood in its way."""
+    """The service did not answer in time, though no fault was active."""
 
 
 class FaultClients:
@@ -86,7 +86,7 @@ class FaultClients:
             response = connection.getresponse()
             answer: dict[str, Any] = json.loads(response.read() or b"{}")
         except (http.client.HTTPException, ValueError) as error:
-            raise OSError(f"the answer of {page} is none: {error}") from error
+            raise OSError(f"the answer of {page} is invalid: {error}") from error
         finally:
             connection.close()
         if response.status != http.client.OK:

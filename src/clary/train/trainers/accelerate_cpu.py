@@ -1,4 +1,4 @@
-"""accelerate in ranks on hosts without a GPU: newer versions take each rank there for the only process.
+"""accelerate in ranks on hosts without a GPU: newer versions treat each rank there as the only process.
 
 Where: `installing` has `accelerate.state` mended in ranks. Without it every rank trains on all samples by itself, or
 with DeepSpeed averages gradients of equal batches, and nothing says so.

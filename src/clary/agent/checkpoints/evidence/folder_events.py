@@ -1,15 +1,15 @@
 """Events in the checkpoint folder, name by name: writes, closes, renames, in the order in which they came.
 
-Where: the witness lets it read whenever there is something, and at every look. A name's history is that of the file
-that has it; what is said of a file holds for the state in which the file was when it was said, and for no other.
+Where: the witness calls `read` whenever events wait, and at every look. A name's history is that of the file that has
+the name. An event is evidence for the state that the file had at that moment, and for no later state.
 
 [Note: new folders] A program makes a folder and writes into it before anybody can watch it. So a folder is looked
 through once it is watched: files that no process has open any more were closed before that. A folder that was renamed
-    into the
-tree is watched anew, and everything below it has been named with it.
+into the tree is watched anew, and everything below it has been named with it.
 
-[Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Without, names
-have no history and are judged by who has them open; it is said once. A queue that runs over takes all histories away.
+[Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Files in an
+    unwatched folder have no history, and are judged by the processes that have them open; the log says so once. If a
+    queue overflows, all histories are dropped.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class History:
 
     Attributes:
         facts: of the file when it was closed, renamed or linked; None if it was written to since.
-        told: number of the event that said so, of all events of the folder; None where it was found out otherwise.
+        told: number of the event, counted over the folder; None if the history is not from an event.
         is_named: whether it got its name whole, by a rename or a link.
         close: when it was closed last.
-        written_s: when a write to it was last told; None if it was closed since.
+        written_s: time of the last event of a write to it; None if it was closed since.
         longest_pause_s: between two writes to it.
     """
 
@@ -88,7 +88,7 @@ class FolderEvents:
         self._histories: dict[str, History] = {}
         self._drained_s = -inf  # when there was last nothing left to read
         self._num_events = 0
-        self.longest_pause_s = 0.0  # of the files that were closed in the end
+        self.longest_pause_s = 0.0  # histories of the files that were closed when the folder was first watched
 
     def start(self) -> None:
         """Begin to watch."""
@@ -119,7 +119,7 @@ class FolderEvents:
         return self._histories.get(path)
 
     def close(self) -> None:
-        """End; harmless when repeated."""
+        """Close the watch; a second call does nothing."""
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
@@ -146,7 +146,8 @@ class FolderEvents:
             known = self._histories.get(path)
             self._take_file(path, event.mask)
             if event.mask & inotify.MODIFY:
-                return known is None or known.written_s is None  # somebody begins to write: who was not there before?
+                # a file is opened for writing: which processes are new?
+                return known is None or known.written_s is None
         return bool(event.mask & (inotify.CREATE | inotify.CLOSE_WRITE | inotify.MOVED_TO))
 
     def _take_folder(self, path: str, mask: int) -> None:
@@ -292,5 +293,5 @@ class FolderEvents:
             self._noted.add(why)
             self._note(
                 f"checkpoints: not everything in the folder is watched: {why}. Renames there are not seen as such; "
-                "what is whole is told by who has files open"
+                "whether files are whole is judged by the processes that have them open"
             )

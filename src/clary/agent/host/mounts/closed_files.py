@@ -3,9 +3,10 @@
 Where: `machine_view` asks for each system folder that it gives to programs as their own. Sockets, pipes and devices
 count as closed, too: they lead to the machine's processes. Everything in /etc is looked at for every host, in a few
 milliseconds. What packages fill is large, so there folders are looked at, and the files of those that have changed
-since they were read: a file that is new or replaced changes its folder. One that is closed in place does not; it has
-been open to everybody before, and is found when everything is looked at again, every few minutes (150,000 files: a
-second). Even folders take a tenth of a second for /usr; so what was found is good for a few seconds, and the agent of a
+since they were read: a file that is new or replaced changes its folder. A file whose mode alone changes does not change
+    its folder. Such a file was readable before, and is found by the full search every few minutes (150,000 files: a
+    second). Even folders take a tenth of a second for /usr; so what was found is good for a few seconds, and the agent
+    of a
 job looks once, beside its other work, while the job is being prepared (`refresh`).
 
     /var/cache/clary/NAME.json           [what is closed], as fresh as the file is
@@ -45,8 +46,8 @@ def find_closed(
         folder: canonical path.
         skipped: folders that are not looked into.
         cache_folder: where the folders that are not in `UNCACHED` are noted.
-        fresh_s: how long what was noted is taken for true.
-        whole_s: how long files are taken to be as open as they were, in folders that have not changed.
+        fresh_s: age up to which a stored result is used.
+        whole_s: age of the last full search up to which unchanged folders are skipped.
     """
     if folder in UNCACHED:
         search = _Search(folder, skipped)

@@ -1,4 +1,4 @@
-"""Signals and pipes of the processes of a program, as /proc tells them.
+"""Signals and pipes of the processes of a program, read from /proc.
 
 Where: the keeper reads it when a stop comes. What cannot be read, because the process is another user's or has ended,
 counts as a process that has no pipes.

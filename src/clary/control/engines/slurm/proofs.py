@@ -1,7 +1,7 @@
 """Judges the credential by which a boot proves itself: munge's, over tag and index, made by this user.
 
-Where: `scheduler.why_not_proved`. munged decodes each credential once and refuses it a second time, so that nobody can
-send again what he has heard.
+Where: `scheduler.why_not_proved`. munged decodes each credential once and refuses it a second time, so that a recorded
+credential cannot be sent again.
 Source: munge(7), unmunge(1), munge_enum(3).
 """
 

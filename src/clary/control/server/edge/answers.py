@@ -1,4 +1,4 @@
-"""Requests with ids, and the answers to them that no handler makes.
+"""Requests with ids, and the answers that the listener makes itself, without a handler.
 
 Where: the listener.
 """
@@ -49,7 +49,7 @@ def new_request_id() -> str:
 
 
 def whole_answer(request: ListenerRequest, answer: HttpResponse) -> web.Response:
-    """Return a handler's answer as the HTTP library's."""
+    """Return a handler's answer as a response of the HTTP library."""
     headers = CIMultiDict(answer.headers)
     headers.setdefault("X-Amzn-RequestId", request.clary_request_id)
     response = web.Response(status=answer.status, body=answer.body, headers=headers)

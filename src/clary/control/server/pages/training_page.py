@@ -4,7 +4,7 @@ Where: the answer to jobs/NAME/training and jobs/NAME/tensorboard.
 
     training                          every metric with its number of values, last, least and greatest, progress, tags
     training?name=loss&limit=1000     points of one: [at_ms, step, value]; value null is no number
-    tensorboard                       tags of histograms and images: how many came, and how many of them stayed
+    tensorboard                       tags of histograms and images: how many came, and how many of them are kept
     tensorboard?kind=image&tag=x      their pictures, oldest first; a histogram's buckets are [left, right, count]
     tensorboard?image=ID              the bytes of one image
 """
@@ -32,7 +32,7 @@ DEFAULT_POINTS = 1_000
 MAX_POINTS = 10_000
 DEFAULT_PICTURES = 200  # more than a tag keeps
 _NUMBER = re.compile(r"[0-9]{1,15}")
-# Whatever a file turns out to be in the eyes of a browser: it runs nothing, asks for nothing, and is in no other page.
+# Whatever type a browser takes a file for: it runs no script, loads nothing, and is in no frame of another page.
 _IMAGE_HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Content-Security-Policy", "default-src 'none'; sandbox; frame-ancestors 'none'"),

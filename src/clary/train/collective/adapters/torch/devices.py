@@ -1,7 +1,7 @@
 """Which way CUDA tensors go: through NCCL, or through host memory.
 
 Where: `process_group` decides once a group, at the first operation on CUDA tensors, in which all its ranks take part.
-All decide the same, because all decide from what all have told. Never run on a GPU: this project has had none.
+All decide the same, because every rank has the placements of all. Never run on a GPU: this project has had none.
 """
 
 from __future__ import annotations
