@@ -202,8 +202,9 @@ class Settings:
     stop_grace_s: float = _setting(120.0, "from SIGTERM to SIGKILL", least=0)
     host_timeout_s: float = _setting(
         3.0,
-        "silence after which a host of a running job is lost: three heartbeats; time in which the service itself was "
-        "held up, or a report was being stored, does not count",
+        "silence after which a host of a running job is lost: three heartbeats, and 15 s at least with an engine of "
+        "other machines; a third of it, 3 s at least, where another host's program has failed by a broken connection; "
+        "time in which the service itself was held up, or a report was being stored, does not count",
         least=1,
     )
     launch_timeout_s: float = _setting(120.0, "time for a launched host's agent to report", least=1)

@@ -123,6 +123,10 @@ class FakeEngine:
         """Let an agent of a pool end."""
         self._alive[_key(pool, 1)][host] = False
 
+    def start_agent(self, pool: str, host: str) -> None:
+        """Let an agent of a pool live, as after another node was granted for its number."""
+        self._alive[_key(pool, 1)][host] = True
+
     def end_all_agents(self, job_name: str, *, attempt: int = 1) -> None:
         """Let all agents of an attempt end."""
         for host in self._alive[self._pools[_key(job_name, attempt)]]:

@@ -242,7 +242,7 @@ class SlurmBed:
 
     def power_off(self, node: str) -> None:
         """End every process of a node at once, and its network and mounts; its sockets say no farewell to anybody."""
-        self.run("ip", "link", "set", f"to-node-{NODES.index(node) + 1}", "down")
+        self.run("ip", "link", "delete", f"to-node-{NODES.index(node) + 1}")
         self._end_machine(node)
         _reap(self._daemons.pop(f"slurmd-{node}"))
 

@@ -49,7 +49,7 @@ while step < @STEPS@ and not heard:
     open(path + ".new", "w").write(str(step))
     os.replace(path + ".new", path)
 if heard:
-    time.sleep(1.0)
+    time.sleep(@ENDS_IN@)
     print(f"{os.environ['SM_CURRENT_HOST']} heard SIGTERM {len(heard)} times at step {step}", flush=True)
     sys.exit(143)
 print(f"{os.environ['SM_CURRENT_HOST']} is done at step {step}", flush=True)
@@ -60,12 +60,21 @@ def hosts(number, **members):
     return {"InstanceCount": number, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10, **members}
 
 
-def counting(aws, name, number, *, steps=60, **members):
-    """Return a request for a job that counts with a checkpoint folder."""
+def counting(aws, name, number, *, steps=60, ends_in_s=1.0, **members):
+    """Return a request for a job that counts with a checkpoint folder.
+
+    Args:
+        aws: clients.
+        name: of the job.
+        number: of its hosts.
+        steps: to count, five a second.
+        ends_in_s: that programs take to end after SIGTERM.
+        members: of the request.
+    """
     return script_request(
         aws,
         name,
-        {"train.py": COUNTS.replace("@STEPS@", str(steps))},
+        {"train.py": COUNTS.replace("@STEPS@", str(steps)).replace("@ENDS_IN@", str(ends_in_s))},
         instance_count=number,
         CheckpointConfig={"S3Uri": f"s3://clary/checkpoints/{name}", "LocalPath": "/opt/ml/checkpoints"},
         RetryStrategy={"MaximumRetryAttempts": 2},
@@ -196,6 +205,26 @@ def test_a_node_that_loses_power_is_replaced_and_the_job_goes_on(cluster, aws):
     begun = [int(line.rpartition(" ")[2]) for line in lines_with(log_of(aws, name), "begins at step")]
     assert len(begun) == 4
     assert max(begun) > 0
+
+
+@pytest.mark.long(45)
+def test_a_lost_node_is_asked_for_while_the_other_host_still_stops(cluster, aws):
+    name = unique("stops")
+    aws.sagemaker.create_training_job(**counting(aws, name, 2, steps=80, ends_in_s=6.0))
+    wait(aws, name, until=("Training",))
+    soon(lambda: len(lines_with(log_of(aws, name), "begins at step")) == 2)
+    granted = messages(aws.sagemaker.describe_training_job(TrainingJobName=name))
+    node = next(words for words in granted if "2 hosts were granted" in words).split()[-1]
+    cluster.bed.power_off(node)
+    try:
+        soon(lambda: len(cluster.queue()) == 2, within_s=60)
+        assert "Restarting" not in statuses(aws.sagemaker.describe_training_job(TrainingJobName=name))
+    finally:
+        cluster.bed.power_on(node, until_idle=False)
+    facts = wait(aws, name, timeout_s=150)
+    assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+    assert statuses(facts).count("Restarting") == 1  # the replacement was not ended with the host that it replaces
+    assert len(lines_with(log_of(aws, name), "begins at step")) == 4
 
 
 def test_an_administrator_who_cancels_is_named(cluster, aws):

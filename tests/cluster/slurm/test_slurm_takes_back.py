@@ -11,6 +11,7 @@ from slurm_world import MARK, order_of
 
 from clary.base.errors import EngineError
 from clary.control.engines.cluster.scheduler import AllocationState, Ended, NoticeKind
+from clary.control.engines.slurm.scheduler import HOST_END_WAIT_S
 from clary.testing.slurm_bed import GRACE_S, KILL_WAIT_S, NODES
 
 pytest_plugins = ["slurm_fixtures"]
@@ -20,6 +21,8 @@ pytestmark = [
     pytest.mark.needs("slurm"),
     pytest.mark.xdist_group("slurm-takes-back"),
 ]
+
+BUSY_S = 3.0  # that Slurm's programs may take on a busy machine
 
 
 def looking_at(scheduler, tag):
@@ -135,7 +138,9 @@ async def test_a_node_without_power_costs_one_host_which_is_had_again_on_another
     world.bed.power_off("node-1")  # it runs the batch script too
     try:
         look = looking_at(scheduler, tag)
+        began_s = time.monotonic()
         assert await scheduler.end_host(tag, 0) is not Ended.CERTAIN  # its node may be out of reach, and run
+        assert time.monotonic() - began_s < HOST_END_WAIT_S + BUSY_S  # nobody dials a node that does not answer
         found = await look()
         assert "node-1 did not end its step of Slurm job" in found.members[0].why_dead  # before Slurm misses the node
         assert found.members[1] == before.members[1]

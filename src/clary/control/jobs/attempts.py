@@ -64,6 +64,11 @@ def retry(job: TrainingJob, now: datetime) -> TrainingJob:
     return enter(job, SecondaryStatus.RESTARTING, reason, now=now)
 
 
+def will_be_retried(job: TrainingJob) -> bool:
+    """Whether an attempt has failed whose hosts still stop, and the job is tried again when they have."""
+    return job.end_cause is EndCause.FAILURE and job.ending is None and retries.decide(job).is_retried
+
+
 def awaits_evidence(job: TrainingJob) -> bool:
     """Whether the attempt has failed and is over, and its hosts wait for late evidence of the cause."""
     is_over = not any(record.facts.phase.may_run for record in job.hosts.values())

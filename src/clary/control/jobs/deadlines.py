@@ -21,6 +21,9 @@ KILL_ALLOWANCE_S = 60.0
 # From the cut of a link until that is known, beyond what frames are under way: the watch's `CUT_OFF_AFTER_S`, and what
 # the watch and the next pass may be late on a busy machine.
 LINK_NOTICE_S = 2.0 + 3.0
+# Of host_timeout_s, for a host whose peer has failed as if it had lost it: two witnesses are sooner sure than one.
+WITNESSED_SHARE = 1 / 3
+LEAST_SILENCE_S = 3.0  # three reports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,8 @@ def due(
         now: aware UTC time.
         limits: of the service.
         silent_s: host name to the seconds since its agent was last heard; for one never heard of, since it was
-            launched. A service that has just started counts from its own start, since nobody listened before. Not
+            launched. A service that has just started counts from its own start, since no service received heartbeats
+            before. Not
             taken from times of day: a clock that is set must not lose every host.
         last_signs: host name to when it was last known to be well, for the search for the first cause.
     """
@@ -105,11 +109,25 @@ def _silent_host(
             if silence_s >= limits.launch_timeout_s:
                 why = f"the agent of {name} did not report within {limits.launch_timeout_s:.0f} s of its launch"
                 return events.HostLost(host=name, why=f"{why}; see agent.log in its work folder")
-        elif silence_s >= limits.host_timeout_s:
-            limit = f"limit {limits.host_timeout_s:g} s, setting host_timeout_s"
+        elif silence_s >= (limit_s := _silence_limit_s(job, limits)):
+            share = "" if limit_s == limits.host_timeout_s else "less after its peer's failure; "
+            limit = f"limit {limit_s:g} s, {share}setting host_timeout_s"
             why = f"{name} was lost: its agent has been silent for {silence_s:.1f} s ({limit})"
             return events.HostLost(host=name, why=why, last_sign_at=last_signs.get(name))
     return None
+
+
+def _silence_limit_s(job: TrainingJob, limits: Limits) -> float:
+    """Return the silence after which a host is lost: less where a peer failed as if this host had gone.
+
+    Such an attempt is over, and the long limit is there to bear a network's troubles while a program runs. A host that
+    is lost already explains the failure.
+    """
+    failure, records = job.failure, job.hosts.values()
+    is_explained = any(record.facts.phase is HostPhase.LOST for record in records)
+    if job.end_cause is not EndCause.FAILURE or failure is None or not failure.may_be_answer or is_explained:
+        return limits.host_timeout_s
+    return min(limits.host_timeout_s, max(LEAST_SILENCE_S, WITNESSED_SHARE * limits.host_timeout_s))
 
 
 def _stop_overdue(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:

@@ -175,6 +175,9 @@ def _no_more_evidence(job: TrainingJob, event: events.NoMoreEvidence, now: datet
 
 
 def _stop_wanted(job: TrainingJob, event: events.StopWanted, now: datetime) -> TrainingJob:
+    if not job.is_terminal and attempts.will_be_retried(job):
+        # Its hosts still stop after a failure; else it would be tried again although a stop was ordered.
+        job = replace(job, end_cause=None, failure=None, failed_at=None, has_all_evidence=False)
     if job.is_terminal or job.end_cause is not None:
         return job
     return _stop(job, event.cause, event.grace_s, MESSAGES[SecondaryStatus.STOPPING], now)

@@ -1,8 +1,8 @@
 """Waiting jobs of an engine with a queue: asks for their hosts, tells its words, and starts those with granted hosts.
 
 Where: the reconciler has them looked at on every pass, in place of `launching`'s order. The engine decides who comes
-first; no job waits for another one here. The name of the pool is stored before the engine is asked, so that an
-allocation that no job knows is nobody's for certain.
+first; no job waits for another one here. The name of the pool is stored before the engine is asked, so an allocation
+that no job names certainly belongs to none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from clary.base.clock import Clock
 from clary.base.errors import ClaryError, EngineError, WireError
 from clary.control.engines.cluster.queue import Queue
 from clary.control.engines.cluster.scheduler import AllocationOrder, HostWish
-from clary.control.jobs import events
+from clary.control.jobs import attempts, events, health, retries
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
@@ -41,7 +41,7 @@ class Doors(Protocol):
 
 
 def expect_boots(hub: JobHub, doors: Doors) -> None:
-    """Let the boots of all jobs' pools enrol, before anybody can ask: one that is told that nobody waits leaves.
+    """Admit the boots of all jobs' pools before the first one can ask: a boot that no job waits for ends.
 
     Where: `core` calls it when the jobs of an earlier service were loaded. Its boots ask again and again meanwhile.
     """
@@ -51,7 +51,8 @@ def expect_boots(hub: JobHub, doors: Doors) -> None:
         try:
             doors.expect(job.pool, JobRequest(job.request).num_hosts)
         except EngineError as error:
-            log.warning("job %s: nobody of %s is let in: %s", job.name, job.pool, error.message)  # its launch says so
+            # its launch says so
+            log.warning("job %s: no host of %s is admitted: %s", job.name, job.pool, error.message)
 
 
 class Granter:
@@ -84,6 +85,21 @@ class Granter:
         """Look at waiting jobs once, the longest wait first; then have kept hosts give way to jobs that want them."""
         await self._look_at_all()
         await self._give_way()
+
+    async def ask_for_lost(self, job: TrainingJob) -> bool:
+        """Ask for the lost hosts of an attempt that will be tried again, while its other hosts still stop.
+
+        Hosts of the pool that live are not asked for. If the job is not tried again after all, its pool ends, and with
+        it what was asked for here. Returns whether the engine was asked.
+        """
+        if self._tasks.is_busy(job.name) or not job.pool or not _keeps_its_hosts(job):
+            return False
+        try:
+            await self._queue.ask(self._order(job, job.pool, self._admission.mapping(JobRequest(job.request))))
+        except (EngineError, WireError) as error:
+            log.info("job %s: its lost hosts are asked for when it waits: %s", job.name, error.message)
+            return False
+        return True
 
     async def _give_way(self) -> None:
         """Give one unused pool up that somebody waits for: a job here, or anybody in the engine's queue."""
@@ -177,3 +193,8 @@ class Granter:
         latest = self._hub.waiting_jobs().get(job.name)
         if latest is not None and latest.pending_reason != words:
             await self._hub.apply(job.name, events.MustWait(reason=words))
+
+
+def _keeps_its_hosts(job: TrainingJob) -> bool:
+    """Whether a job whose attempt has failed will be tried again at once, on the hosts that live."""
+    return attempts.will_be_retried(job) and not retries.decide(job).pause_s and not health.why_replaced(job)

@@ -223,9 +223,20 @@ class Reconciler:
             log.info("job %s: %s; nothing was noticed in time", job.name, retries.why_wait(job))
         if due is not None:
             job = await self._hub.apply(job.name, due)
-        for host, record in job.hosts.items():
-            if record.facts.phase is HostPhase.LOST and alive.get(host, False):
+        lost = [host for host, record in job.hosts.items() if record.facts.phase is HostPhase.LOST]
+        for host in lost:
+            if alive.get(host, False):
                 self.releaser.fence(job, plan, host)
+        await self._replace_lost(job, [host for host in lost if not alive.get(host, False)])
+
+    async def _replace_lost(self, job: TrainingJob, ended: list[str]) -> None:
+        """Ask for hosts in place of lost ones that have ended, though the others still stop: some take their grace."""
+        wanted = [host for host in ended if not self.releaser.is_replaced(job, host)]
+        if self._granter is None or not wanted or self.releaser.is_fencing(job):
+            return
+        if await self._granter.ask_for_lost(job):
+            for host in wanted:
+                self.releaser.note_replaced(job, host)
 
     def _reclaimed_by_engine(self, job: TrainingJob, hosts: Mapping[str, HostState]) -> events.Reclaimed | None:
         """Return the end of an attempt whose capacity the engine takes back, before any agent has said so."""

@@ -63,6 +63,7 @@ class Releaser:
         self._launcher = launcher
         self._tasks = tasks
         self._fences: dict[str, asyncio.Task[None]] = {}  # job/attempt/host -> the killing of a lost host's agent
+        self._replaced: set[str] = set()  # job/attempt/host -> a lost host that another one was asked for already
         self._release_at_s: dict[str, float] = {}  # ended job -> monotonic time at which its hosts are taken back
         self._retry_at_s: dict[str, float] = {}  # the same for a release that failed
 
@@ -74,12 +75,12 @@ class Releaser:
         """End all processes of a lost host; a failure is left to the release, which tries again until it is done.
 
         Args:
-            job: whose host it is; a host is fenced by one task at a time.
+            job: whose host it is; a host is fenced by one task at a time, and one that was replaced not again.
             plan: of the current attempt.
             host: its name.
         """
-        key = f"{job.name}/{job.attempt}/{host}"
-        if key in self._fences:
+        key = _key(job, host)
+        if key in self._fences or key in self._replaced:
             return
 
         async def end_host() -> None:
@@ -92,6 +93,18 @@ class Releaser:
 
         self._fences[key] = asyncio.create_task(end_host(), name=f"job:{key}:fence")
 
+    def is_fencing(self, job: TrainingJob) -> bool:
+        """Whether a host of the attempt is being fenced."""
+        return any(_key(job, host) in self._fences for host in job.hosts)
+
+    def is_replaced(self, job: TrainingJob, host: str) -> bool:
+        """Whether another host was asked for in place of a lost one, whose number is the other one's by now."""
+        return _key(job, host) in self._replaced
+
+    def note_replaced(self, job: TrainingJob, host: str) -> None:
+        """Note that another host was asked for in place of a lost one: what has its number now must not be ended."""
+        self._replaced.add(_key(job, host))
+
     async def release_when_left(self, job: TrainingJob) -> None:
         """Take back the hosts of an attempt that is over once its agents have left, or had the time to."""
         now_s = self._clock.monotonic()
@@ -100,7 +113,7 @@ class Releaser:
         release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
         if now_s < release_at_s and job.plan is not None:
             hosts = await self._engine.hosts(from_plain(LaunchPlan, job.plan))
-            # A lost host's agent obeys nobody; what still runs there must not outlive the job by this wait.
+            # A lost host's agent obeys no order; what still runs there must not outlive the job by this wait.
             waits_for = [host for host, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST]
             # Agents that stay with their pool say that they are done; one that has ended says nothing any more.
             if any(hosts[host].is_alive and not self._pools.has_come_back(job, host) for host in waits_for):
@@ -124,6 +137,7 @@ class Releaser:
             return
         self._gateway.forget(job)
         self._launcher.forget(job)
+        self._replaced.difference_update(_key(job, host) for host in job.hosts)
         self._release_at_s.pop(job.name, None)
         self._retry_at_s.pop(job.name, None)
         # Last: the job may be started again from here on.
@@ -145,7 +159,8 @@ class Releaser:
         """
         plan = from_plain(LaunchPlan, job.plan)
         for host, record in job.hosts.items():
-            if record.facts.phase is HostPhase.LOST or not self._pools.has_come_back(job, host):
+            is_lost = record.facts.phase is HostPhase.LOST
+            if not self.is_replaced(job, host) and (is_lost or not self._pools.has_come_back(job, host)):
                 await self._engine.end_host(plan, host)
 
     async def _seal_logs(self, job: TrainingJob) -> None:
@@ -157,3 +172,7 @@ class Releaser:
                 continue  # the launch failed before it was created
             except ClaryError as error:
                 log.warning("job %s: %s is stored, but may not survive a power cut: %s", job.name, stream, error)
+
+
+def _key(job: TrainingJob, host: str) -> str:
+    return f"{job.name}/{job.attempt}/{host}"

@@ -104,6 +104,23 @@ def test_a_stop_while_an_attempt_ends_keeps_its_results():
     assert script.job.model_artifacts_uri == MODEL_URI
 
 
+def test_a_stop_while_the_hosts_of_a_failed_attempt_still_stop_ends_the_job_and_it_is_not_tried_again():
+    script = Script(restart_rule=RestartRule(max_restarts=1)).run().send(LOST)
+    assert (script.job.end_cause, script.job.ending) == (EndCause.FAILURE, None)
+    script.send(STOP)
+    assert script.job.status is TrainingJobStatus.STOPPING
+    script.report("algo-1", HostPhase.EXITED, exits=STOPPED)
+    script.report("algo-1", HostPhase.DONE, exits=STOPPED, uploaded=(MODEL_URI,))
+    assert (script.job.status, script.job.failure) == (TrainingJobStatus.STOPPED, None)
+    assert script.job.past_attempts == ()
+
+
+def test_a_stop_of_a_job_that_fails_for_good_changes_nothing():
+    script = Script().run().send(LOST)
+    before = script.job
+    assert script.send(STOP).job is before
+
+
 def test_a_stop_of_an_attempt_that_only_has_to_leave_ends_the_job_when_it_has_left():
     script = reclaimed().send(STOP)
     assert script.job.status is TrainingJobStatus.STOPPING

@@ -8,7 +8,7 @@ from clary.contract.statuses import TrainingJobStatus
 from clary.control.reconcile.granting import expect_boots
 from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.settings import Settings
-from clary.testing.control_plane import ControlPlane
+from clary.testing.control_plane import LIMITS, ControlPlane
 from clary.testing.fake_queue_engine import FakeQueueEngine
 
 
@@ -240,3 +240,78 @@ async def test_hosts_are_kept_while_the_engine_does_not_say_who_waits(plane, eng
     plane.clock.advance(6)
     await plane.passes(3)
     assert engine.released_pools == []
+
+
+async def losing(plane, engine, **members):
+    """Run a job of two hosts until the second is lost and the first was told to stop; returns the first's agent."""
+    await plane.create(num_hosts=2, **members)
+    await plane.passes()
+    tag = (await plane.job("job")).pool
+    engine.granted.add(tag)
+    await plane.passes(2)
+    agents = [plane.agent("job", f"algo-{number}") for number in (1, 2)]
+    for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+        for agent in agents:
+            await agent.report(phase)
+    await plane.passes()
+    engine.granted.clear()
+    engine.num_asked = 0
+    plane.clock.advance(LIMITS.host_timeout_s)
+    await agents[0].report()
+    await plane.passes()
+    assert engine.fenced == ["job/1/algo-2"]
+    return agents[0]
+
+
+async def test_a_lost_host_is_asked_for_while_the_others_still_stop(plane, engine):
+    first = await losing(plane, engine, RetryStrategy={"MaximumRetryAttempts": 2})
+    await first.report()
+    await plane.passes(3)
+    job = await plane.job("job")
+    assert (job.hosts["algo-1"].facts.phase, job.ending) == (HostPhase.RUNNING, None)
+    assert (engine.num_asked, list(engine.asked)) == (1, [job.pool])
+    assert [wish.index for wish in engine.asked[job.pool].hosts] == [0, 1]  # the engine knows who lives
+
+    engine.start_agent(job.pool, "algo-2")  # the other node is there first
+    await plane.passes(2)
+    await first.report(HostPhase.EXITED, exits=(plane.exit_of(1),))
+    await plane.passes()
+    await first.report(HostPhase.RELEASED)
+    await plane.leave(first)
+    engine.granted.add(job.pool)
+    await plane.passes(3)
+    job = await plane.job("job")
+    assert (job.attempt, sorted(job.hosts)) == (2, ["algo-1", "algo-2"])
+    assert engine.fenced == ["job/1/algo-2"]  # and not the node that has its number by now
+    assert engine.released_pools == []
+
+
+async def test_a_lost_host_of_a_job_that_is_not_tried_again_is_not_asked_for(plane, engine):
+    first = await losing(plane, engine)
+    await first.report()
+    await plane.passes(3)
+    assert engine.num_asked == 0
+
+
+async def test_what_was_asked_for_a_lost_host_ends_with_a_job_that_is_stopped(plane, engine):
+    first = await losing(plane, engine, RetryStrategy={"MaximumRetryAttempts": 2})
+    await plane.passes(2)
+    (tag,) = engine.asked
+    await plane.stop()
+    await first.report(HostPhase.EXITED, exits=(plane.exit_of(1),))
+    await first.report(HostPhase.DONE, uploaded=first.model_uris(HostPhase.DONE))
+    await first.report(HostPhase.RELEASED)
+    await plane.leave(first)
+    await plane.passes(3)
+    assert (await plane.job("job")).status is TrainingJobStatus.STOPPED
+    assert engine.released_pools == [tag]
+    assert engine.asked == {}
+
+
+async def test_an_engine_that_does_not_answer_is_asked_for_a_lost_host_again(plane, engine):
+    first = await losing(plane, engine, RetryStrategy={"MaximumRetryAttempts": 2})
+    engine.ask_errors = [EngineError("slurmctld does not answer", retryable=True)]
+    for _ in range(3):
+        await first.report()
+        await plane.passes()
+    assert engine.num_asked == 2  # and not again once it has answered

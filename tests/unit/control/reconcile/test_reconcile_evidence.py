@@ -6,6 +6,7 @@ import pytest
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.control.jobs import deadlines
 from clary.control.jobs.training_job import AttemptEnd
 from clary.testing.control_plane import LIMITS, ControlPlane
 
@@ -58,6 +59,30 @@ async def test_a_survivor_s_exit_code_comes_before_a_silent_host_is_given_up_and
     await plane.passes()
     ending = (await plane.job()).ending
     assert (ending.kind, ending.failure.host) == (AttemptEnd.RESTARTED, "algo-2")
+
+
+async def test_a_host_whose_peer_has_failed_is_given_up_after_a_shorter_silence(plane):
+    survivor, _silent = await running(plane)
+    await leave(plane, survivor, by_itself=True)
+    plane.clock.advance(deadlines.LEAST_SILENCE_S - 0.1)
+    await survivor.report()
+    await plane.passes()
+    assert (await plane.job()).ending is None
+    plane.clock.advance(0.2)
+    await plane.passes()
+    ending = (await plane.job()).ending
+    assert (ending.kind, ending.failure.host) == (AttemptEnd.RESTARTED, "algo-2")
+    assert (
+        "has been silent for 3.1 s (limit 3 s, less after its peer's failure; setting host_timeout_s)" in ending.reason
+    )
+
+
+async def test_a_host_may_be_silent_for_the_whole_limit_while_its_peers_train(plane):
+    peer, _silent = await running(plane)
+    plane.clock.advance(LIMITS.host_timeout_s - 0.1)
+    await peer.report()
+    await plane.passes()
+    assert (await plane.job()).end_cause is None
 
 
 async def test_a_survivor_s_exit_code_comes_before_a_cut_link_is_noticed_and_the_job_is_restarted(plane):

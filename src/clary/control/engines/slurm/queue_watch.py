@@ -1,4 +1,4 @@
-"""Asks Slurm for jobs, steps and nodes: at most once a second, however many ask here.
+"""Asks Slurm for jobs, steps and nodes: once a second at most, however many ask, but for moments after a change.
 
 Where: `scheduler` looks through it. Steps are asked for before jobs: a step that has gone with its job must not be seen
 to have ended by itself.
@@ -23,7 +23,9 @@ from clary.control.engines.slurm.queue_rows import (
     read_steps,
 )
 
-KEEP_S = 1.0  # for which an answer serves all askers
+KEEP_S = 1.0  # age up to which one answer serves all callers
+KEEP_SHORT_S = 0.3  # the same just after something was changed: Slurm starts a job within a moment where nodes are free
+SHORTLY_S = 3.0  # for which that is
 KEEP_NODES_S = 3.0  # the same for nodes while no job changes: a large cluster has thousands
 
 
@@ -64,6 +66,7 @@ class QueueWatch:
         self._last: Snapshot | None = None
         self._error: EngineError | None = None
         self._asked_s = float("-inf")
+        self._changed_s = float("-inf")  # when something was changed last
         self._nodes: Nodes | None = None
         self._nodes_asked_s = float("-inf")
         self._places: frozenset[object] = frozenset()  # of jobs, when nodes were asked for
@@ -75,7 +78,8 @@ class QueueWatch:
         """
         called_s = self._clock.monotonic()
         async with self._lock:
-            oldest_s = called_s if is_new else called_s - KEEP_S
+            keep_s = KEEP_SHORT_S if called_s - self._changed_s < SHORTLY_S else KEEP_S
+            oldest_s = called_s if is_new else called_s - keep_s
             if self._asked_s <= oldest_s or (self._last is None and self._error is None):
                 await self._ask(is_new=is_new)
             if self._error is not None:
@@ -84,8 +88,9 @@ class QueueWatch:
             return self._last
 
     def forget(self) -> None:
-        """Let the next call ask, because something was changed."""
+        """Let the next call ask, and those that follow more often for a moment, because something was changed."""
         self._asked_s = float("-inf")
+        self._changed_s = self._clock.monotonic()
 
     async def _ask(self, *, is_new: bool) -> None:
         self._asked_s = self._clock.monotonic()

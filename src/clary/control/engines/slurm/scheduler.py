@@ -37,9 +37,12 @@ from clary.control.engines.slurm.views import Sight, allocations_of, holder_of, 
 OUTPUT_FOLDER = "output"
 KEEP_OUTPUT_S = 14 * 86_400.0
 SUBMIT_LIMIT_S = 60.0  # sbatch itself tries again while slurmctld is too busy
-END_WAIT_S = 5.0  # for a host or a job that was killed to be gone
+END_WAIT_S = 5.0  # for a job that was killed to be gone
+HOST_END_WAIT_S = 1.0  # the same for one host, whose job waits for another node meanwhile
 END_POLL_S = 0.2
 KILL_AGAIN_S = 10.0  # between attempts to kill the step of a host that was given up
+# Of scancel, for steps. Without the first it dials their nodes, and waits seconds for one that does not answer.
+KILL = ("--ctld", "--signal=KILL")
 _MARK = re.compile(r"[0-9a-f]{4,64}")
 _TAG = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUBMITTED = re.compile(r"([0-9]+)(?:;.*)?")
@@ -190,7 +193,7 @@ class SlurmScheduler:
         """
         self._check_tag(tag)
         async with self._locks.setdefault(tag, asyncio.Lock()):
-            deadline_s = self._clock.monotonic() + END_WAIT_S
+            deadline_s = self._clock.monotonic() + HOST_END_WAIT_S
             while True:
                 sight = await self._sight(is_new=True)
                 jobs = [
@@ -214,7 +217,7 @@ class SlurmScheduler:
                 for job in alive:
                     step = sight.snapshot.step_of(job.job_id, index)
                     if step is not None and job not in empty:
-                        await self._programs.run("scancel", "--signal=KILL", step.step_id)
+                        await self._programs.run("scancel", *KILL, step.step_id)
                 await asyncio.sleep(END_POLL_S)
 
     async def end(self, tag: str) -> Ended:
@@ -273,7 +276,7 @@ class SlurmScheduler:
         steps = [step.step_id for step in snapshot.steps if self._memory.is_given_up(step.job_id, step.index)]
         if steps and self._clock.monotonic() - self._killed_s > KILL_AGAIN_S:
             self._killed_s = self._clock.monotonic()
-            await self._programs.run("scancel", "--signal=KILL", *steps)
+            await self._programs.run("scancel", *KILL, *steps)
 
     async def _ask_whether_preempted(self, job: JobRow) -> None:
         done = await self._programs.run("squeue", "--noheader", f"--jobs={job.job_id}", "--Format=PreemptTime:40")
@@ -329,10 +332,10 @@ class SlurmScheduler:
         """
         leaders = sorted({job.leader_id for job in jobs})
         for leader_id in leaders:
-            self._memory.note_ended(leader_id)  # whoever was first stays the cause: see `views.end_words`
+            self._memory.note_ended(leader_id)  # the first reported cause stays: see `views.end_words`
         job_ids = {job.job_id for job in snapshot.jobs if job.leader_id in leaders}
         if steps := [step.step_id for step in snapshot.steps if step.job_id in job_ids]:
-            await self._programs.run("scancel", "--signal=KILL", *steps)
+            await self._programs.run("scancel", *KILL, *steps)
         await self._programs.run("scancel", *map(str, leaders))
 
     def _check_tag(self, tag: str) -> None:

@@ -77,6 +77,16 @@ async def test_who_needs_a_new_answer_gets_one_that_was_asked_for_after_his_ques
     assert programs.asked.count("squeue") == 3
 
 
+async def test_a_change_is_followed_closely_for_a_moment(watch, programs, clock):
+    await watch.look()
+    watch.forget()
+    for _ in range(12):
+        clock.advance(0.35)
+        await watch.look()
+    # The first nine looks come within three seconds of the change, the tenth is within a second of the ninth.
+    assert programs.asked.count("squeue") == 1 + 9
+
+
 async def test_steps_of_jobs_that_leave_are_asked_for_again(watch, programs):
     programs.state = "COMPLETING"
     await watch.look()
