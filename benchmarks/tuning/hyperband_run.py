@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.tuning.configurations import (
-    HYPERBAND,
     Configuration,
     configurations_of,
     place_of,
     promoted,
+    rungs_of,
+    why_ended,
 )
 from clary.control.tuning.search import Question, is_pruned, propose
 from clary.control.tuning.standing import best_of
@@ -58,6 +59,7 @@ class HyperbandRun:
     def __init__(self, request: Mapping[str, object], whole_curve: WholeCurve, *, seed: int) -> None:
         self._request = TuningRequest(request)
         self._definition: Definition = self._request.definitions[0]
+        self._rungs = rungs_of(self._request, self._definition)
         self._whole_curve = whole_curve
         self._seed = seed
         self._trials: dict[int, Trial] = {}
@@ -83,7 +85,7 @@ class HyperbandRun:
         number = len(self._trials) + 1
         configurations = self._configurations()
         question = self._question(configurations, number)
-        going_on = promoted(configurations, question, self._definition, self._request.hyperband_resources)
+        going_on = promoted(configurations, question, self._rungs)
         trial = Trial(
             tuning_job="bench",
             number=number,
@@ -109,8 +111,8 @@ class HyperbandRun:
             self._end(trial, TrainingJobStatus.COMPLETED)
             return
         question = self._question(self._configurations(), trial.number)
-        if is_pruned(question, place, self._request.hyperband_resources):
-            stopped = replace(trial, stop_reason=f"{HYPERBAND}after {told + 1} values others of its rung are better")
+        if is_pruned(question, place, self._rungs):
+            stopped = replace(trial, stop_reason=why_ended(told + 1, self._rungs, self._definition.objective.metric))
             self._end(stopped, TrainingJobStatus.STOPPED)
 
     def _end(self, trial: Trial, status: TrainingJobStatus) -> None:

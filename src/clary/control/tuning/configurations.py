@@ -10,14 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clary.contract.statuses import TrainingJobStatus
-from clary.control.tuning.search import Observation, Question, is_pruned
+from clary.control.tuning.search import Observation, Question, Rungs, next_to_go_on
 from clary.control.tuning.tuning_job import Trial
-from clary.control.tuning.tuning_request import Definition, Objective
+from clary.control.tuning.tuning_request import Definition, TuningRequest
 
 Curves = Mapping[str, Sequence[float]]  # training job that runs -> values of the objective that it has told
 
 HYPERBAND = "Hyperband: "  # begins the reason of each stop of Hyperband's
-MOST_ASKED = 4  # paused configurations that are looked at before a new one begins; the best come first
 
 
 @dataclass(frozen=True)
@@ -91,36 +90,41 @@ def place_of(configurations: Sequence[Configuration], trial: Trial) -> int:
     return next(index for index, found in enumerate(numbers) if trial.number in found)
 
 
-def promoted(
-    configurations: Sequence[Configuration],
-    question: Question,
-    definition: Definition,
-    resources: tuple[int, int | None],
-) -> Configuration | None:
-    """Return a paused configuration that Hyperband would not end any more; None if a new one is to begin.
+def rungs_of(request: TuningRequest, definition: Definition) -> Rungs:
+    """Return where Hyperband compares the trials of a definition; only with checkpoints they go on later."""
+    least, most = request.hyperband_resources
+    can_go_on = bool(definition.definition.get("CheckpointConfig"))
+    return Rungs(least=least, most=most or definition.num_epochs, can_go_on=can_go_on)
 
-    It can go on without training anything again only where the definition has checkpoints.
+
+def why_ended(num_values: int, rungs: Rungs, metric: str) -> str:
+    """Return the reason of a stop of Hyperband's.
+
+    Args:
+        num_values: that the configuration has told.
+        rungs: at which it is compared.
+        metric: of the objective.
+    """
+    values = f"{num_values} value{'' if num_values == 1 else 's'} of {metric}"
+    if rungs.can_go_on:
+        return f"{HYPERBAND}after {values} it waits to be among the best third of its rung"
+    return f"{HYPERBAND}after {values} others of its rung are better"
+
+
+def promoted(configurations: Sequence[Configuration], question: Question, rungs: Rungs) -> Configuration | None:
+    """Return a paused configuration that Hyperband goes on with; None if a new one is to begin.
 
     Args:
         configurations: of the definition.
         question: the search's, with the observations of these configurations last.
-        definition: of their training jobs.
-        resources: least and greatest number of values; None for the greatest of any so far.
+        rungs: at which trials are compared.
     """
-    if question.strategy != "Hyperband" or not definition.definition.get("CheckpointConfig"):
+    if question.strategy != "Hyperband" or not rungs.can_go_on:
         return None
-    own = replace(question, observations=question.observations[-len(configurations) :])
-    paused = [one for one in configurations if one.is_paused]
-    for one in _best_first(paused, definition.objective)[:MOST_ASKED]:
-        if not is_pruned(own, place_of(configurations, one.first), resources):
-            return one
-    return None
-
-
-def _best_first(configurations: Iterable[Configuration], objective: Objective) -> list[Configuration]:
-    """Return paused configurations, those with the best last value first, of equals the earlier."""
-    sign = -1.0 if objective.is_maximized else 1.0
-    return sorted(configurations, key=lambda one: (sign * (one.last.value or 0.0), one.first.number))
+    own = replace(question, observations=question.observations[len(question.observations) - len(configurations) :])
+    paused = [place for place, one in enumerate(configurations) if one.is_paused]
+    found = next_to_go_on(own, paused, rungs)
+    return None if found is None else configurations[found]
 
 
 def _curve_of(trial: Trial, curves: Curves) -> Sequence[float]:

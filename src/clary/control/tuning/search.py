@@ -61,24 +61,112 @@ def propose(question: Question) -> dict[str, str]:
     return _point_left(question.space, taken) or found  # all have been tried
 
 
-def is_pruned(question: Question, index: int, resources: tuple[int, int | None]) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class Rungs:
+    """Where Hyperband compares trials: after so many values, and after each threefold number of them."""
+
+    least: int
+    most: int | None  # that a trial tells; None for as many as any trial so far
+    can_go_on: bool  # whether a trial that was ended may be continued
+
+
+def is_pruned(question: Question, index: int, rungs: Rungs) -> bool:
     """Whether Hyperband ends a running trial at the last rung that it has come to.
 
-    A trial that has told as many values as any may is about to end by itself.
+    A trial that has reported the most values that any may report is about to end by itself. Where trials can go on
+    later, the first
+    ones of a rung end too: the best of them goes on once there are others to compare it with.
 
     Args:
         question: with all trials of the definition.
         index: of the trial among the observations.
-        resources: least and greatest number of values; None for the greatest of any trial so far.
+        rungs: at which trials are compared.
     """
-    optuna = optuna_module()
-    one = question.observations[index]
-    least, most = resources
-    greatest = most or max([len(other.curve) for other in question.observations if other.is_over], default=0)
-    if len(one.curve) >= greatest or not _rungs(one.curve, least=least, greatest=greatest):
+    steps = _steps(question, rungs)
+    if len(question.observations[index].curve) >= steps.greatest or not steps.passed(question, index):
         return False
+    _, verdict = _judged(question, index, steps)
+    return verdict
+
+
+def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> int | None:
+    """Return the index of the ended trial that Hyperband goes on with; None if no trial may go on.
+
+    A rung has room for a third of the trials of its bracket that have come to it. The best that waits there goes on if
+    there is room and Hyperband would not end it now; greater rungs come first.
+
+    Args:
+        question: with all trials of the definition.
+        paused: indices of the trials that it has ended.
+        rungs: at which trials are compared.
+    """
+    steps = _steps(question, rungs)
+    places = [
+        index
+        for index in paused
+        if steps.passed(question, index) and len(question.observations[index].curve) < steps.greatest
+    ]
+    if not places:
+        return None
+    brackets, _ = _judged(question, places[0], steps)
+    sign = -1.0 if question.is_maximized else 1.0
+
+    def rank(index: int) -> tuple[int, float, int]:
+        rung = steps.passed(question, index)[-1]
+        return -rung, sign * question.observations[index].curve[rung - 1], index
+
+    seen: set[tuple[int, int]] = set()  # rung and bracket of which the best has been looked at
+    for index in sorted(places, key=rank):
+        rung = steps.passed(question, index)[-1]
+        if (rung, brackets[index]) in seen:
+            continue
+        seen.add((rung, brackets[index]))
+        if _has_room(question, brackets, brackets[index], rung, steps) and not _judged(question, index, steps)[1]:
+            return index
+    return None
+
+
+def _has_room(question: Question, brackets: Sequence[int], bracket: int, rung: int, steps: _Steps) -> bool:
+    """Whether fewer than a third of the trials of a bracket that have come to a rung have gone on from it."""
+    rivals = [
+        one
+        for one, own in zip(question.observations, brackets, strict=True)
+        if own == bracket and len(one.curve) >= rung
+    ]
+    further = min(rung * HYPERBAND_FACTOR, steps.greatest)
+    num_past = sum(not one.is_over or len(one.curve) >= further for one in rivals)
+    return num_past < len(rivals) // HYPERBAND_FACTOR
+
+
+@dataclass(frozen=True)
+class _Steps:
+    least: int
+    greatest: int
+    num_waiting: int  # trials of a rung that end there without being compared
+
+    def passed(self, question: Question, index: int) -> list[int]:
+        """Return the numbers of values at which rungs lie that a trial has come to, but for the last one of all."""
+        found = []
+        step = self.least
+        while step <= len(question.observations[index].curve) and step < self.greatest:
+            found.append(step)
+            step *= HYPERBAND_FACTOR
+        return found
+
+
+def _steps(question: Question, rungs: Rungs) -> _Steps:
+    greatest = rungs.most or max([len(one.curve) for one in question.observations if one.is_over], default=0)
+    return _Steps(rungs.least, greatest, HYPERBAND_FACTOR - 1 if rungs.can_go_on else 0)
+
+
+def _judged(question: Question, index: int, steps: _Steps) -> tuple[list[int], bool]:
+    """Return the brackets of all trials, and whether the pruner ends one of them at the last rung it has come to."""
+    optuna = optuna_module()
     pruner = optuna.pruners.HyperbandPruner(
-        min_resource=least, max_resource=greatest, reduction_factor=HYPERBAND_FACTOR
+        min_resource=steps.least,
+        max_resource=steps.greatest,
+        reduction_factor=HYPERBAND_FACTOR,
+        bootstrap_count=steps.num_waiting,
     )
     study = optuna.create_study(study_name="tuning", direction=_direction(question), pruner=pruner)
     for other in question.observations:  # as if all ran: the pruner writes into each which rungs it has come to
@@ -86,9 +174,9 @@ def is_pruned(question: Question, index: int, resources: tuple[int, int | None])
         study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, intermediate_values=curve))
     verdict = False
     for place in [*(place for place in range(len(question.observations)) if place != index), index]:
-        for step in _rungs(question.observations[place].curve, least=least, greatest=greatest):
+        for step in steps.passed(question, place):
             verdict = pruner.prune(study, _until(optuna, study.get_trials(deepcopy=False)[place], step))
-    return verdict
+    return [pruner._get_bracket_id(study, one) for one in study.get_trials(deepcopy=False)], verdict
 
 
 def _sampled(question: Question, attempt: int) -> dict[str, str]:
@@ -138,16 +226,6 @@ def study_of(question: Question, *, sampler: Any) -> Any:
 
 def _direction(question: Question) -> str:
     return "maximize" if question.is_maximized else "minimize"
-
-
-def _rungs(curve: Sequence[float], *, least: int, greatest: int) -> list[int]:
-    """Return the numbers of values at which rungs lie that a trial has come to, but for the last one of all."""
-    steps = []
-    step = least
-    while step <= len(curve) and step < greatest:
-        steps.append(step)
-        step *= HYPERBAND_FACTOR
-    return steps
 
 
 def _until(optuna: ModuleType, frozen: Any, step: int) -> Any:

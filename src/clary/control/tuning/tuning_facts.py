@@ -10,6 +10,7 @@ from typing import Any
 
 from clary.base.plain import to_plain
 from clary.control.tuning.completion import max_trials
+from clary.control.tuning.configurations import rungs_of
 from clary.control.tuning.parameter_space import Categorical, Integer, Range
 from clary.control.tuning.standing import best_of, in_order_of_ends, status_counters
 from clary.control.tuning.tuning_job import Trial, TuningJob
@@ -58,7 +59,7 @@ def facts_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
         trials: of it.
     """
     request = TuningRequest(job.request)
-    least, most = request.hyperband_resources
+    rungs = rungs_of(request, request.definitions[0])
     return {
         **row_of(job, trials),
         "arn": job.arn,
@@ -72,7 +73,7 @@ def facts_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
         },
         "ends": end_words(request),
         "stops_early": request.stops_early,
-        "resources": {"least": least, "most": most} if request.strategy == "Hyperband" else None,
+        "resources": {"least": rungs.least, "most": rungs.most} if request.strategy == "Hyperband" else None,
         "seed": job.seed,
         "parents": list(request.parents),
         "converged_at": to_plain(job.converged_at),

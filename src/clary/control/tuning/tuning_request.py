@@ -15,6 +15,8 @@ from clary.control.tuning.parameter_space import Categorical, Continuous, Intege
 MAXIMIZE = "Maximize"
 HINT_SPAN = 10.0  # AutoParameters: a tenth of the hint to ten times of it
 INTEGER_HINT_SPAN = 4
+# Static hyperparameters that MaxResource of Hyperband is read from where it is left out (AWS API reference).
+EPOCH_KEYS = ("epochs", "numepochs", "n-epochs", "n_epochs", "num_epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,13 @@ class Definition:
     definition: Mapping[str, Any]
     objective: Objective
     space: Space
+
+    @property
+    def num_epochs(self) -> int | None:
+        """Number of epochs in StaticHyperParameters; None where they name no such number."""
+        static = self.definition.get("StaticHyperParameters") or {}
+        texts = (str(static[key]).strip('"') for key in EPOCH_KEYS if key in static)
+        return next((int(text) for text in texts if text.isdecimal() and int(text) > 0), None)
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ class TuningRequest:
 
     @property
     def hyperband_resources(self) -> tuple[int, int | None]:
-        """MinResource and MaxResource of Hyperband, in values of the objective; None is as many as a job tells."""
+        """MinResource and MaxResource of Hyperband, in values of the objective; None where MaxResource is left out."""
         found = (self.config.get("StrategyConfig") or {}).get("HyperbandStrategyConfig") or {}
         return int(found.get("MinResource", 1)), found.get("MaxResource")
 

@@ -20,6 +20,7 @@ MAX_GRID = 100_000  # points
 _ONE_TYPE = ("InstanceType", "InstanceCount", "VolumeSizeInGB")  # excluded by InstanceConfigs
 # Member of the tuning job's configuration -> the same of a training job definition.
 _PLACES = {"HyperParameterTuningJobObjective": "TuningObjective", "ParameterRanges": "HyperParameterRanges"}
+MAX_EPOCHS = 20_000  # of Hyperband's MaxResource (AWS API reference)
 MAX_INTEGER = 2**53  # greater ones are rounded on the way through a search
 
 
@@ -153,6 +154,14 @@ def _check_strategy(request: TuningRequest) -> None:
             raise _refusal("TrainingJobEarlyStoppingType must be Off with Strategy Hyperband, which stops by itself.")
         if most is not None and least > most:
             raise _refusal(f"MinResource {least} is more than MaxResource {most}.")
+        if most is not None and most > MAX_EPOCHS:
+            raise _refusal(f"MaxResource {most} is more than {MAX_EPOCHS}.")
+        for definition in request.definitions:
+            if most is None and definition.num_epochs is not None and least > definition.num_epochs:
+                raise _refusal(
+                    f"MinResource {least} is more than the {definition.num_epochs} epochs of StaticHyperParameters; "
+                    "give MaxResource if a training job tells more values."
+                )
     if request.strategy != "Grid":
         return
     for definition in request.definitions:

@@ -7,25 +7,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clary.contract.statuses import TrainingJobStatus
-from clary.control.tuning.configurations import HYPERBAND, Configuration, configurations_of, place_of, promoted
-from clary.control.tuning.search import Question, is_pruned
+from clary.control.tuning.configurations import (
+    HYPERBAND,
+    Configuration,
+    configurations_of,
+    place_of,
+    promoted,
+    rungs_of,
+    why_ended,
+)
+from clary.control.tuning.search import Question, Rungs, is_pruned
 from clary.control.tuning.tuning_job import Trial, TrialOutcome
 from clary.control.tuning.tuning_request import TuningRequest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-RESOURCES = (1, 27)
+RUNGS = Rungs(least=1, most=27, can_go_on=True)
 RANGES = {"ContinuousParameterRanges": [{"Name": "lr", "MinValue": "0", "MaxValue": "1"}]}
 
 
-def definition_with(**members):
+def request_with(config=None, **members):
     request = {
         "HyperParameterTuningJobConfig": {
             "HyperParameterTuningJobObjective": {"Type": "Minimize", "MetricName": "loss"},
             "ParameterRanges": RANGES,
+            **(config or {}),
         },
         "TrainingJobDefinition": {"RoleArn": "role", **members},
     }
-    return TuningRequest(request).definitions[0]
+    return TuningRequest(request)
 
 
 CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://bucket/prefix"}}
@@ -58,7 +67,7 @@ def trial(number, *curve, stopped=True, continues=0, **fields):
 def question_of(configurations, parents=(), strategy="Hyperband"):
     return Question(
         strategy=strategy,
-        space=definition_with().space,
+        space=request_with().definitions[0].space,
         is_maximized=False,
         observations=[*parents, *(one.observed({}) for one in configurations)],
         seed=1,
@@ -66,10 +75,9 @@ def question_of(configurations, parents=(), strategy="Hyperband"):
     )
 
 
-def promoted_of(trials, *, definition=None, strategy="Hyperband", parents=()):
+def promoted_of(trials, *, rungs=RUNGS, strategy="Hyperband", parents=()):
     configurations = configurations_of(trials, "")
-    asked = question_of(configurations, parents, strategy)
-    return promoted(configurations, asked, definition or definition_with(**CHECKPOINTS), RESOURCES)
+    return promoted(configurations, question_of(configurations, parents, strategy), rungs)
 
 
 def test_trials_that_go_on_belong_to_the_configuration_of_the_first():
@@ -119,7 +127,7 @@ def test_what_ends_by_itself_failed_or_runs_is_not_gone_on_with():
 
 def test_without_checkpoints_or_with_another_strategy_nothing_goes_on():
     trials = trials_with_a_late_good_one()
-    assert promoted_of(trials, definition=definition_with()) is None
+    assert promoted_of(trials, rungs=replace(RUNGS, can_go_on=False)) is None
     assert promoted_of(trials, strategy="Bayesian") is None
     assert promoted_of([]) is None
 
@@ -141,4 +149,30 @@ def test_only_what_is_paused_and_would_not_be_ended_again_goes_on(curves, comple
         configurations = configurations_of(trials, "")
         assert found.is_paused
         place = place_of(configurations, found.first)
-        assert not is_pruned(question_of(configurations), place, RESOURCES)
+        assert not is_pruned(question_of(configurations), place, RUNGS)
+
+
+def test_rungs_end_at_max_resource_or_the_epochs_of_the_hyperparameters_and_trials_go_on_with_checkpoints():
+    def rungs(static=None, resources=None, **members):
+        config = {"StrategyConfig": {"HyperbandStrategyConfig": resources or {}}}
+        request = request_with(config, **members, **({} if static is None else {"StaticHyperParameters": static}))
+        return rungs_of(request, request.definitions[0])
+
+    assert rungs() == Rungs(least=1, most=None, can_go_on=False)
+    assert rungs(resources={"MinResource": 2, "MaxResource": 9}, **CHECKPOINTS) == Rungs(
+        least=2, most=9, can_go_on=True
+    )
+    assert rungs({"epochs": "5"}).most == 5
+    assert rungs({"n_epochs": '"7"'}).most == 7
+    assert rungs({"num_epochs": "3", "epochs": "many", "n-epochs": "4"}).most == 4
+    assert rungs({"epochs": "0"}).most is None
+    assert rungs({"epochs": "5"}, {"MaxResource": 9}).most == 9
+
+
+def test_the_reason_of_a_stop_says_whether_it_may_go_on():
+    assert (
+        why_ended(1, RUNGS, "loss")
+        == f"{HYPERBAND}after 1 value of loss it waits to be among the best third of its rung"
+    )
+    ended = why_ended(3, replace(RUNGS, can_go_on=False), "loss")
+    assert ended == f"{HYPERBAND}after 3 values of loss others of its rung are better"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tuning_spaces import STRATEGIES, proposals, question, small_spaces, spaces
 
 from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Scaling, num_values
-from clary.control.tuning.search import Observation, is_pruned, propose
+from clary.control.tuning.search import Observation, Rungs, is_pruned, next_to_go_on, propose
 
 LR = Continuous(name="lr", least=1e-5, greatest=1.0, scaling=Scaling.LOGARITHMIC)
 LAYERS = Integer(name="layers", least=1, greatest=8, scaling=Scaling.LINEAR)
@@ -184,6 +184,10 @@ def test_a_trial_that_runs_or_failed_has_its_point_of_a_grid():
 PARAMETERS = {"lr": "0.1"}
 
 
+def rungs(least, most, *, can_go_on=False):
+    return Rungs(least=least, most=most, can_go_on=can_go_on)
+
+
 def pruned_of(curves, resources, *, is_maximized=False, is_over=True):
     """Return for each trial whether it would end if it ran, all others having told the same as now."""
     found = []
@@ -205,7 +209,7 @@ def pruned_of(curves, resources, *, is_maximized=False, is_over=True):
 @pytest.mark.parametrize("is_maximized", [True, False])
 def test_hyperband_ends_the_worse_trials_of_a_rung_and_never_the_best(is_maximized):
     curves = [[float(number)] for number in range(30)]
-    found = pruned_of(curves, (1, 27), is_maximized=is_maximized)
+    found = pruned_of(curves, rungs(1, 27), is_maximized=is_maximized)
     ended = [number for number, is_ended in enumerate(found) if is_ended]
     best = 29 if is_maximized else 0
     assert 8 <= len(ended) <= 22  # two thirds of those whose bracket begins at the first rung
@@ -215,13 +219,13 @@ def test_hyperband_ends_the_worse_trials_of_a_rung_and_never_the_best(is_maximiz
 
 
 def test_more_trials_of_longer_life_are_in_brackets_that_begin_later():
-    at_first = sum(pruned_of([[float(number)] for number in range(30)], (1, 27)))
-    at_third = sum(pruned_of([[float(number)] * 9 for number in range(30)], (1, 27)))
+    at_first = sum(pruned_of([[float(number)] for number in range(30)], rungs(1, 27)))
+    at_third = sum(pruned_of([[float(number)] * 9 for number in range(30)], rungs(1, 27)))
     assert 0 < at_first < at_third < 30
 
 
 def test_a_trial_alone_goes_on():
-    assert pruned_of([[5.0]], (1, 27)) == [False]
+    assert pruned_of([[5.0]], rungs(1, 27)) == [False]
 
 
 @pytest.mark.parametrize("most", [9, None])
@@ -231,14 +235,14 @@ def test_a_trial_that_has_told_as_many_values_as_any_may_ends_by_itself(most):
     found = []
     for place in range(31):  # another place is another bracket
         curves = [*others[:place], worst, *others[place:]]
-        found.append(pruned_of(curves, (1, most))[place])
+        found.append(pruned_of(curves, rungs(1, most))[place])
     assert found == [False] * 31
     shorter = [[*others[:place], worst[:8], *others[place:]] for place in range(31)]
-    assert any(pruned_of(curves, (1, most))[place] for place, curves in enumerate(shorter)), "the test can fail"
+    assert any(pruned_of(curves, rungs(1, most))[place] for place, curves in enumerate(shorter)), "the test can fail"
 
 
 def test_equals_go_on_together():
-    assert pruned_of([[1.0]] * 20, (1, 27)) == [False] * 20
+    assert pruned_of([[1.0]] * 20, rungs(1, 27)) == [False] * 20
 
 
 def test_only_the_last_rung_counts_that_a_trial_has_come_to():
@@ -246,40 +250,42 @@ def test_only_the_last_rung_counts_that_a_trial_has_come_to():
     for place in range(12):
         curves = [[1.0, 1.0, 1.0]] * 11
         curves.insert(place, bad_begin)
-        assert not pruned_of(curves, (1, 27))[place]
+        assert not pruned_of(curves, rungs(1, 27))[place]
 
 
 def test_a_trial_that_has_come_further_is_not_compared_with_those_that_have_not():
     for place in range(12):
         curves = [[1.0]] * 11
         curves.insert(place, [5.0, 5.0, 5.0])
-        assert not pruned_of(curves, (1, 27))[place]
+        assert not pruned_of(curves, rungs(1, 27))[place]
 
 
 def test_values_between_rungs_count_for_nobody():
     curves = [[1.0, float(number)] for number in range(20)]
-    assert pruned_of(curves, (1, 27)) == [False] * 20
+    assert pruned_of(curves, rungs(1, 27)) == [False] * 20
 
 
 def test_nothing_ends_below_the_least_resource():
     curves = [[float(number)] * 2 for number in range(20)]
-    assert pruned_of(curves, (3, 27)) == [False] * 20
-    assert any(pruned_of([[float(number)] * 3 for number in range(20)], (3, 27)))
+    assert pruned_of(curves, rungs(3, 27)) == [False] * 20
+    assert any(pruned_of([[float(number)] * 3 for number in range(20)], rungs(3, 27)))
 
 
 def test_a_trial_that_has_told_as_much_as_any_may_is_left_to_end_by_itself():
     curves = [[1.0] * 8 + [float(number)] for number in range(20)]
-    assert pruned_of(curves, (1, 9)) == [False] * 20
-    assert pruned_of([[float(number)] for number in range(20)], (1, 1)) == [False] * 20
+    assert pruned_of(curves, rungs(1, 9)) == [False] * 20
+    assert pruned_of([[float(number)] for number in range(20)], rungs(1, 1)) == [False] * 20
 
 
 def test_the_greatest_resource_is_that_of_the_longest_trial_where_none_is_given():
     curves = [[float(number)] for number in range(20)]
-    assert pruned_of(curves, (1, None), is_over=False) == [False] * 20  # none has ended: nobody knows how long they are
-    assert pruned_of(curves, (1, None)) == [False] * 20
+    assert (
+        pruned_of(curves, rungs(1, None), is_over=False) == [False] * 20
+    )  # none has ended: nobody knows how long they are
+    assert pruned_of(curves, rungs(1, None)) == [False] * 20
     longest = [[0.0] * 27]
-    assert pruned_of([*longest, *curves], (1, None)) == pruned_of([*longest, *curves], (1, 27))
-    assert any(pruned_of([*longest, *curves], (1, None)))
+    assert pruned_of([*longest, *curves], rungs(1, None)) == pruned_of([*longest, *curves], rungs(1, 27))
+    assert any(pruned_of([*longest, *curves], rungs(1, None)))
 
 
 @settings(max_examples=25)
@@ -287,6 +293,88 @@ def test_the_greatest_resource_is_that_of_the_longest_trial_where_none_is_given(
     curves=st.lists(st.lists(st.floats(-1e300, 1e300), max_size=12), min_size=1, max_size=12),
     least=st.integers(1, 4),
     most=st.none() | st.integers(1, 40),
+    can_go_on=st.booleans(),
 )
-def test_every_course_of_trials_has_an_answer_and_the_same_one(curves, least, most):
-    assert pruned_of(curves, (least, most), is_over=False) == pruned_of(curves, (least, most), is_over=False)
+def test_every_course_of_trials_has_an_answer_and_the_same_one(curves, least, most, can_go_on):
+    asked = rungs(least, most, can_go_on=can_go_on)
+    assert pruned_of(curves, asked, is_over=False) == pruned_of(curves, asked, is_over=False)
+    paused = [place for place, curve in enumerate(curves) if curve]
+    found = next_to_go_on(halving_of(curves, running=set(range(len(curves))) - set(paused)), paused, asked)
+    assert found is None or found in paused
+
+
+# Trials that can go on: each waits at its rung until it is among the best third.
+
+
+def halving_of(curves, *, is_maximized=False, running=()):
+    """Return the question that trials with such curves make, all of them ended but for some."""
+    observations = [
+        seen(PARAMETERS, None if place in running else curve[-1], is_over=place not in running, curve=curve)
+        for place, curve in enumerate(curves)
+    ]
+    return question((LR,), strategy="Hyperband", observations=observations, is_maximized=is_maximized)
+
+
+def carried_out(values, *, is_maximized=False):
+    """Let trials that told a value each go on to the next rung, one after the other, for as long as one may.
+
+    Returns the places in the order in which they went on, and the curves at the end.
+    """
+    curves, order = [[value] for value in values], []
+    while True:
+        asked = halving_of(curves, is_maximized=is_maximized)
+        paused = [place for place, curve in enumerate(curves) if len(curve) < 27]
+        place = next_to_go_on(asked, paused, rungs(1, 27, can_go_on=True))
+        if place is None:
+            return order, curves
+        order.append(place)
+        curves[place] = [values[place]] * (3 * len(curves[place]))
+        assert len(order) < 200, "there is no end"
+
+
+def test_the_first_trials_of_a_rung_wait_where_they_can_go_on_and_not_elsewhere():
+    for number in (1, 2):
+        curves = [[1.0]] * number
+        assert pruned_of(curves, rungs(1, 27)) == [False] * number
+    many = [[float(number)] for number in range(30)]
+    waits, stays = (pruned_of(many, rungs(1, 27, can_go_on=can_go_on)) for can_go_on in (True, False))
+    assert sum(waits) >= sum(stays) > 0
+    assert pruned_of([[1.0]], rungs(1, 2, can_go_on=True)) == [True], "its only rung"
+
+
+@pytest.mark.parametrize("is_maximized", [True, False])
+def test_a_third_of_each_rung_goes_on_and_the_best_first(is_maximized):
+    values = [float(number * 7 % 60) for number in range(60)]
+    order, curves = carried_out(values, is_maximized=is_maximized)
+    assert order
+    reached = {rung: sum(len(curve) >= rung for curve in curves) for rung in (1, 3, 9, 27)}
+    for rung in (1, 3, 9):
+        assert reached[3 * rung] <= reached[rung] / 3
+    assert reached[27] >= 1
+    better = sorted(values, reverse=is_maximized)[:10]
+    assert {values[place] for place in order[:3]} <= set(better)
+
+
+def test_what_went_on_when_it_had_nobody_to_be_compared_with_takes_the_room_of_its_rung():
+    values = [float(number) for number in range(30)]
+    order, _ = carried_out(values)
+    first = order[0]
+    asked_with = rungs(1, 27, can_go_on=True)
+    paused = [place for place in range(30) if place != first]
+    curves = [[value] for value in values]
+    rest = [place for place in order[1:] if place != first]
+    assert next_to_go_on(halving_of(curves), list(range(30)), asked_with) == first
+    # Now every trial that is not one of the best ones has gone on, and all the room of each rung is taken.
+    crowded = [curve if place in (first, *rest) else curve * 3 for place, curve in enumerate(curves)]
+    at_first = [place for place in paused if len(crowded[place]) == 1]
+    assert at_first
+    assert next_to_go_on(halving_of(crowded), at_first, asked_with) is None
+    running = halving_of(curves, running=set(range(30)) - {first})
+    assert next_to_go_on(running, [first], asked_with) is None, "they may all get further"
+
+
+def test_a_trial_that_has_told_as_many_values_as_any_may_does_not_go_on():
+    curves = [[float(number)] * 9 for number in range(30)]
+    assert next_to_go_on(halving_of(curves), list(range(30)), rungs(1, 9, can_go_on=True)) is None
+    assert next_to_go_on(halving_of(curves), [], rungs(1, 27, can_go_on=True)) is None
+    assert next_to_go_on(halving_of(curves), list(range(30)), rungs(1, 27, can_go_on=True)) is not None

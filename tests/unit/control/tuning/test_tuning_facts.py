@@ -97,7 +97,7 @@ def test_a_grid_ends_after_all_combinations():
 def test_hyperband_says_its_resources():
     config = {"Strategy": "Hyperband", "StrategyConfig": {"HyperbandStrategyConfig": {"MinResource": 2}}}
     facts = facts_of(tuning_job(request=tuning_request(config=config)), [])
-    assert facts["resources"] == {"least": 2, "most": None}
+    assert facts["resources"] == {"least": 2, "most": 5}, "the epochs of its hyperparameters"
 
 
 @pytest.mark.parametrize(("objective", "best"), [(GREATEST, [0.4, 0.4, 0.7]), (LEAST, [0.4, 0.3, 0.3])])

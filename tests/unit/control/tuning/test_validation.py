@@ -7,7 +7,7 @@ from tuning_trials import METRIC, RANGES, tuning_request
 
 from clary.base.errors import WireError
 from clary.control.tuning.tuning_request import TuningRequest
-from clary.control.tuning.validation import MAX_GRID, MAX_INTEGER, check, without_effect
+from clary.control.tuning.validation import MAX_EPOCHS, MAX_GRID, MAX_INTEGER, check, without_effect
 
 RESOURCES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
 SPECIFICATION = {
@@ -241,7 +241,17 @@ def test_resources_of_hyperband_are_for_hyperband_and_in_order():
     hyperband = {"Strategy": "Hyperband"}
     assert "MinResource 3 is more than MaxResource 2" in refusal_of(request_of({**hyperband, **resources}))
     check(request_of(hyperband))
-    check(request_of({**hyperband, "StrategyConfig": {"HyperbandStrategyConfig": {"MinResource": 3}}}))
+    three = {**hyperband, "StrategyConfig": {"HyperbandStrategyConfig": {"MinResource": 3}}}
+    check(request_of(three))
+    check(request_of(three, StaticHyperParameters={"epochs": "3"}))
+    words = "MinResource 3 is more than the 2 epochs of StaticHyperParameters"
+    assert words in refusal_of(request_of(three, StaticHyperParameters={"epochs": "2"}))
+    for most, is_taken in ((MAX_EPOCHS, True), (MAX_EPOCHS + 1, False)):
+        raw = request_of({**hyperband, "StrategyConfig": {"HyperbandStrategyConfig": {"MaxResource": most}}})
+        if is_taken:
+            check(raw)
+        else:
+            assert "MaxResource 20001 is more than 20000" in refusal_of(raw)
 
 
 def test_hyperband_stops_trials_by_itself():

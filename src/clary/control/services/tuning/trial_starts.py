@@ -12,7 +12,7 @@ from clary.control.services.call import Call, Services
 from clary.control.services.sagemaker.training_jobs import store_training_job
 from clary.control.store.damage import JobUnreadable
 from clary.control.tuning.completion import next_definition
-from clary.control.tuning.configurations import Curves, configurations_of, promoted
+from clary.control.tuning.configurations import Curves, configurations_of, promoted, rungs_of
 from clary.control.tuning.search import Observation, Question, propose
 from clary.control.tuning.trial_requests import trial_name, trial_request
 from clary.control.tuning.tuning_job import Trial, TuningJob
@@ -52,8 +52,8 @@ class TrialStarter:
         observations = list(await self._parent_observations(job, definition))
         observations += [one.observed(curves) for one in configurations]
         question = question_of(job, definition, observations, number=number)
-        resources = request.hyperband_resources
-        going_on = await asyncio.to_thread(promoted, configurations, question, definition, resources)
+        rungs = rungs_of(request, definition)
+        going_on = await asyncio.to_thread(promoted, configurations, question, rungs)
         if going_on is not None:
             parameters: Mapping[str, str] = going_on.first.parameters
         else:

@@ -25,7 +25,13 @@ from clary.control.store.damage import JobUnreadable
 from clary.control.store.tracking.tuning_records import TrialRefused
 from clary.control.tuning import early_stopping
 from clary.control.tuning.completion import Decision, decide
-from clary.control.tuning.configurations import HYPERBAND, configurations_of, place_of
+from clary.control.tuning.configurations import (
+    HYPERBAND,
+    configurations_of,
+    place_of,
+    rungs_of,
+    why_ended,
+)
 from clary.control.tuning.search import is_pruned
 from clary.control.tuning.trial_requests import keep_alive_of, trial_name
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob, TuningStatus
@@ -239,12 +245,14 @@ class TuningKeeper:
         configurations = configurations_of(same, trial.definition)
         place = place_of(configurations, trial)
         observations = [one.observed({**self._curves, trial.job_name: curve}) for one in configurations]
-        question = question_of(job, definition, observations, number=trial.number)
-        is_hopeless = await asyncio.to_thread(is_pruned, question, place, request.hyperband_resources)
-        if not is_hopeless:
-            return ""
         num_values, metric = len(observations[place].curve), definition.objective.metric
-        return f"{HYPERBAND}after {num_values} values of {metric} others of its rung are better"
+        _, most = request.hyperband_resources
+        if most is not None and num_values > most:
+            return f"{HYPERBAND}it has told {num_values} values of {metric}, and MaxResource is {most}"
+        question = question_of(job, definition, observations, number=trial.number)
+        rungs = rungs_of(request, definition)
+        is_hopeless = await asyncio.to_thread(is_pruned, question, place, rungs)
+        return why_ended(num_values, rungs, metric) if is_hopeless else ""
 
     async def _stop(self, trial: Trial, why: str) -> None:
         training = self._services.hub.live_job(trial.job_name)

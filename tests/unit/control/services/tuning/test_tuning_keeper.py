@@ -347,6 +347,28 @@ async def test_hyperband_stops_trials_that_others_of_their_rung_are_better_than(
     assert await runs.status() == "Completed"
 
 
+async def test_a_trial_that_tells_more_values_than_max_resource_is_stopped_and_not_gone_on_with(runs):
+    hyperband = {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": 3}}
+    definition = definition_of(CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"})
+    config = {"Strategy": "Hyperband", "StrategyConfig": hyperband}
+    await runs.create(most=30, parallel=1, config=config, TrainingJobDefinition=definition)
+    reason = "Hyperband: it has told 4 values of loss, and MaxResource is 3"
+    while not [one for one in await runs.trials() if one.stop_reason == reason]:
+        (name,) = await runs.open_names()
+        agent = await runs.run(name)
+        while not (await runs.trials())[-1].stop_reason:  # a program that does not end by itself
+            await runs.tell(name, 1.0)
+            await runs.look()
+        await runs.end(agent)
+        await runs.look()
+    (whole,) = [one for one in await runs.trials() if one.stop_reason == reason]
+    assert not [one for one in await runs.trials() if one.continues == whole.number]
+    with_earlier = [
+        one for one in await runs.trials() if (whole.continues or whole.number) in (one.number, one.continues)
+    ]
+    assert sum(len(one.outcome.curve) for one in with_earlier) == 4
+
+
 async def test_a_trial_whose_stop_was_written_down_is_stopped_by_the_next_service(tmp_path):
     async with ControlPlane.open(tmp_path) as plane:
         runs = TuningRuns(plane)
