@@ -1,20 +1,24 @@
 """Benchmarks of tuning: the network that they train, searches that are compared, and epochs that Hyperband counts."""
 
+import contextlib
 import json
+import math
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.tuning import bench_hyperband, numpy_network
+from benchmarks.tuning import bench_hyperband, numpy_network, tuning_quality
 from benchmarks.tuning.bench_hyperband import NUM_TRIALS, WAYS, Compared, Curves, compared, lines, request
 from benchmarks.tuning.hyperband_run import HyperbandRun
 from benchmarks.tuning.json_process import JsonProcess
 from benchmarks.tuning.numpy_network import MOST_LOSS, Examples, epochs
 from benchmarks.tuning.optuna_peer import suggested
 from benchmarks.tuning.real_data import NUM_HELD_SENTENCES, read_features
+from benchmarks.tuning.search_comparison import GAUSSIAN, OPTUNA, OURS, RANDOM, Found, line_of, search
+from benchmarks.tuning.tuning_functions import FUNCTIONS
 from benchmarks.tuning.tuning_searches import as_ranges, best_of_optuna, best_of_ours, best_of_peer
-from benchmarks.tuning.tuning_tasks import DIGITS_SPACE, GAUSSIAN, HEAD_SPACE, OPTUNA, OURS, RANDOM, Found, line_of
+from benchmarks.tuning.tuning_tasks import DIGITS_SPACE, HEAD_SPACE
 
 from clary.control.tuning.parameter_space import Continuous, Scaling
 
@@ -111,13 +115,13 @@ def test_each_search_tries_as_many_points_and_returns_the_least_value():
             return {"ask": {"lr": str(10.0 ** -len(self.orders))}}
 
     peer = Peer()
-    for search in (
+    for begin in (
         lambda: best_of_ours((LR,), function, strategy="Bayesian", seed=1, num_points=12),
         lambda: best_of_optuna((LR,), function, seed=1, num_points=12),
         lambda: best_of_peer(peer, (LR,), function, seed=1, num_points=12),
     ):
         values.clear()
-        found = search()
+        found = begin()
         assert len(values) == 12
         assert found == min(values)
     assert [order.get("value") for order in peer.orders] == [None, *values[:-1]]
@@ -135,23 +139,102 @@ def test_a_program_answers_line_by_line_and_its_end_is_told():
 
 
 def found_of(ours, optuna, random, gaussian=None, *, is_repeatable=True):
-    losses = {OURS: ours, OPTUNA: optuna, RANDOM: random, **({} if gaussian is None else {GAUSSIAN: gaussian})}
-    return Found(losses, is_repeatable)
+    least = {OURS: ours, OPTUNA: optuna, RANDOM: random, **({} if gaussian is None else {GAUSSIAN: gaussian})}
+    return Found(least, is_repeatable)
 
 
 def test_the_goal_of_quality_is_optunas_third_quartile_and_less_than_random():
     optuna, random = [1.0, 2.0, 3.0, 4.0], [5.0, 5.0, 5.0, 5.0]
     for ours, met in ((3.7, True), (3.8, False)):
-        line = line_of("digits", 4, found_of([ours] * 4, optuna, random, optuna))
+        line = line_of("digits", "loss", found_of([ours] * 4, optuna, random, optuna), num_seeds=4)
         assert (line.met, line.verified, line.peers[GAUSSIAN]) == (met, True, 2.5)
-    assert line_of("digits", 4, found_of([3.0] * 4, optuna, [2.9] * 4)).met is False
+        assert (line.details["within_optunas"], line.details["below_random"]) == (met, True)
+    line = line_of("digits", "loss", found_of([3.0] * 4, optuna, [2.9] * 4), num_seeds=4)
+    assert (line.met, line.details["below_random"]) == (False, False)
 
 
 def test_a_missing_peer_is_named_and_a_training_that_does_not_repeat_is_not_verified():
-    line = line_of("digits", 2, found_of([1.0, 1.0], [1.0, 1.0], [2.0, 2.0], is_repeatable=False))
+    changing = found_of([1.0, 1.0], [1.0, 1.0], [2.0, 2.0], is_repeatable=False)
+    line = line_of("digits", "loss", changing, num_seeds=2)
     assert "make .venvs/sdk3.stamp" in line.peer_note
     assert GAUSSIAN not in line.peers
     assert line.verified is False
+
+
+def names(letter, number):
+    return [f"{letter}{index}" for index in range(number)]
+
+
+LEAST_POINTS = {
+    "branin": {"x": math.pi, "y": 2.275},
+    "hartmann6": dict(zip(names("x", 6), (0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573), strict=True)),
+    "ackley2": dict.fromkeys(names("x", 2), 0),
+    "ackley5": dict.fromkeys(names("x", 5), 0),
+    "rosenbrock": {"x": 1, "y": 1},
+    "mixed-branin": {"x": math.pi, "y": 2.275, "kind": 3},
+    "mixed-ackley": {**dict.fromkeys(names("x", 3), 0), "kind": "a", "switch": "on"},
+    "mixed-hartmann3": {"x0": 0.114614, "x1": 0.555649, "x2": 0.852547, "side": "north"},
+    "integer-rastrigin": {"i0": 0, "i1": 0, "x0": 0.0, "x1": 0.0},
+    "learning": {"lr": 10**-2.5, "decay": 1e-4},
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_has_its_least_value_where_it_is_known_and_nowhere_a_smaller_one(name):
+    space, function, least = FUNCTIONS[name]
+    point = {key: str(value) for key, value in LEAST_POINTS[name].items()}
+    assert [one.name for one in space] == list(point)
+    assert all(one.value(text) is not None for one, text in zip(space, point.values(), strict=True))
+    assert function(point) == pytest.approx(least, abs=1e-4)
+    assert best_of_ours(space, function, strategy="Random", seed=1, num_points=50) > least - 1e-4
+
+
+def test_ten_functions_are_searched_each_with_a_peer_of_its_own_and_the_goals_are_counted(monkeypatch):
+    peers, used = [object(), object()], []
+    begun = iter(peers)
+
+    @contextlib.contextmanager
+    def gaussian():
+        yield next(begun)
+
+    def fake(space, function, peer, *, num_seeds, num_points, name):
+        used.append((name, peer))
+        ours = 5.0 if name == "ackley5" else 2.0
+        random = 1.0 if name == "branin" else 9.0
+        least = {OURS: [ours] * 2, OPTUNA: [3.0] * 2, RANDOM: [random] * 2, GAUSSIAN: [1.0] * 2}
+        return Found({who: [one + FUNCTIONS[name][2] for one in values] for who, values in least.items()}, True)
+
+    monkeypatch.setattr(tuning_quality, "gaussian_process", gaussian)
+    monkeypatch.setattr(tuning_quality, "search", fake)
+    *each, last = tuning_quality.quality(2)
+    assert [line.case.partition(",")[0] for line in each] == list(FUNCTIONS)
+    assert sorted(name for name, _ in used) == sorted(FUNCTIONS)
+    assert len(FUNCTIONS) == 10
+    assert {id(peer) for _, peer in used} <= {id(peer) for peer in peers}
+    assert [line.ours for line in each if line.case.startswith("hartmann6")] == [pytest.approx(2.0)]
+    assert (last.ours, last.met, last.verified) == (8, False, True)
+    assert last.details == {"above_optunas_third_quartile": ["ackley5"], "not_below_random": ["branin"]}
+
+
+def test_less_than_a_known_minimum_is_not_verified():
+    found = found_of([0.1, 0.1], [0.1, 0.1], [1.0, -0.01])
+    assert tuning_quality.line_of_function("branin", found, 2).verified is False
+    assert tuning_quality.line_of_function("branin", found_of([0.1] * 2, [0.1] * 2, [1.0] * 2), 2).verified is True
+
+
+def test_the_first_point_is_asked_for_again_and_every_search_gets_as_many():
+    asked = []
+
+    def drifting(point):
+        asked.append(point)
+        return float(len(asked))
+
+    found = search((LR,), drifting, None, num_seeds=2, num_points=3, name="drifts")
+    assert len(asked) == 2 * 3 * 3 + 1
+    assert asked[-1] == asked[0]
+    assert found.is_repeatable is False
+    assert {who: len(values) for who, values in found.least.items()} == {OURS: 2, RANDOM: 2, OPTUNA: 2}
+    assert search((LR,), lambda _: 1.0, None, num_seeds=1, num_points=2, name="steady").is_repeatable
 
 
 class FakeCurves:
