@@ -38,6 +38,9 @@ const std::vector<Case> kCases = {
     {"four_hosts_halving", {0, 1, 2, 3}, "halving-doubling"},
     {"two_on_a_host_oneshot", {0, 0}, "shm-oneshot"},
     {"two_on_a_host_twophase", {0, 0}, "shm-twophase"},
+    {"two_on_a_host_single_copy", {0, 0}, "single-copy"},
+    {"three_on_a_host_single_copy", {0, 0, 0}, "single-copy"},
+    {"two_by_two_single_copy", {0, 0, 1, 1}, "single-copy"},
 };
 
 // Sizes in elements: none, one, odd, around a slot (2048 floats), several segments, many.

@@ -166,7 +166,8 @@ int64_t clary_next_watched(clary_communicator*, double limit_s);
 void clary_explain(clary_communicator*, int32_t collective, uint64_t bytes, char* text, uint64_t capacity);
 
 // Counters since creation, in order: operations, bytes reduced, bytes sent on lanes, bytes received on lanes, futex
-// sleeps, futex wakes, operations run in the caller's thread. Writes at most `capacity` values, returns how many.
+// sleeps, futex wakes, operations run in the caller's thread, bytes read from other processes' memory. Writes at most
+// `capacity` values, returns how many.
 int32_t clary_counters(clary_communicator*, uint64_t* values, int32_t capacity);
 
 #ifdef __cplusplus

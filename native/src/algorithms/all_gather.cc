@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "algorithms/algorithms.hpp"
+#include "algorithms/single_copy.hpp"
 #include "algorithms/split.hpp"
 
 namespace clary {
@@ -132,6 +133,8 @@ void AllGather::go() {
 
 }  // namespace
 
-void allGather(Run& run) { AllGather(run).go(); }
+void allGather(Run& run) {
+  if (!allGatherSingleCopy(run)) AllGather(run).go();
+}
 
 }  // namespace clary

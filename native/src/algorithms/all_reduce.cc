@@ -16,6 +16,7 @@
 #include "algorithms/algorithms.hpp"
 #include "algorithms/all_reduce_within.hpp"
 #include "algorithms/shard_exchange.hpp"
+#include "algorithms/single_copy.hpp"
 #include "algorithms/split.hpp"
 
 namespace clary {
@@ -184,9 +185,9 @@ void allReduce(Run& run) {
   }
   if (layout.hosts() > 1) {
     BetweenHostsReduction(run, choice).go();
-  } else if (choice.within == WithinHost::kOneShot) {
+  } else if (choice.within == WithinHost::kOneShot && !isForcedSingleCopy(run)) {
     allReduceOneShot(run);
-  } else {
+  } else if (!allReduceSingleCopy(run)) {
     allReduceTwoPhase(run);
   }
 }

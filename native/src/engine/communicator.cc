@@ -51,11 +51,12 @@ Communicator::Communicator(const clary_group& group)
     if (!isKnownAlgorithm(machinery_.forcedAlgorithm)) {
       throw Failure(Code::kInvalid, -1,
                     "algorithm '" + machinery_.forcedAlgorithm +
-                        "' is not known: expected '', shm-oneshot, shm-twophase, oneshot, direct, "
-                        "ring or halving-doubling");
+                        "' is not known: expected '', shm-oneshot, shm-twophase, single-copy, "
+                        "oneshot, direct, ring or halving-doubling");
     }
     team_ = std::make_unique<HostTeam>(layout_.index(), layout_.localSize(), group.segment_fd, group.segment_bytes,
                                        group.slot_bytes);
+    peers_ = std::make_unique<PeerMemory>(*team_);
     wakeFd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wakeFd_ < 0) throw Failure(Code::kSystem, -1, std::string("eventfd: ") + std::strerror(errno));
     guard_ = std::make_unique<ForkGuard>(openOnes(group));
@@ -68,6 +69,7 @@ Communicator::Communicator(const clary_group& group)
     headers_ = std::make_unique<Headers>(layout_, lanes_.get(), hasLeft);
     machinery_.layout = &layout_;
     machinery_.team = team_.get();
+    machinery_.peers = peers_.get();
     machinery_.lanes = lanes_.get();
     machinery_.headers = headers_.get();
     machinery_.link = LinkConstants{group.link_latency_s, group.link_bytes_per_s};
@@ -392,7 +394,8 @@ std::vector<uint64_t> Communicator::counters() const {
           lanes_ ? lanes_->bytesReceived() : 0,
           team_->sleeps(),
           team_->wakes(),
-          inCaller_.load()};
+          inCaller_.load(),
+          peers_->bytesRead()};
 }
 
 }  // namespace clary

@@ -77,6 +77,7 @@ class Communicator {
   double timeoutSeconds_;
   int wakeFd_ = -1;
   std::unique_ptr<HostTeam> team_;
+  std::unique_ptr<PeerMemory> peers_;
   std::unique_ptr<LaneSet> lanes_;
   std::unique_ptr<Headers> headers_;
   std::unique_ptr<SideChannel> side_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -27,6 +28,8 @@ constexpr Duration kAnswerLimit = milliseconds(300);
 // A few microseconds of looking before the first system call: what ranks that run side by side need.
 constexpr int kLooks = 64;
 constexpr size_t kBlockBytes = 16384;
+// Of another rank's memory that is read in one piece: a millisecond, between two looks at bad news.
+constexpr size_t kReadBytes = 4u << 20;
 // Pieces that are long enough to tell fast from slow.
 constexpr size_t kLeastTimedBytes = 8192;
 // Buffers of this size and more come from memory and go back there.
@@ -268,6 +271,19 @@ void Run::take(void* destination, const void* source, size_t bytes) {
     copyPastCache(destination, source, bytes);
   } else {
     copyBytes(destination, source, bytes);
+  }
+}
+
+void Run::takeFrom(int member, void* destination, const std::byte* source, size_t bytes) {
+  auto* to = static_cast<std::byte*>(destination);
+  for (size_t done = 0; done < bytes; done += kReadBytes) {
+    checkNews();
+    const size_t piece = std::min(kReadBytes, bytes - done);
+    const int error = machinery_.peers->read(member, operation_.sequence, to + done, source + done, piece);
+    if (error != 0) {
+      failLane(LaneBroken(layout().localRanks()[member],
+                          std::string("its memory can no longer be read: ") + std::strerror(error)));
+    }
   }
 }
 

@@ -18,6 +18,7 @@
 #include "topology/layout.hpp"
 #include "transport/host_team.hpp"
 #include "transport/lanes.hpp"
+#include "transport/peer_memory.hpp"
 #include "transport/side_channel.hpp"
 
 namespace clary {
@@ -26,6 +27,7 @@ namespace clary {
 struct Machinery {
   const Layout* layout = nullptr;
   HostTeam* team = nullptr;
+  PeerMemory* peers = nullptr;
   LaneSet* lanes = nullptr;  // nullptr where all ranks share a host
   Headers* headers = nullptr;
   LinkConstants link;
@@ -51,6 +53,7 @@ class Run {
   HostTeam& team() { return *machinery_.team; }
   LaneSet& lanes() { return *machinery_.lanes; }
   Machinery& machinery() { return machinery_; }
+  const Machinery& machinery() const { return machinery_; }
   // Working memory; each algorithm numbers its own from 0.
   Room& room(size_t number) { return machinery_.rooms.at(number); }
 
@@ -75,6 +78,9 @@ class Run {
   // and slots as StoreChoice finds faster.
   void offer(void* destination, const void* source, size_t bytes);
   void take(void* destination, const void* source, size_t bytes);
+
+  // Copy from the memory of another member of this host, which has shown it for this operation.
+  void takeFrom(int member, void* destination, const std::byte* source, size_t bytes);
 
   // mirror: nullptr, or a second place for the result that other ranks read.
   void reduce(void* destination, void* mirror, const void* const* sources, int numSources, size_t count, int divisor);

@@ -94,6 +94,7 @@ const char* name(BetweenHosts algorithm) {
 
 bool isKnownAlgorithm(const std::string& wanted) {
   if (wanted.empty() || wanted == name(WithinHost::kOneShot) || wanted == name(WithinHost::kTwoPhase)) return true;
+  if (wanted == "single-copy") return true;
   return std::any_of(kBetween.begin(), kBetween.end(), [&](BetweenHosts one) { return wanted == name(one); });
 }
 

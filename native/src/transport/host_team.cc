@@ -19,6 +19,9 @@ constexpr uint64_t kControlBytes = 4096;
 constexpr uint64_t kHugePage = 2u << 20;
 constexpr uint64_t kAnnouncementOffset = 256;
 constexpr uint64_t kAnnouncementStride = 128;
+constexpr uint64_t kWindowOffset = 512;
+constexpr uint64_t kWindowStride = 128;
+static_assert(sizeof(Announcement) <= kAnnouncementStride && sizeof(Window) <= kWindowStride);
 
 // Shared between processes, so without FUTEX_PRIVATE_FLAG.
 long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* limit) {
@@ -74,6 +77,10 @@ HostTeam::Counter& HostTeam::counter(int member) const {
 Announcement& HostTeam::announcement(int member, uint64_t sequence) {
   return *std::launder(
       reinterpret_cast<Announcement*>(control(member) + kAnnouncementOffset + (sequence & 1) * kAnnouncementStride));
+}
+
+Window& HostTeam::window(int member, uint64_t sequence) {
+  return *std::launder(reinterpret_cast<Window*>(control(member) + kWindowOffset + (sequence & 1) * kWindowStride));
 }
 
 std::byte* HostTeam::buffer(int member, Buffer which) {

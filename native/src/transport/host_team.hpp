@@ -33,6 +33,16 @@ struct Announcement {
   }
 };
 
+// Where a member's memory of an operation lies, for others that read it (peer_memory).
+struct Window {
+  int64_t pid = 0;
+  uint64_t cookie = 0;
+  uint64_t cookieAt = 0;
+  uint64_t input = 0;
+  uint64_t output = 0;
+  uint32_t isBlind = 0;  // whether this member could not read all others
+};
+
 using Step = uint32_t;
 
 // Whether `seen` is at or past `wanted`; steps wrap around.
@@ -58,6 +68,7 @@ class HostTeam {
 
   std::byte* buffer(int member, Buffer which);
   Announcement& announcement(int member, uint64_t sequence);  // two a member, by parity of the sequence number
+  Window& window(int member, uint64_t sequence);              // likewise
 
   Step step() const { return step_; }  // the last that this member published
   Step publish();                      // one more phase is finished; returns its number

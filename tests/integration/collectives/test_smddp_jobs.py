@@ -114,6 +114,34 @@ def test_a_rank_that_dies_inside_a_collective_is_the_cause_and_its_peers_are_not
     assert "signal 9" in reason
 
 
+LARGE = """
+import json, os
+import torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("smddp")
+rank, size = dist.get_rank(), dist.get_world_size()
+gathered = torch.zeros(size * 300_001)
+dist.all_gather_into_tensor(gathered, torch.full((300_001,), float(rank)))
+total = torch.arange(300_001.0) * (rank + 1)
+dist.all_reduce(total)
+right = torch.equal(total, torch.arange(300_001.0) * (size * (size + 1) / 2))
+right = right and torch.equal(gathered, torch.arange(size).repeat_interleave(300_001).float())
+found = {"right": right, "read": dist.group.WORLD._core.counters()["peer_bytes_read"]}
+with open(f"/opt/ml/model/{rank}", "w") as file:
+    json.dump(found, file)
+dist.barrier()
+"""
+
+
+@pytest.mark.long(10)
+def test_ranks_of_one_host_read_large_tensors_from_each_other(aws):
+    request = smddp_request(aws, "smddp-large", {"train.py": LARGE}, instance_count=1)
+    ranks = [json.loads(one) for one in model_of(aws, run(aws, request)).values()]
+    assert [one["right"] for one in ranks] == [True, True]
+    assert all(one["read"] > 300_001 * 4 for one in ranks), ranks
+
+
 PRINTS = """
 import os, subprocess, sys
 print("secret", len(os.environ["CLARY_COLLECTIVE_SECRET"]), "interface", os.environ["CLARY_COLLECTIVE_INTERFACE"])

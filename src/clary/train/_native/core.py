@@ -35,6 +35,7 @@ _COUNTER_NAMES = (
     "sleeps",
     "wakes",
     "operations_in_caller",
+    "peer_bytes_read",
 )
 
 

@@ -1,0 +1,51 @@
+// The memory of the other ranks of a host, read with one copy by cross-memory attach (process_vm_readv(2)).
+//
+// The kernel lets a process read another one of the same user unless the machine or the container withholds it. Nobody
+// can know that before trying, and all ranks must take the same way. So each rank shows where its memory lies, reads a
+// few bytes of every other rank, and tells by a flag if that failed; one flag sends all ranks another way, for good.
+//
+// [Note: cookie] Process numbers mean something in their own namespace only, and are given away again. Each read
+// therefore fetches a random number of the peer's, which it has shown in shared memory, in the same system call; a
+// process that is not the peer does not have it at that address.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "transport/host_team.hpp"
+
+namespace clary {
+
+class PeerMemory {
+ public:
+  explicit PeerMemory(HostTeam& team);
+  PeerMemory(const PeerMemory&) = delete;
+  PeerMemory& operator=(const PeerMemory&) = delete;
+
+  // False from the first operation on in which a rank could not read another; the same on all ranks.
+  bool isUsable() const { return isUsable_; }
+
+  // Show where this rank's memory of an operation lies; others look after the next phase. `output` may be nullptr.
+  void show(uint64_t sequence, const void* input, const void* output);
+  // Read a few bytes of every other rank's memory, of `bytes` each, and tell the others if one cannot be read.
+  void tryAll(uint64_t sequence, uint64_t bytes);
+  // After the phase of `tryAll`: whether all can read all. If not, `isUsable` is false from here on.
+  bool agree(uint64_t sequence);
+
+  const std::byte* input(int member, uint64_t sequence) const;
+  const std::byte* output(int member, uint64_t sequence) const;
+
+  // Copy from a peer's memory. Returns 0, or the error's number; ESRCH for a process that is not the peer.
+  int read(int member, uint64_t sequence, void* destination, const std::byte* source, size_t bytes);
+  // Read so far, without what `tryAll` reads.
+  uint64_t bytesRead() const { return bytesRead_.load(std::memory_order_relaxed); }
+
+ private:
+  HostTeam& team_;
+  bool isUsable_;
+  int64_t pid_;
+  uint64_t cookie_ = 0;
+  std::atomic<uint64_t> bytesRead_{0};
+};
+
+}  // namespace clary
