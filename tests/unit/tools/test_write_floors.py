@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.write_floors import table
+from tools.write_floors import MOST_WITHOUT_FLOORS, table, without_floors
 
 TOOL = Path(__file__).parents[3] / "tools/write_floors.py"
 CONTRACTS = """
@@ -43,6 +43,18 @@ def test_floors_are_told_from_below_by_names_inside_of_the_package() -> None:
         "| `house` | `cellar` < `rooms.kitchen`, `rooms.hall` < `attic` |",
         "| `house.rooms` | `kitchen`, `pantry` < `hall` |",
     ]
+
+
+def test_a_large_package_needs_an_exhaustive_contract(tmp_path: Path) -> None:
+    for room, count in (("large", MOST_WITHOUT_FLOORS + 1), ("loose", MOST_WITHOUT_FLOORS + 1), ("small", 15)):
+        (tmp_path / "clary" / room).mkdir(parents=True)
+        for name in ("__init__", *(f"module_{number}" for number in range(count))):
+            (tmp_path / "clary" / room / f"{name}.py").touch()
+    loose = "[importlinter:contract:loose]\ntype = layers\ncontainers = clary.loose\nlayers =\n    module_1\n"
+    exhaustive = loose.replace("loose", "large") + "exhaustive = true\n"
+
+    assert [line.partition(":")[0] for line in without_floors(loose, tmp_path)] == ["clary.large", "clary.loose"]
+    assert [line.partition(":")[0] for line in without_floors(loose + exhaustive, tmp_path)] == ["clary.loose"]
 
 
 def test_a_page_that_is_out_of_date_is_told_and_written_anew(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Where: the supervisor makes a `LaunchContext` when code and environment are read
 
 context      what launchers know, and what their processes share
 selection    which launcher a job gets
-command, toolkit, plain, torch_distributed, smddp, mpi, modelparallel, parameter_server, multi_worker_mirrored
+command, toolkit, plain, torch_distributed, smddp, mpi, parameter_server, multi_worker_mirrored
 ranks        processes with ranks, for the launchers that start ranks themselves
 jax_world    what jax asks for: a coordinator, the number of processes, each one's own
 open_mpi     a real mpirun, where the environment or the machine has one

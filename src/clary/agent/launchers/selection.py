@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers import (
     command,
-    modelparallel,
     mpi,
     multi_worker_mirrored,
     parameter_server,
@@ -46,6 +46,9 @@ class Launcher:
     uses_ssh: bool = False
 
 
+# As sagemaker-training 5.1.4 `mpi._modelparallel_environment_command`. `mp_parameters` reach the program as
+# `--mp_parameters` and as SM_HP_MP_PARAMETERS; the environment has both already.
+_SMP_NCCL: Mapping[str, str] = {"NCCL_PROTO": "simple", "NCCL_ALGO": "ring"}
 _COMMAND = Launcher(name="command", build=command.build, notes=command.notes, uses_ssh=True)
 _TOOLKIT = Launcher(name="toolkit", build=toolkit.build, notes=toolkit.notes, uses_ssh=True)
 _PLAIN = Launcher(name="plain", build=plain.build)
@@ -55,7 +58,7 @@ _BY_KIND: Mapping[DistributionKind, Launcher] = {
     DistributionKind.PYTORCHDDP_OR_SMDDP: Launcher(name="smddp", build=smddp.build, notes=smddp.notes),
     DistributionKind.MPI: Launcher(name="mpi", build=mpi.build, notes=mpi.notes),
     DistributionKind.MODELPARALLEL: Launcher(
-        name="modelparallel", build=modelparallel.build, notes=modelparallel.notes
+        name="modelparallel", build=partial(mpi.build, additions=_SMP_NCCL), notes=mpi.notes
     ),
     DistributionKind.PARAMETER_SERVER: Launcher(
         name="parameter_server", build=parameter_server.build, notes=parameter_server.notes
