@@ -1,7 +1,7 @@
 """`clary run COMMAND`: run a program here as a job would find it: with `smddp` and the names that scripts import.
 
-No service is needed, nothing is recorded. The program finds Clary's train side in a folder that is removed afterwards;
-torch is the program's own.
+No service is needed, nothing is recorded. The program finds Clary's train side in a folder that is removed afterwards,
+and behind everything else on PATH the launchers of libraries that Clary stands for; torch is the program's own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.environments.train_library import library_folder, write_train_library
+from clary.agent.launchers.shim_files import SHIMS_BIN_FOLDER
 from clary.base.errors import ClaryError, Fault
 from clary.contract.ml_tree import MlTree
 from clary.contract.settings.hyperparameters import CUDA_ON_CPU_VARIABLE
 
 MASTER_PORT_VARIABLE = "CLARY_RUN_MASTER_PORT"  # `compat.clary_autoload` has ranks of mpirun meet there
+_LAUNCHERS = ("horovodrun", "smddprun", "smddpmprun")
 SIGNAL_EXIT = 128  # what shells add to the number of a signal
 
 
@@ -46,10 +48,24 @@ def run(options: argparse.Namespace) -> int:
         tree = MlTree(Path(folder))
         write_train_library(tree)
         paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(library_folder(tree))]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), MASTER_PORT_VARIABLE: str(_free_port())}
+        environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([*filter(None, [os.environ.get("PATH")]), str(_write_launchers(Path(folder)))]),
+            "PYTHONPATH": os.pathsep.join(paths),
+            MASTER_PORT_VARIABLE: str(_free_port()),
+        }
         if options.cuda_on_cpu:
             environment[CUDA_ON_CPU_VARIABLE] = "1"
         return _run(program, environment)
+
+
+def _write_launchers(folder: Path) -> Path:
+    """Make a folder of the launchers that need no job. On PATH it stands last: a Horovod of the user's own is meant."""
+    place = folder / "launchers"
+    place.mkdir()
+    for name in _LAUNCHERS:
+        (place / name).symlink_to(Path(SHIMS_BIN_FOLDER) / name)
+    return place
 
 
 def _free_port() -> int:

@@ -25,6 +25,7 @@ from clary.train.horovod.places import Layout, Place, layout_of, place_from
 from clary.train.horovod.requests import Description, Request, Verb
 from clary.train.horovod.settings import HorovodSettings, without_effect
 from clary.train.horovod.timeline import Timeline
+from clary.train.rank_variables import with_ranks_of_mpirun
 
 GLOBAL_SET = 0
 _IDENTITY_BYTES = 64
@@ -58,7 +59,7 @@ _has_exit_hook = False
 
 def own_place() -> Place:
     """Return the place that the launcher gave this process. Raises: ValueError, as `places.place_from`."""
-    return place_from(os.environ)
+    return place_from(with_ranks_of_mpirun(os.environ))
 
 
 def start(members: Sequence[int] | None = None, *, allows_new_sets: bool = False) -> None:

@@ -22,6 +22,7 @@ from clary.train.collective.settings import CollectiveSettings
 from clary.train.parallel.configuration import Configuration
 from clary.train.parallel.layout.mesh import Along, Mesh
 from clary.train.parallel.layout.place import Place, find_place, find_timeout_s
+from clary.train.rank_variables import with_ranks_of_mpirun
 from clary.train.tf_parallel.links import Links
 
 _NEEDED_THREADS = 4
@@ -104,14 +105,13 @@ def initialize(configuration: Configuration) -> Session:
             raise RuntimeError(f"initialised already, with other keys: {_session.configuration}; got {configuration}")
         return _session
     _refuse_keys_of_torch(configuration)
-    place = find_place(os.environ)
+    environ = with_ranks_of_mpirun(os.environ)
+    place = find_place(environ)
     mesh = configuration.mesh(place.size)  # before anybody waits for anybody
     _have_threads()
-    settings = dataclasses.replace(
-        CollectiveSettings.from_environment(os.environ), timeout_s=find_timeout_s(os.environ)
-    )
+    settings = dataclasses.replace(CollectiveSettings.from_environment(environ), timeout_s=find_timeout_s(environ))
     world = arrays.init(
-        os.environ,
+        environ,
         rank=place.rank,
         size=place.size,
         port=configuration.ddp_port or None,

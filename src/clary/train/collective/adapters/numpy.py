@@ -29,6 +29,7 @@ from clary.train.collective.buffers import Buffer
 from clary.train.collective.communicator import Communicator, open_group
 from clary.train.collective.settings import CollectiveSettings
 from clary.train.collective.work import Work
+from clary.train.rank_variables import with_ranks_of_mpirun
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since 3.11
@@ -71,6 +72,7 @@ def init(
         ValueError: a variable is missing or wrong.
         BootstrapError: the group could not be formed; names who did not come.
     """
+    environ = with_ranks_of_mpirun(environ)
     settings = settings or CollectiveSettings.from_environment(environ)
     rank = _number(environ, _RANK_VARIABLES) if rank is None else rank
     size = _number(environ, _SIZE_VARIABLES) if size is None else size
