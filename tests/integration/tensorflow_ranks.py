@@ -1,96 +1,50 @@
 """Runs test functions on several ranks of a TensorFlow program, with the variables that the launcher of mpi sets.
 
-A program is a file of functions `test_...(rank, size)`. `names` reads them without importing it. `outcomes` starts the
-ranks once a session and runs all functions; every rank tells how each ended. Ran as a script, this file is one rank.
-CLARY_TEST_ONLY names one function; without it all run.
+`functions_on_ranks` starts the ranks, once a session. Run as a script, this file is one rank.
 """
 
 from __future__ import annotations
 
-import ast
 import faulthandler
-import importlib.util
-import json
 import os
 import socket
-import subprocess
 import sys
-import tempfile
 import time
-import traceback
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from functions_on_ranks import ROOT, Outcomes, failure_of, load, names, outcomes_of, require_passed, run_functions
+
+__all__ = ["assert_passed", "names", "outcomes"]
 PYTHON = ROOT / ".venvs/tensorflow/bin/python"
 _MEETING_LIMIT_S = 60  # for a rank that is held up, by the machine or by what it ends
 _STUCK_S = 100  # after it the stacks of all threads are logged, again and again
 
 
-def names(program: Path) -> list[str]:
-    """Return the names of a program's test functions, in its order."""
-    tree = ast.parse(program.read_text(encoding="utf-8"))
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-
-
 @cache
-def outcomes(program: Path, size: int, limit_s: float = 400.0, **variables: str) -> dict[str, list[str | None]]:
-    """Run a program on `size` ranks; by function, why it failed on each rank, None where it did not."""
-    with tempfile.TemporaryDirectory(prefix="clary-tf-ranks-", ignore_cleanup_errors=True) as folder:
-        environment = {
-            **os.environ,
-            "TMPDIR": folder,
+def outcomes(program: Path, size: int, limit_s: float = 400.0, **variables: str) -> Outcomes:
+    """Run a program on `size` ranks; by function, the error of each rank, None where it passed."""
+
+    def environment(rank: int) -> dict[str, str]:
+        return {
             "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'src/clary/compat'}:{program.parent}",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "MASTER_ADDR": "127.0.0.1",
             "CLARY_PARALLEL_TIMEOUT_S": "60",
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": str(size),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
             **variables,
         }
-        ranks = []
-        for rank in range(size):
-            place = {
-                "OMPI_COMM_WORLD_RANK": str(rank),
-                "OMPI_COMM_WORLD_SIZE": str(size),
-                "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
-                "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
-            }
-            with (Path(folder) / f"log-{rank}").open("wb") as log:
-                ranks.append(
-                    subprocess.Popen(
-                        [str(PYTHON), __file__, str(program), str(rank), str(size), folder],
-                        env=environment | place,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        deadline = time.monotonic() + limit_s
-        try:
-            for process in ranks:
-                process.wait(max(deadline - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        by_rank = [_read(Path(folder), rank, process.returncode) for rank, process in enumerate(ranks)]
-    return {name: [told.get(name, told["ended"]) for told in by_rank] for name in names(program)}
+
+    return outcomes_of([str(PYTHON), __file__], program, size, environment, limit_s=limit_s)
 
 
 def assert_passed(program: Path, name: str, size: int, **variables: str) -> None:
     """Fail with the words of each rank on which the function failed."""
-    failures = outcomes(program, size, **variables)[name]
-    words = "\n".join(f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure is not None)
-    assert not words, f"{program.name}: {name}\n{words}"
-
-
-def _read(folder: Path, rank: int, code: int) -> dict[str, str | None]:
-    told = folder / f"told-{rank}"
-    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
-    log = (folder / f"log-{rank}").read_text(encoding="utf-8", errors="replace")[-4000:]
-    return {**dict(map(json.loads, lines)), "ended": f"the rank ended with {code} before it; its last words:\n{log}"}
+    require_passed(program, name, outcomes(program, size, **variables)[name])
 
 
 def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
@@ -98,25 +52,17 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
 
     tf.config.threading.set_inter_op_parallelism_threads(4)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    spec = importlib.util.spec_from_file_location(program.stem, program)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load(program)
     faulthandler.dump_traceback_later(_STUCK_S, repeat=True)
-    with (folder / f"told-{rank}").open("w", encoding="utf-8") as told:
-        only = os.environ.get("CLARY_TEST_ONLY")
-        for name in [only] if only else names(program):
-            failure = None
-            os.environ["MASTER_PORT"] = _meet(folder, name, rank, size)
-            try:
-                getattr(module, name)(rank, size)
-            except Exception:  # noqa: BLE001 - told to the test, which fails with it
-                failure = traceback.format_exc()
-            finally:
-                module.smp.shutdown()
-            told.write(json.dumps([name, failure]) + "\n")
-            told.flush()
+
+    def run(name: str) -> str | None:
+        os.environ["MASTER_PORT"] = _meet(folder, name, rank, size)
+        try:
+            return failure_of(lambda: getattr(module, name)(rank, size))
+        finally:
+            module.smp.shutdown()
+
+    run_functions(program, rank, folder, run)
     os._exit(0)
 
 
