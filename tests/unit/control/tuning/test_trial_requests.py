@@ -8,6 +8,7 @@ from tuning_trials import METRIC, tuning_job, tuning_request
 
 from clary.control.tuning.trial_requests import KEEP_ALIVE_S, OBJECTIVE_KEY, keep_alive_of, trial_name, trial_request
 from clary.control.tuning.tuning_request import TuningRequest
+from clary.control.wire.models import service
 
 RESOURCES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 7}
 
@@ -62,6 +63,19 @@ def test_what_a_training_job_has_too_is_handed_on_and_nothing_else():
     rest = {"TrainingJobName", "AlgorithmSpecification", "HyperParameters", "ResourceConfig"}
     assert set(made) == {*members, *rest}
     assert made["TrainingJobName"] == "t-001-0000abcd"
+
+
+def test_a_definition_and_a_training_job_share_no_member_that_is_not_handed_on():
+    model = service("sagemaker").model
+    shared = set(model.shape_for("HyperParameterTrainingJobDefinition").members) & set(
+        model.shape_for("CreateTrainingJobRequest").members
+    )
+    given = {name: {"S3Uri": "s3://bucket/c"} if name == "CheckpointConfig" else {"given": name} for name in shared}
+    made = request_of(**given)
+    assert {name for name in shared if name not in made} == set()
+    assert all(made[name] == given[name] for name in shared - {"CheckpointConfig", "ResourceConfig"})
+    assert made["ResourceConfig"]["given"] == "ResourceConfig"
+    assert made["CheckpointConfig"]["S3Uri"].startswith("s3://bucket/c/")
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/checkpoints", "s3://bucket/checkpoints/"])
