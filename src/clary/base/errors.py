@@ -3,7 +3,6 @@
     ClaryError
     |-- ContractError      a document (plan, message, settings) that breaks the contract between the wings
     |-- WireError          what a client is told: an AWS error code with its message and HTTP status
-    |-- JobError           a job that cannot go on, with the fault that names who is to blame
     |-- EngineError        hosts that could not be had, started or stopped
     |-- StoreError         records that could not be written or read
     |-- ObjectStoreError   the S3 side: a request that the object store refused or did not answer
@@ -78,12 +77,6 @@ class WireError(ClaryError):
         super().__init__(message)
         self.code = code
         self.http_status = http_status
-
-
-class JobError(ClaryError):
-    """A job that cannot go on."""
-
-    default_fault = Fault.USER
 
 
 class EngineError(ClaryError):

@@ -63,11 +63,6 @@ class LossCheck:
         """Whether runs without a fault are alike enough to tell a fault's mark from noise."""
         return self.num_compared > 0 and self.noise <= MAX_NOISE
 
-    @property
-    def is_equal(self) -> bool:
-        """Whether no difference is larger than noise."""
-        return self.is_comparable and self.parts_at is None
-
 
 def check_samples(twin: SampleHistory, rehearsal: SampleHistory) -> SampleCheck:
     """Compare which samples were seen how often, and in which step first others."""
