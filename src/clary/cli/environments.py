@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
         "Without: cpu where there is no NVIDIA driver, else that of the index",
     )
     add.set_defaults(run=run_add)
-    remove = actions.add_parser("remove", help="remove one that was added")
+    remove = actions.add_parser("remove", help="remove an added environment")
     remove.add_argument("name", metavar="NAME", help="as the list has it")
     remove.set_defaults(run=run_remove)
     for action in (listing, add, remove):  # before the action and behind it

@@ -20,7 +20,7 @@ EXAMPLES: Mapping[str, Examples] = {
     "console": (("console", "print a link that signs in to the console once"),),
     "jobs": (
         ("jobs", "list the newest 20"),
-        ("jobs --status Failed -n 100", "list failed ones"),
+        ("jobs --status Failed -n 100", "list failed jobs"),
         ("jobs --names --status Queued", "print names alone, for other commands"),
     ),
     "top": (("top", "watch jobs and hosts"), ("top --once", "print one table and end")),
@@ -103,7 +103,7 @@ EXAMPLES: Mapping[str, Examples] = {
     "quarantine list": (("quarantine list", "list records that cannot be read"),),
     "quarantine show": (("quarantine show 1", "print the bytes of a record"),),
     "quarantine release": (("quarantine release 1", "read a record again, after it was mended"),),
-    "quarantine drop": (("quarantine drop 1", "give a record up"),),
+    "quarantine drop": (("quarantine drop 1", "delete a record"),),
     "backup": (("backup", "list backups of the database"),),
     "backup list": (("backup list --json", "list backups of the database as JSON"),),
     "backup make": (("backup make", "make a backup now"),),

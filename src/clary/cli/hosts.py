@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
         action.add_argument("boxes", nargs="+", metavar="BOX", help="its name, as clary hosts lists it")
         action.set_defaults(run=run)
         if name == "remove":
-            action.add_argument("--force", action="store_true", help="forget one that does not answer")
+            action.add_argument("--force", action="store_true", help="forget a box that does not answer")
     token = actions.add_parser("token", help="print a token with which one machine can join by itself (clary join)")
     token.add_argument("--minutes", type=float, default=60.0, help="until it expires; 60 by default")
     token.set_defaults(run=run_token)

@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
     for name, run, words in (
         ("show", run_show, "print what a record holds, column by column"),
         ("release", run_release, "read a record again, after it was mended, and go on with it"),
-        ("drop", run_drop, "give a record up; of a job everything goes, but for what is in S3"),
+        ("drop", run_drop, "delete a record; of a job everything is deleted but its objects in S3"),
     ):
         action = actions.add_parser(name, help=words)
         action.add_argument("id", type=int, metavar="ID", help="number of the entry")

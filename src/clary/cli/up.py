@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--new-database",
         action="store_true",
-        help="begin with a new database, without the jobs of the past; the old one, if it is there, is moved aside",
+        help="begin with a new database, without the jobs of the past; an old one is moved aside",
     )
     parser.add_argument(
         "--new-keys",

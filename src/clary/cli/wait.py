@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         "--for",
         dest="state",
         choices=[state.value for state in JobState if state is not JobState.QUEUED],
-        help="wait for this state instead; also 0 for a job that is past it, 1 for one that can not come to it",
+        help="wait for this state instead; exit code 0 also for a job past it, 1 for a job that can no longer reach it",
     )
     parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after this long; else never")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of the jobs as they are then")
