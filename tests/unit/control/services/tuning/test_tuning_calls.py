@@ -1,11 +1,18 @@
 """Create, describe, list, stop and delete tuning jobs, read as botocore reads the answers; refusals in AWS's words."""
 
+import json
+from pathlib import Path
+
 import pytest
 from tuning_runs import METRIC, RANGES, RESOURCES, TuningRuns, definition_of, request_of
 
 from clary.base.errors import WireError
 from clary.testing.control_plane import UNKNOWN_IMAGE, ControlPlane
 
+# As SDK v2 and v3 sent them.
+RECORDED = sorted(
+    (Path(__file__).parents[4] / "assets/requests").glob("*.CreateHyperParameterTuningJob.json"),
+)
 OBJECTIVE = {"Type": "Minimize", "MetricName": METRIC}
 
 
@@ -59,6 +66,37 @@ async def test_a_tuning_job_is_stored_and_nothing_has_started(plane, runs):
     assert set(described["ObjectiveStatusCounters"].values()) == {0}
     assert not {"BestTrainingJob", "HyperParameterTuningEndTime", "FailureReason"} & set(described)
     assert await runs.trials() == []
+
+
+def test_there_are_recorded_requests():
+    assert len(RECORDED) == 3
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.partition(".")[0])
+async def test_what_the_sdks_send_is_taken_told_again_and_reaches_the_training_jobs(plane, runs, path):
+    request = json.loads(path.read_text().replace("s3://b/c", "s3://bucket/c"))  # a bucket has three letters at least
+    request["TrainingJobDefinition"]["AlgorithmSpecification"]["TrainingImage"] = "generic:1"  # that is here
+    await runs.call("CreateHyperParameterTuningJob", **request)
+    await runs.look()
+    name, definition = request["HyperParameterTuningJobName"], request["TrainingJobDefinition"]
+    described = await runs.describe(name)
+    assert described["HyperParameterTuningJobConfig"] == request["HyperParameterTuningJobConfig"]
+    told = described["TrainingJobDefinition"]
+    for member, value in definition.items():
+        if member not in ("StaticHyperParameters", "HyperParameterTuningResourceConfig", "ResourceConfig"):
+            assert told[member] == value, member
+    limits = request["HyperParameterTuningJobConfig"]["ResourceLimits"]
+    names = await runs.open_names(name)
+    assert len(names) == limits["MaxParallelTrainingJobs"]
+    ranges = request["HyperParameterTuningJobConfig"]["ParameterRanges"]
+    tuned = {one["Name"] for kind in ranges.values() for one in kind}
+    own = definition.get("ResourceConfig") or definition["HyperParameterTuningResourceConfig"]
+    for job in names:
+        trial = (await plane.job(job)).request
+        assert definition["StaticHyperParameters"].items() <= trial["HyperParameters"].items()
+        assert tuned <= set(trial["HyperParameters"])
+        assert own.items() <= trial["ResourceConfig"].items()
+        assert trial["InputDataConfig"] == definition["InputDataConfig"]
 
 
 async def test_a_name_is_given_once(runs):

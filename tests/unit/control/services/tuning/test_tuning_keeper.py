@@ -80,6 +80,28 @@ async def test_a_training_job_is_what_the_definition_says_and_knows_its_tuning_j
         assert f"It is trial {number} of tuning job tuned." in (await plane.job(trial.job_name)).warnings
 
 
+async def test_trials_have_instance_groups_and_spot_capacity_as_the_definition_says(plane, runs):
+    groups = [
+        {"InstanceGroupName": "one", "InstanceType": "ml.m5.large", "InstanceCount": 1},
+        {"InstanceGroupName": "two", "InstanceType": "ml.c5.xlarge", "InstanceCount": 2},
+    ]
+    grouped = definition_of(ResourceConfig={"InstanceGroups": groups, "VolumeSizeInGB": 1})
+    await runs.create("groups", most=1, parallel=1, TrainingJobDefinition=grouped)
+    (name,) = await runs.open_names("groups")
+    training = await plane.job(name)
+    assert training.request["ResourceConfig"]["InstanceGroups"] == groups
+    assert len(training.plan["hosts"]) == 3
+    spot = definition_of(
+        EnableManagedSpotTraining=True,
+        StoppingCondition={"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 120},
+    )
+    await runs.create("spot", most=1, parallel=1, TrainingJobDefinition=spot)
+    (name,) = await runs.open_names("spot")
+    request = (await plane.job(name)).request
+    assert request["EnableManagedSpotTraining"] is True
+    assert request["StoppingCondition"]["MaxWaitTimeInSeconds"] == 120
+
+
 async def test_tags_that_come_later_are_those_of_later_trials(plane, runs):
     arn = await runs.create(most=4)
     await runs.call("AddTags", ResourceArn=arn, Tags=[{"Key": "late", "Value": "x"}])
