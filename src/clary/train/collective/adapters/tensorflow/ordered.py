@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -37,12 +38,21 @@ class _Turns:
 
     @property
     def variable(self) -> Any:
-        """The variable that orders operations, made outside of any graph at first use."""
+        """The variable that orders operations, made outside of any graph at first use.
+
+        A thread of its own makes it: a function that is traced a second time lets nobody in its thread make variables,
+        and the scope of a strategy would make one for each replica.
+        """
         with self._lock:
             if self._variable is None:
-                with tf.init_scope(), tf.device("CPU:0"):
-                    self._variable = tf.Variable(np.int64(0), trainable=False, name="clary_turn")
+                with ThreadPoolExecutor(1, thread_name_prefix="clary-turn") as maker:
+                    self._variable = maker.submit(_make_turn).result()
             return self._variable
+
+
+def _make_turn() -> Any:
+    with tf.device("CPU:0"):
+        return tf.Variable(np.int64(0), trainable=False, name="clary_turn")
 
 
 _turns = _Turns()
