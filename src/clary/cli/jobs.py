@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--status",
         choices=[*STATES, IN_PROGRESS],
-        help="those that are so only; InProgress are those that are queued, starting or running",
+        help="jobs of this status or state only; InProgress are those that are queued, starting or running",
     )
     parser.add_argument("-n", type=_count, default=20, metavar="N", help="how many (default 20)")
     parser.add_argument("--names", action="store_true", help="print names alone, one a line")
@@ -122,7 +122,7 @@ def _count(text: str) -> int:
 def _newest(
     connection: Connection, num_wanted: int, status: str | None
 ) -> tuple[Sequence[Mapping[str, Any]], int, Mapping[str, int]]:
-    """Return the newest jobs, page by page, how many there are like them, and how many of each state at all."""
+    """Return the newest jobs, the number of all jobs that match, and the number of all jobs by state."""
     jobs: list[Mapping[str, Any]] = []
     query: dict[str, Any] = {}
     if status is not None:

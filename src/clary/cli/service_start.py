@@ -1,8 +1,8 @@
 """Waits for the service that `clary up` has started while it shows life, and prints its progress.
 
 Where: `up`. The service judges by itself what it waits for, the object store above all, and ends where that fails. So
-this gives up only a service that has fallen silent, or one that takes longer than the store may take twice: what an
-earlier service left is tried before another is started.
+this gives up only a service that has fallen silent, or one that takes longer than the store may take twice: the service
+first tries the store that an earlier service left, then starts another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 from clary.base.errors import ClaryError, Fault
 from clary.control.objects.start_patience import LONGEST_START_S, StartPatience, signs_of
 
-SILENCE_S = 60.0  # longer than the store may be silent, and than its end takes: the service has the first word
+SILENCE_S = 60.0  # longer than the store may be silent, and than its end takes: the service reports its failure first
 LONGEST_WAIT_S = 2 * LONGEST_START_S + SILENCE_S
 NOTE_INTERVAL_S = 10.0
 POLL_S = 0.05

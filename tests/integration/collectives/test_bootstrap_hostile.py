@@ -1,4 +1,4 @@
-"""Strangers at a group that is being formed: garbage, silence, floods and other users at its doors."""
+"""Strangers that connect while a group is formed: garbage, silence, floods, other users."""
 
 import contextlib
 import errno

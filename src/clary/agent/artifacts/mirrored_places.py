@@ -1,7 +1,7 @@
-"""Where the folders lie that are mirrored while a program runs, on this machine and for the program.
+"""Paths of the folders that are mirrored while a program runs, on this machine and for the program.
 
 A LocalPath below `/opt/ml` is a folder of the host's tree. Any other lies beside the tree and is bound to its place;
-for plain processes, which see the machine's own files, it is meant as it stands.
+for plain processes, which see the machine's own files, the path is used unchanged.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class RowStore(Outbox[Row]):
     def batch(self) -> SampleBatch | None:
         """Return the oldest rows, as many as one batch may hold, or None.
 
-        What no batch may hold is left out: names that are none of series, series beyond the bound, infinite values.
+        Invalid names of series, series beyond the bound and infinite values are left out.
         """
         rows = self.oldest(max_items=MAX_ROWS, weight_of=lambda row: len(row.names), max_weight=MAX_BATCH_VALUES)
         return _batch_of(rows) if rows.items else None

@@ -132,11 +132,11 @@ class StragglerVerdict:
     """Verdict on a job: the slow host, its slow ranks and the reason, or that nothing slow was found.
 
     Attributes:
-        host: where; empty for nobody, and where two hosts are equally late.
+        host: the slow host; empty if none is slow, and if two are equally late.
         ranks: of that host that are slow; empty for the network.
         text: the verdict in a sentence.
         evidence: sentences.
-        confidence: `high` or `medium`; empty for nobody.
+        confidence: `high` or `medium`; empty if no rank is slow.
         lost_s: of each step, that would be saved if it were as fast as the others; 0 for the network.
     """
 
@@ -171,7 +171,7 @@ def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts], *, has_gpu
     Args:
         ranks: all ranks of a job; those without steps are left out.
         hosts: what was measured of their hosts.
-        has_gpus: whether GPUs compute behind them, where waiting for others shows in no rank's own times.
+        has_gpus: whether ranks compute on GPUs; a rank's own times do not show then that it waits for others.
     """
     ranks = [item for item in ranks if len(item.moments) >= LEAST_MOMENTS]
     if len(ranks) < 2:

@@ -29,7 +29,7 @@ class JobState(StrEnum):
     STOPPED = "Stopped"
 
 
-# Of jobs whose status is InProgress; others are called as their status is.
+# Of jobs whose status is InProgress; the state of others has the name of their status.
 SECONDARY_STATUSES: Mapping[JobState, tuple[SecondaryStatus, ...]] = {
     JobState.QUEUED: (SecondaryStatus.PENDING, SecondaryStatus.INTERRUPTED, SecondaryStatus.RESTARTING),
     JobState.STARTING: (SecondaryStatus.STARTING, SecondaryStatus.DOWNLOADING),
@@ -81,7 +81,7 @@ def job_times(job: TrainingJob, *, now: datetime) -> JobTimes:
 
     Args:
         job: the record.
-        now: up to when one that has not ended has lasted.
+        now: end of the time that is counted, for a job that has not ended.
     """
     spent = dict.fromkeys(JobState, timedelta())
     for index, row in enumerate(job.transitions):

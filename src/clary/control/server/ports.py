@@ -1,7 +1,7 @@
 """Which ports the service takes.
 
 Where: chosen before anything listens, because agents, hosts and the client files name them. A service that was killed
-left its record; running hosts know its ports, so a port that is free to choose is that one again.
+left its record; running hosts know its ports, so a port that the settings leave open is the recorded one again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Urls:
     api: str
     tls: str
     proxy: str
-    nodes: str  # under which other machines reach it; empty where hosts are this one's
+    nodes: str  # URL for other machines; empty if hosts run on this machine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ cost of durability is shared, and no success is reported before the data is on d
 Small operations of one kind that wait for the same commit may be given to one function at once (`run_together`): a
 statement for twenty rows costs little more than a statement for one.
 
-What fails whom: an operation that raises is undone and fails alone; a transaction that cannot
+Failures: an operation that raises is undone and fails alone; a transaction that cannot
 be committed fails every operation in it; a thread that dies fails everything from then on, naming the first cause.
 """
 
@@ -50,7 +50,7 @@ class _Operation:
     value: Any = None
     error: BaseException | None = None
     together: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None  # does many of these at once
-    item: Any = None  # what it is given of this one
+    item: Any = None  # argument of this operation in such a call
 
 
 class GroupCommitWriter:
@@ -59,7 +59,7 @@ class GroupCommitWriter:
     Args:
         engine: whose transactions take the write lock when they begin.
         max_batch: operations to a transaction.
-        before_commit: called on the thread before each transaction; raises SQLAlchemyError if none must be made.
+        before_commit: called on the thread before each transaction; raises SQLAlchemyError to prevent the transaction.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class GroupCommitWriter:
     ) -> T:
         """Run `operation` on `item`, with the items of others that wait for the same; return its value for `item`.
 
-        The operation is given items in the order in which they came, and returns a value each. If it raises, it is
-        run again for each item by itself, and fails alone those for which it raises then. All else is as for `run`.
+        The operation is given items in the order in which they came, and returns a value each. If it raises, it is run
+        again for each item by itself, and only the items fail for which it raises again. All else is as for `run`.
 
         Args:
             operation: gets a connection and items; the same object for all items that may go together.

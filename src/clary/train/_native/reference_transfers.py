@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from clary.train._native.interface import ANY_RANK, Code
 
-EAGER_BYTES = 1 << 16  # a send of no more has ended once it is on its way; larger ones end when they were received
+EAGER_BYTES = 1 << 16  # bytes; a send of at most so many ends when it is on its way, a larger one when it was received
 
 
 @dataclass(frozen=True)

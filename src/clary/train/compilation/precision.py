@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_MAX_DEPTH = 8  # of results in one another
+_MAX_DEPTH = 8  # levels of nested containers
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -29,8 +29,8 @@ class Autocast:
 def in_float32(result: Any, depth: int = 0) -> Any:
     """Return a result of a model with its tensors in half precision turned to float32.
 
-    Tensors in tuples, lists and mappings count, also in subclasses that are made from the like; anything else is left
-    as it is, and so is a container without such a tensor.
+    Tensors in tuples, lists and mappings count, also in subclasses whose constructor takes the content; anything else
+    is left as it is, and so is a container without such a tensor.
 
     Args:
         result: of any kind; tensors have any shape.
@@ -52,7 +52,7 @@ def in_float32(result: Any, depth: int = 0) -> Any:
 
 
 def _made(result: Any, content: Any) -> Any:
-    """Return a container of a result's kind; the result itself where its kind is made in a way of its own."""
+    """Return a container of a result's kind; the result itself if its class has another constructor."""
     kind: Any = type(result)
     try:
         return kind(*content) if hasattr(kind, "_fields") else kind(content)

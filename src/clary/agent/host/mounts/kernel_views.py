@@ -28,7 +28,7 @@ _GPU_DEVICES = (("/dev", "nvidia"), ("/dev/nvidia-caps", ""), ("/dev/dri", ""), 
 _MASKED = (
     "acpi",
     "asound",
-    "interrupts",  # counts of the machine's own, from which keys that are typed elsewhere can be timed
+    "interrupts",  # the machine's own counts, which reveal when keys are typed elsewhere
     "kcore",
     "keys",
     "latency_stats",
@@ -63,7 +63,7 @@ def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
 
 
 def cover(path: str) -> None:
-    """Put nothing over a file or folder, if it is there."""
+    """Hide a file or folder under an empty one, if it exists."""
     if os.path.isdir(path):
         kernel.mount("tmpfs", path, kind="tmpfs", flags=kernel.MS_RDONLY, options="size=4k,mode=555")
     elif os.path.exists(path):

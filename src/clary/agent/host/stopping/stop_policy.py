@@ -1,16 +1,16 @@
 """The time at which each process of a program hears SIGTERM, and the reason: a pure decision.
 
-Where: the keeper asks when the agent signals SIGTERM. Three kinds of processes would take the last words, or the lives,
-of ranks that still save their state, if they died of the signal at once:
+Where: the keeper asks when the agent signals SIGTERM. If three kinds of processes died of the signal at once, the last
+output of ranks would be lost, or ranks would be killed while they save their state:
 
-- who reads a rank's output through a pipe and has no handler: SDK v3's driver, AWS's toolkit, `tee`. It hears the
-  signal when those who write to the pipe have ended.
+- a process that reads a rank's output through a pipe and has no handler: SDK v3's driver, AWS's toolkit, `tee`. It gets
+    the signal when the writers of the pipe have ended.
 - an MPI launcher and its daemons: they pass the signal on, a second time for the ranks, and kill them soon after. They
   hear nothing; they end with the ranks.
 - the ssh connection under which such a daemon runs.
 
 A scheduler that signals every process of a step does not follow these rules. Those of the three that do not block the
-signal end at once then, and what this module saves of last words and lives is lost. The shim around mpirun blocks it.
+signal end at once then, and the output and the ranks are lost. The shim around mpirun blocks it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ProcessView:
         name: command name as the kernel has it, 15 bytes at most.
         dies_of_sigterm: whether it neither handles nor ignores nor blocks SIGTERM.
         reads: inodes of the pipes that it can read and not write.
-        prints_to: inodes of the pipes that are its standard output or error. Other pipes do not count: those between
-            the processes of a pool tell of an end, and pools start anew who ended.
+        prints_to: inodes of the pipes that are its standard output or error. Other pipes do not count: by pipes between
+            its processes a pool notices an end, and starts the process again.
     """
 
     pid: int
@@ -52,7 +52,7 @@ class Deferral:
     """Why a process does not hear SIGTERM at once.
 
     Attributes:
-        until: processes after whose end it does; None if it never does, because it ends by itself.
+        until: processes that must end first; None if it never gets the signal, because it ends by itself.
         reason: for people.
     """
 

@@ -25,7 +25,7 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
     "--no-stall-check": ("HOROVOD_STALL_CHECK_DISABLE", "1"),
     "--stall-check": ("HOROVOD_STALL_CHECK_DISABLE", "0"),
 }
-_UNDERSTOOD = ("--gloo",)  # it is so anyway
+_UNDERSTOOD = ("--gloo",)  # this is always done
 _WITHOUT_EFFECT = (
     "--disable-cache",
     "--mpi",

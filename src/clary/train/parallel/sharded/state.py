@@ -20,7 +20,7 @@ from clary.train.parallel.sharded.model import ShardedModel
 from clary.train.parallel.sharded.optimizer import ShardedOptimizer
 
 FORMAT = 1
-_NEVER_CUT = ("step",)  # has no dimensions, as parameters may have none
+_NEVER_CUT = ("step",)  # a scalar, as parameters may be too
 
 
 def local_model_state(model: ShardedModel) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str
     names = {
         id(one): name for flat in model.flats for name, one in zip(flat.layout.names, flat.parameters, strict=True)
     }
-    state = state_of_parts(model.module, keep_vars=True)  # names, order, and what is no parameter
+    state = state_of_parts(model.module, keep_vars=True)  # names, their order, and values other than parameters
     for key, value in state.items():
         if id(value) in names:
             state[key] = by_name[names[id(value)]]
@@ -151,7 +151,7 @@ def full_optimizer_state(optimizer: ShardedOptimizer, *, to_rank0: bool = False)
 def load_full_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
     """Load a full state, of the optimizer without shards or with any degree; every rank gives all of it.
 
-    Raises: ValueError if groups or shapes differ; the optimizer's own words for the rest.
+    Raises: ValueError if groups or shapes differ; other errors are the optimizer's own.
     """
     model = optimizer.model
     places = {one: (flat, place) for flat in model.flats for place, one in enumerate(flat.parameters)}

@@ -34,7 +34,7 @@ class RelaySpec(NamedTuple):
     port: int
     target_address: str
     target_port: int
-    address: str = LOOPBACK  # that the host gets for this, unless it is a loopback one, which it has
+    address: str = LOOPBACK  # added to the host for this, unless it is a loopback address, which every host has
     names: Sequence[str] = ()  # that stand for `address` in the host's /etc/hosts
     rides_restarts: bool = True  # whether a target that refuses is tried again, because it is the service
     source_address: str = ""  # of this network alone; empty: the machine's

@@ -1,6 +1,6 @@
 """Errors of S3: tells passing ones from lasting ones, and retries a call.
 
-Errors are told by what they carry and by their names: this is read where there is no botocore.
+Errors are recognised by their attributes and names, since botocore may not be installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NUM_TRIES = 5
 _FIRST_WAIT_S = 0.2
 _MOST_WAIT_S = 10.0
 _ABSENT = ("404", "NoSuchKey", "NotFound")
-# Of those that are the caller's fault by their status, what passes: a try that was slow, an upload that is begun anew.
+# Errors with a client's status that are worth another try: a slow request, an upload that must begin again.
 _PASSING = frozenset({"NoSuchUpload", "RequestTimeout"})
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
 _CHANGED = ("412", "PreconditionFailed")
