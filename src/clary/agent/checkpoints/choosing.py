@@ -1,17 +1,17 @@
 """Choice of the files in the checkpoint folder that may join a set now, and reasons why others wait. Pure.
 
-[Note: whole files] A file is whole if something says so (`evidence`) and nothing changed it for a moment: then it is
-at rest. If its name never is, since another file takes its place before the moment is over, the file itself still can
-be: it is kept open, and has rested if it is the same at the end of the moment and gone from every name
+[Note: whole files] A file is whole if there is evidence (`evidence`) and it has not changed for a moment: then it is at
+rest. If another file replaces it before that moment is over, the replaced file can still be at rest: it is kept
+open, and has rested if it is the same at the end of the moment and gone from every name
 (`held_files`). A file that only grows is never taken as it is: a log cannot be distinguished from a checkpoint that is
 being written.
 
-[Note: files that belong together] A group is taken whole, once all of it is at rest but for noise. Noise is taken file
-by file, whatever of it is whole; what was replaced together with others only while those are as they were taken, so
-that it meets nothing that was written with a later one of it. Of a group that has kept itself waiting for too long each
-file that is whole is taken by itself; but not while a file of it is known to be unfinished, or is new and not known to
-be whole. What is not taken with its group is named (`left_out`), but for logs: nobody knows of a set without it that it
-is whole.
+[Note: files that belong together] A group is taken whole, once all of it is at rest but for noise. Of noise each whole
+file is taken by itself. A file that was replaced together with others is taken only while those are unchanged since
+they were taken, so that no set mixes files of two saves. If a group has waited for too long, each whole file is
+taken by itself, unless a file of the group is known to be unfinished, or is new and not known to be whole. Files
+that are not taken with their group are named (`left_out`), except logs, because a set without them may be
+incomplete.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Choice:
     """The groups and files that may be taken now, and the reasons why others wait."""
 
     whole: frozenset[str] = frozenset()  # groups
-    noise: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths that it does not wait for
+    noise: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths of noise
     single: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths
-    replaced: Mapping[str, FileFacts] = field(default_factory=dict)  # path -> the file that was whole there
-    left_out: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group that is taken -> what it goes without
-    waiting: Mapping[str, str] = field(default_factory=dict)  # group -> what it waits for
+    replaced: Mapping[str, FileFacts] = field(default_factory=dict)  # path -> the whole file that was there
+    left_out: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group that is taken -> paths that it lacks
+    waiting: Mapping[str, str] = field(default_factory=dict)  # group -> reason of its wait, in words
     unfinished: Mapping[str, Mapping[str, Decision]] = field(
         default_factory=dict
-    )  # group that waits -> for these files
-    decisions: Mapping[str, Decision] = field(default_factory=dict)  # path -> what says that it is whole
+    )  # group that waits -> files that it waits for
+    decisions: Mapping[str, Decision] = field(default_factory=dict)  # path -> evidence that it is whole
 
     @property
     def is_empty(self) -> bool:
@@ -55,8 +55,8 @@ def choose(
     """Return the groups and files that may be taken after a look.
 
     Args:
-        sights: what the look saw.
-        replaced: files that were whole when it began, though their names show others.
+        sights: state of the groups after the look.
+        replaced: files that were whole when the look began, and that others have replaced.
     """
     whole: set[str] = set()
     all_noise, single, waiting, unfinished, left_out = {}, {}, {}, {}, {}
@@ -111,7 +111,8 @@ def choose(
 def to_hold(sights: Mapping[str, Sight], *, now_s: float, pace: Pace) -> list[str]:
     """Return the files that may be replaced before they have rested, those first that have always changed alone.
 
-    What has changed for the first time, or together with others, is none of them: it rests, as a rule.
+    A file that has changed for the first time, or together with others, is not returned, since it usually comes to
+    rest.
 
     Args:
         sights: group -> its sight after the last look.

@@ -1,7 +1,7 @@
 """Groups of files in the checkpoint folder that belong together. Pure.
 
-Files that share a top-level folder are a group; those at the top are one too, named "". Groups are what sets are put
-together from; `choosing` says when one may be taken.
+Files that share a top-level folder are a group; those at the top are one too, named "". Sets consist of groups;
+`choosing` says when one may be taken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from clary.agent.checkpoints.scanning import FileFacts, Snapshot
 from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet
 
-TOP = ""  # the group of what lies at the top
+TOP = ""  # the group of the files at the top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class GroupContent:
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()  # of what was taken: names that the set goes without, or has an old state of
+    left_out: frozenset[str] = frozenset()  # names that the set lacks, or has an old state of
 
     def without(self, paths: Collection[str]) -> GroupContent:
         """Return the same without some files."""
@@ -36,7 +36,7 @@ class GroupVersion:
     files: Mapping[str, CheckpointFile] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()  # what it may lack, as `CheckpointSet.may_lack`
+    left_out: frozenset[str] = frozenset()  # names that it may lack, as `CheckpointSet.may_lack`
 
 
 NOTHING = GroupContent()

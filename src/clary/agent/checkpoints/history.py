@@ -14,12 +14,12 @@ class History:
 
     last: CheckpointSet | None = None  # this host's set that was restored
     numbers: frozenset[int] = frozenset()  # of this host's manifests, damaged ones included
-    standing: frozenset[str] = frozenset()  # paths at which people see an object
+    standing: frozenset[str] = frozenset()  # plain paths that have an object
     contents: frozenset[str] = frozenset()  # keys of this host's content without a place of its own
     announced: frozenset[str] = frozenset()  # pieces of sets that were never finished; they are not restored
-    inherited: Snapshot = field(default_factory=Snapshot)  # of what was restored, what is not of this host's own set
+    inherited: Snapshot = field(default_factory=Snapshot)  # restored files that do not come from this host's own set
     of_others: frozenset[str] = frozenset()  # paths of other hosts' sets
-    baseline: Snapshot = field(default_factory=Snapshot)  # what the restore has left in the folder
+    baseline: Snapshot = field(default_factory=Snapshot)  # content of the folder after the restore
 
 
 @dataclass(frozen=True, kw_only=True)

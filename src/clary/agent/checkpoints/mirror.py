@@ -1,8 +1,7 @@
 """The mirror of the checkpoint folder: rounds while the program runs, and the flush after its end.
 
 Threads: one does the rounds; one reports facts and watches for stalls, so that a hanging store is reported too. Nothing
-    is
-raised to the supervisor. Both are daemons, and no wait for them is without a deadline.
+is raised to the supervisor. Both are daemons, and no wait for them is without a deadline.
 """
 
 from __future__ import annotations

@@ -1,23 +1,24 @@
-"""The checkpoint folder as seen look after look: changes, their times and their kinds. Pure.
+"""State of the checkpoint folder over successive scans ("looks"): changes, their times and their kinds. Pure.
 
 Looks come in pairs, a moment apart, from one round to the next. A file is at rest if two looks that are at least that
 moment apart saw the same of it; until then it counts as busy.
 
 [Note: noise] Some files are never at rest: a log, a counter, a checkpoint of every step. The others of their group do
 not wait for them, or a folder with a log in it would be in no set before the program ends. But a shard that is being
-written is busy too, and a set without it would be half a checkpoint. What tells them apart is time and size: noise is
+written is busy too, and a set without it would be half a checkpoint. Time and size distinguish the two. These files are
+noise:
 
-- what is replaced by another file before it can be seen at rest, if it has changed again and again and nothing else in
-  the group has: each was whole, so nobody is in the midst of a save, and there is nothing that it belongs to;
-- what is busy for long and still small, if saves go on beside it: its name was there when the group was taken, or
-  another file of the group was saved twice meanwhile. A new name alone may be a shard that is written slowly, whatever
-  its size;
-- what is busy for very long, whatever it is, if its name was there or its writer says each time that it is whole.
+- a file that another one replaces before it can be seen at rest, if it has changed repeatedly and no other file of the
+  group has. Each version was whole, so no save is half done, and the file belongs to no other;
+- a file that is busy for long and still small, if saves are done beside it: its name existed when the group was taken,
+  or another file of the group was saved twice meanwhile. A new name alone may be a shard that is written slowly,
+  whatever its size;
+- a file of any size that is busy for very long, if its name existed before or its writer closes it each time.
 
-All else that is busy, new names above all, is taken for a save on its way and waited for: time alone makes no set
-without it. What is known to be not done - somebody has it open, or died writing it - is noise only once another file
-was saved twice beside it. What a set goes without, but for logs, is named in it (`choosing`): nobody knows then that it
-is whole.
+Every other busy file, above all one with a new name, is treated as a save that is not finished: its group waits,
+however long. A file that is known to be unfinished - a process has it open, or died writing it - is noise only once
+another file was saved twice beside it. A set names the files that it lacks, except logs (`choosing`), because it may
+then be incomplete.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from clary.contract.checkpoint_evidence import Evidence
 
 _PATIENCE_INTERVALS = 10
 _NOISE_INTERVALS = 2
-_NOISE_S = 10.0  # whatever the interval: saves take as long as they take
-_NOISE_BYTES_A_SECOND = 1_000_000  # below what the slowest disk takes
-_NUM_SAVES = 2  # one may be that of another shard of the same save
+_NOISE_S = 10.0  # independent of the interval, since the time of a save does not depend on it
+_NOISE_BYTES_A_SECOND = 1_000_000  # bytes/s; the slowest disk is faster
+_NUM_SAVES = 2  # saves of other files beside it; a single one may be another shard of the same save
 _NUM_ALONE = 3  # three looks in a row do not all fall between the files of one save
 
 
@@ -43,7 +44,7 @@ _NUM_ALONE = 3  # three looks in a row do not all fall between the files of one 
 class Pace:
     """The interval between rounds of looks, and the limits of rest and patience."""
 
-    settle_s: float  # unchanged for so long is at rest
+    settle_s: float  # a file that is unchanged for so long is at rest
     interval_s: float  # from one round to the next
 
     @property
@@ -61,19 +62,19 @@ class Pace:
 class FileSight:
     """A name in the folder; times are monotonic seconds."""
 
-    facts: FileFacts | None  # None: there is no such file any more
-    since_s: float  # the first look that saw exactly this
-    busy_since_s: float  # the first look of those that did not see it at rest, or the last one that did
-    num_alone: int = 0  # looks at which it had changed since any at which something else in the group had
-    is_replaced: bool = False  # whether it was whole at the last look but one, and another one has its place
-    taken: FileFacts | None = None  # what the newest set has of it
-    dirty_since_s: float | None = None  # the first look that saw something else than that; None: nothing else
-    saved_s: tuple[float, ...] = ()  # the last two looks that saw that it had been written and was whole
-    saved: FileFacts | None = None  # as the last of them saw it
-    decision: Decision | None = None  # what is known of its being whole; None: nobody asked, it is as it was taken
+    facts: FileFacts | None  # None if the file does not exist any more
+    since_s: float  # time of the first look that saw this state
+    busy_since_s: float  # time of the first look that saw it busy, or of the last one that saw it at rest
+    num_alone: int = 0  # number of looks that saw it changed since one that saw another file of the group changed
+    is_replaced: bool = False  # whether it was whole at the look before the last, and another file has replaced it
+    taken: FileFacts | None = None  # its version in the newest set
+    dirty_since_s: float | None = None  # time of the first look that saw another version than that; None if none did
+    saved_s: tuple[float, ...] = ()  # times of the last two looks that saw a new whole version
+    saved: FileFacts | None = None  # its state at the last of them
+    decision: Decision | None = None  # the decision whether it is whole; None if it is unchanged since it was taken
 
     def is_at_rest(self, now_s: float, pace: Pace) -> bool:
-        """Whether the look at `now_s` saw it at rest, and something says that it is whole."""
+        """Whether the look at `now_s` saw it at rest, and there is evidence that it is whole."""
         return now_s - self.since_s >= pace.settle_s and (self.decision is None or self.decision.is_whole)
 
     @property
@@ -88,17 +89,17 @@ class FileSight:
 
     @property
     def is_new_and_unknown(self) -> bool:
-        """Whether no set has it, and nothing says that it is whole: a shard on its way may be no more than that."""
+        """Whether no set has it, and there is no evidence that it is whole, as with a shard that is being written."""
         return self.taken is None and self.facts is not None and not self.is_said_whole
 
     @property
     def is_saved(self) -> bool:
-        """Whether its writer has said that it is done with it; a log is never done."""
+        """Whether its writer has closed, renamed or marked it as finished; a log is never finished."""
         return self.is_said_whole and (self.decision is None or self.decision.evidence is not Evidence.LOG)
 
     @property
     def changes_alone(self) -> bool:
-        """Whether it has changed again and again, and nothing else has."""
+        """Whether it has changed repeatedly while no other file of the group has."""
         return self.num_alone >= _NUM_ALONE
 
     def is_busy_for_long(self, now_s: float, pace: Pace, *, outlasts_saves: bool) -> bool:
@@ -118,21 +119,23 @@ class Sight:
     """A group; times are monotonic seconds."""
 
     content: GroupContent
-    files: Mapping[str, FileSight] = field(default_factory=dict)  # also names that have gone a moment ago
+    files: Mapping[str, FileSight] = field(default_factory=dict)  # with names that were removed a moment ago
     frame_since_s: float  # the first look that saw exactly these empty folders and links
-    frame_dirty_since_s: float | None = None  # the first look that saw others than were taken
-    unrest_since_s: float | None = None  # the first look since which it was dirty and not at rest but for noise
-    old_names: frozenset[str] = frozenset()  # that were there when it was last taken whole, noise among them
-    left_out: frozenset[str] = frozenset()  # what the set lacks of it, of what was there when it was taken
+    # time of the first look that saw other folders and links than the newest set has
+    frame_dirty_since_s: float | None = None
+    # time of the first look since which it has had changes and was not at rest, noise aside
+    unrest_since_s: float | None = None
+    old_names: frozenset[str] = frozenset()  # names that existed when the group was last taken whole, with noise
+    left_out: frozenset[str] = frozenset()  # names that existed when the set was made, and that the set lacks
 
     @property
     def dirty_since_s(self) -> float | None:
-        """The first look that saw anything that is not in the newest set; None: all of it is."""
+        """Time of the first look that saw a change that is not in the newest set; None without one."""
         all_s = [self.frame_dirty_since_s, *(file.dirty_since_s for file in self.files.values())]
         return min((since_s for since_s in all_s if since_s is not None), default=None)
 
     def noise(self, now_s: float, pace: Pace) -> frozenset[str]:
-        """Return the names that nothing waits for; see the note."""
+        """Return the names of noise; see [Note: noise]."""
         return frozenset(
             path
             for path, file in self.files.items()
@@ -163,7 +166,7 @@ class Sight:
         Args:
             noise: paths that do not count.
             now_s: monotonic time of the last look.
-            pace: tells how long a file has to rest.
+            pace: has the time for which a file must rest.
         """
         if now_s - self.frame_since_s < pace.settle_s:
             return False
@@ -183,11 +186,11 @@ def follow(
     """Return the sights after another look.
 
     Args:
-        sights: what was known before it.
-        contents: what it saw; a group that is not there any more holds nothing.
-        taken: what of each group stands in the newest set.
+        sights: returned for the look before.
+        contents: of each group at this look; empty for a group that does not exist any more.
+        taken: files of each group in the newest set.
         replaced: files in whose place another one was found, though they were at rest themselves.
-        decisions: what is known of files that are not as they were taken.
+        decisions: for the files that have changed since they were taken, whether they are whole.
     """
     found = {}
     for name in {*sights, *contents, *taken}:

@@ -58,8 +58,8 @@ class SetWriter:
 
     Args:
         may_name_plain: whether the object under a file's plain path is known to hold that content.
-        is_given_up: once it says so, uploads end with an AgentError.
-        on_progress: told, from several threads, whenever the store has taken something.
+        is_given_up: once it returns true, uploads end with an AgentError.
+        on_progress: called, from several threads, whenever the store has accepted data.
         step_counts: reads the steps that the debugger has counted; None: sets carry no step counts.
     """
 
@@ -93,12 +93,12 @@ class SetWriter:
         self._recent = [history.last] if history.last is not None else []
         self._numbers = set(history.numbers)
         self._contents = set(history.contents)
-        self.is_uncertain = False  # whether a set may exist that `last` is not
+        self.is_uncertain = False  # whether the store may hold a newer set than `last`
         self._unfinished = set(history.announced)  # under plain paths, of no set
         self._inherited = history.inherited
         self._of_others = history.of_others
-        self._decisions: Mapping[str, Decision] = {}  # what says of files that they are whole, for the set on its way
-        self._known = self._known_files(history)  # what is in the store of the files as they were seen
+        self._decisions: Mapping[str, Decision] = {}  # evidence that files are whole, for the set that is being made
+        self._known = self._known_files(history)  # files whose present state is in the store
         self._doubts = _restored_doubts(history)
 
     def take(self, snapshot: Snapshot, choice: Choice, *, held: Mapping[str, int] | None = None) -> bool:
@@ -108,11 +108,11 @@ class SetWriter:
             held: path -> descriptor, of all files that were replaced.
         Returns: whether there is a new set.
         Raises: ObjectStoreError or OSError, also AgentError for files that cannot be read; the last set stands then,
-            and what was stored is not stored again.
+            and objects that were stored are not stored again.
         """
         taken_at = self._clock.now()
         if self._step_counts is not None:
-            self._step_counts.look()  # now: uploads take their time, and rows are not kept for ever
+            self._step_counts.look()  # read before the uploads, which take long: rows are overwritten
         contents = contents_of(snapshot)
         self._decisions = choice.decisions
         for path in choice.decisions.keys() & self._known.keys():
@@ -235,7 +235,7 @@ class SetWriter:
     def _file_by_file(
         self, name: str, paths: frozenset[str], again: GroupContent, old: Mapping[str, GroupVersion]
     ) -> tuple[GroupVersion, GroupContent]:
-        """Return a group with some of its files as they are now and the others as they were taken last."""
+        """Return a group with the present versions of some files and the last taken versions of the others."""
         before, before_taken = old.get(name, NO_VERSION), self.taken.get(name, NOTHING)
         files_of = {path: file for path, file in before.files.items() if path in again.files}
         facts_of = {path: facts for path, facts in before_taken.files.items() if path in again.files}
@@ -316,7 +316,7 @@ class SetWriter:
         self._store.put_bytes(self._prefix.bucket, key, data)
         if self._store.get_bytes(self._prefix.bucket, key, max_bytes=len(data) + 1) != data:
             raise ObjectStoreError(
-                f"s3://{self._prefix.bucket}/{key}: the store gives back something else than it was given",
+                f"s3://{self._prefix.bucket}/{key}: the store returns other bytes than were written",
                 retryable=True,
             )
         self.last = checkpoints
@@ -376,7 +376,7 @@ def _chosen_files(contents: Mapping[str, GroupContent], choice: Choice) -> dict[
 
 
 def _differs(one: GroupVersion, other: GroupVersion) -> bool:
-    """Whether two versions restore to different things; where the content lies makes no difference."""
+    """Whether two versions restore to different things; the location of the content makes no difference."""
     return (
         (one.folders, dict(one.links), one.left_out) != (other.folders, dict(other.links), other.left_out)
         or one.files.keys() != other.files.keys()

@@ -5,7 +5,7 @@ Rules, decided once:
 - A line ends at `\n` (or `\r\n`), or when its process has ended. Text without an end is held back however long it
   takes: programs that write in blocks cut lines anywhere, and a cut line would hide metrics.
 - `\r` repaints a line, as progress bars do. A line shows its last state when it ends; a running bar shows its state at
-    most every `BAR_INTERVAL_S`.
+  most every `BAR_INTERVAL_S`.
 - A line longer than `PIECE_BYTES` comes as several lines; `LineSplitter.has_cut` tells, so that the log can say so.
 - Escape sequences of terminals are kept or removed whole, by an argument of the splitter.
 - Invalid UTF-8 is written out as `\xff`, NUL is removed, an empty line becomes one space (log services refuse empty

@@ -4,8 +4,7 @@ Where: `program_source` makes rates of it.
 
 Processor time and bytes of a process that has ended are added by the kernel to those of the process that waits for it,
 so that a plain sum would count them twice: once while it lived, once again above it. If no process waits for it, they
-    vanish, so that a plain sum would fall. Therefore what a process had before it ended is taken off the growth of
-    those
+vanish, so that a plain sum would fall. Therefore what a process had before it ended is taken off the growth of those
 above it: the nearest first, as far as each has grown, because an orphan is waited for by a process further up.
 """
 

@@ -2,8 +2,7 @@
 
 Where: started by the supervisor; both only pass on what they hear, as events in its queue. They live through a service
 that is away: the program runs on, and the newest facts are reported when the service is back. Only when it has been
-    away
-for `ORPHAN_TIMEOUT_S`, or says that the attempt is over, the host is given up.
+away for `ORPHAN_TIMEOUT_S`, or says that the attempt is over, the host is given up.
 """
 
 from __future__ import annotations

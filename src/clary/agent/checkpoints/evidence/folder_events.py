@@ -8,8 +8,8 @@ through once it is watched: files that no process has open any more were closed 
 into the tree is watched anew, and everything below it has been named with it.
 
 [Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Files in an
-    unwatched folder have no history, and are judged by the processes that have them open; the log says so once. If a
-    queue overflows, all histories are dropped.
+unwatched folder have no history, and are judged by the processes that have them open; the log says so once. If a
+queue overflows, all histories are dropped.
 """
 
 from __future__ import annotations

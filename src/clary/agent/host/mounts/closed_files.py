@@ -4,9 +4,8 @@ Where: `machine_view` asks for each system folder that it gives to programs as t
 count as closed, too: they lead to the machine's processes. Everything in /etc is looked at for every host, in a few
 milliseconds. What packages fill is large, so there folders are looked at, and the files of those that have changed
 since they were read: a file that is new or replaced changes its folder. A file whose mode alone changes does not change
-    its folder. Such a file was readable before, and is found by the full search every few minutes (150,000 files: a
-    second). Even folders take a tenth of a second for /usr; so what was found is good for a few seconds, and the agent
-    of a
+its folder. Such a file was readable before, and is found by the full search every few minutes (150,000 files: a
+second). Even folders take a tenth of a second for /usr; so what was found is good for a few seconds, and the agent of a
 job looks once, beside its other work, while the job is being prepared (`refresh`).
 
     /var/cache/clary/NAME.json           [what is closed], as fresh as the file is

@@ -4,7 +4,7 @@ Where: the keeper asks when the agent signals SIGTERM. If three kinds of process
 output of ranks would be lost, or ranks would be killed while they save their state:
 
 - a process that reads a rank's output through a pipe and has no handler: SDK v3's driver, AWS's toolkit, `tee`. It gets
-    the signal when the writers of the pipe have ended.
+  the signal when the writers of the pipe have ended.
 - an MPI launcher and its daemons: they pass the signal on, a second time for the ranks, and kill them soon after. They
   hear nothing; they end with the ranks.
 - the ssh connection under which such a daemon runs.

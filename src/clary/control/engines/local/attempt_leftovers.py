@@ -2,8 +2,7 @@
 
 Where: `LocalEngine.leftovers`, in a thread, for `clary doctor`. Only what can be told to be of an attempt of this state
 folder is recognised: by the mark in an environment, a cgroup's name, a path below the attempt's folder. An attempt that
-    is
-not released is the service's business and leaves nothing yet.
+is not released is the service's business and leaves nothing yet.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Whoever else comes to the listeners - port scanners, programs that send nothing,
 no group is formed.
 
 Side streams that are connected are watched meanwhile: a rank that gives up sends the reason there (`words`), and all
-    others fail at once instead of waiting for their deadline.
+others fail at once instead of waiting for their deadline.
 """
 
 from __future__ import annotations

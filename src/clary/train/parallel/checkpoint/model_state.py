@@ -3,8 +3,8 @@
 Where: methods of `DistributedModel`, and `folders`.
 
 A part holds the tensors of one rank: the modules of its stage, and its slice of each tensor that is cut over the tensor
-    group. A part records how its tensors are cut (SLICES), so that a reader of all parts can join them, whatever its
-    own degrees.
+group. A part records how its tensors are cut (SLICES), so that a reader of all parts can join them, whatever its own
+degrees.
 """
 
 from __future__ import annotations
