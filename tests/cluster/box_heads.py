@@ -35,8 +35,15 @@ class BoxJobs(RunningService):
 
 
 @contextlib.contextmanager
-def box_service(owners, *, settings=SETTINGS, num_boxes=2):
-    """A service without boxes on the head of a bed, whose network this thread joins, until the block ends."""
+def box_service(owners, *, settings=SETTINGS, num_boxes=2, variables=None):
+    """A service without boxes on the head of a bed, whose network this thread joins, until the block ends.
+
+    Args:
+        owners: of what tests leave.
+        settings: of the service.
+        num_boxes: of the bed.
+        variables: a function of the service's home that returns variables of the service; None for no others.
+    """
     require("sshd")
     folder = Path(tempfile.mkdtemp(prefix=f"clary-boxes-{os.getpid()}-", dir="/var/tmp"))
     folder.chmod(0o755)
@@ -46,7 +53,8 @@ def box_service(owners, *, settings=SETTINGS, num_boxes=2):
         bed.start()
         bed.home.mkdir()
         (bed.home / "settings.toml").write_text(settings)
-        service = BoxJobs(bed.home, {}, {}, {"CLARY_PORT": "0", "CLARY_TLS_PORT": str(PORT)})
+        made = variables(bed.home) if variables is not None else {}
+        service = BoxJobs(bed.home, {}, {}, {**made, "CLARY_PORT": "0", "CLARY_TLS_PORT": str(PORT)})
         service.bed = bed
         with network_of(bed.first_process(HEAD)):
             service.clary("up")

@@ -59,6 +59,10 @@ class Failed(Exception):
     """This host cannot be made; the words say why."""
 
 
+class Outdated(Exception):
+    """The service has another bundle by now: one of another release was started meanwhile, and names its own."""
+
+
 def main() -> int:
     """Enrol, and become the agent; return an exit code where that is not to be."""
     options = _options()
@@ -69,8 +73,7 @@ def main() -> int:
         service = Service(options.service, options.ca)
         folder = _own_folder(options.scratch, options.tag, options.index)
         report = node_report(service, folder)
-        answer = enrol(service, options, report, folder)
-        code = _bundle(service, answer["bundle"], folder)
+        answer, code = admission(service, options, report, folder)
         _become_agent(options, service, answer, report, folder, code)
     except Unwanted as error:
         print(f"clary boot: leaving: {error}", file=sys.stderr, flush=True)
@@ -164,18 +167,39 @@ class Patience:
         self._pause_s = min(5.0, 2 * self._pause_s)
 
 
-def enrol(service: Service, options: argparse.Namespace, report: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Ask until the gang is complete, and return the answer; the bundle is fetched meanwhile.
+def admission(
+    service: Service, options: argparse.Namespace, report: dict[str, Any], folder: str
+) -> tuple[dict[str, Any], str]:
+    """Return the service's answer to this host and the folder of the agent's code; asks anew if that is outdated.
 
     Args:
         service: to ask.
         options: of the command line: tag, index and proof.
         report: of this node.
         folder: of this host.
+    Raises: Unwanted if no job needs this host; Failed after SILENCE_LIMIT_S without an answer that helps.
+    """
+    claim, patience = secrets.token_hex(16), Patience(service)
+    while True:
+        answer = enrol(service, options, {"claim": claim, "report": report}, folder)
+        try:
+            return answer, _bundle(service, answer["bundle"], folder)
+        except Outdated as error:
+            patience.wait(str(error))
+
+
+def enrol(service: Service, options: argparse.Namespace, own: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Ask until the gang is complete, and return the answer; the bundle is fetched meanwhile.
+
+    Args:
+        service: to ask.
+        options: of the command line: tag, index and proof.
+        own: claim of this boot, and report of its node.
+        folder: of this host.
     Raises: Unwanted if no job needs this host; Failed after SILENCE_LIMIT_S without an answer.
     """
     path = f"/clary/v1/allocations/{options.tag}/{options.index}"
-    question = {"claim": secrets.token_hex(16), "report": report, "wait_s": 0.0}
+    question = {**own, "wait_s": 0.0}
     patience = Patience(service)
     while True:
         body = json.dumps({**question, "proof": _proof(options)}).encode()
@@ -188,7 +212,8 @@ def enrol(service: Service, options: argparse.Namespace, report: dict[str, Any],
             return answer
         if status == 202:
             patience.heard()
-            _bundle(service, json.loads(data)["bundle"], folder)
+            with contextlib.suppress(Outdated):  # the next answer names the one that there is
+                _bundle(service, json.loads(data)["bundle"], folder)
             question["wait_s"] = WAIT_S
             continue
         if status == 410:
@@ -383,7 +408,7 @@ def _free_port() -> int:
 
 
 def _bundle(service: Service, digest: str, folder: str) -> str:
-    """Return the folder of the agent's code, fetched unless this node has it. Raises: Failed."""
+    """Return the folder of the agent's code, fetched unless this node has it. Raises: Failed, Outdated."""
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise Failed(f"the service names no digest of a bundle: {digest[:80]!r}")
     place = os.path.join(os.path.dirname(os.path.dirname(folder)), "agent")
@@ -400,6 +425,8 @@ def _bundle(service: Service, digest: str, folder: str) -> str:
         if status < 500:
             break
         patience.wait(repr(data[:200]))
+    if status == 404:
+        raise Outdated(f"the service has no bundle {digest}")
     if status != 200 or hashlib.sha256(data).hexdigest() != digest:
         raise Failed(f"the bundle {digest} did not come: status {status}, {len(data)} bytes")
     draft = f"{target}.{os.getpid()}"

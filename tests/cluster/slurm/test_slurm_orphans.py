@@ -1,14 +1,24 @@
 """A service that is killed at any point of a launch: it asks Slurm for hosts once, and gives all back. Needs root."""
 
-import json
 import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from boto3_clients import job_request, log_of, refusal, unique, wait
+from kill_points import (
+    ASKED_POINTS,
+    GRANTED_POINTS,
+    NUM_LINES,
+    PROGRAM,
+    is_there,
+    kill_point_of,
+    service_pid,
+    service_variables,
+    set_kill_point,
+    soon,
+)
 
 pytest_plugins = ["slurm_service"]
 pytestmark = [
@@ -19,35 +29,14 @@ pytestmark = [
     pytest.mark.timeout(150),
 ]
 
-NUM_LINES = 12
-PROGRAM = f"for i in $(seq {NUM_LINES}); do echo line $i of $(hostname); sleep 0.2; done"
 HOSTS = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
-# Where a service is killed, in the order of a launch: what it does, before or after, and which call of it.
+SERVICE_VARIABLES = service_variables
 POINTS = {
-    "before-the-allocation-is-stored": ("AllocationAsked", "before", 1),
-    "after-the-allocation-is-stored": ("AllocationAsked", "after", 1),
+    **ASKED_POINTS,
     "before-sbatch": ("sbatch", "before", 1),
     "after-sbatch": ("sbatch", "after", 1),
-    "while-it-is-pending": ("not granted", "after", 1),
-    "at-the-grant": ("granted", "after", 1),
-    "after-the-attempt-is-stored": ("HostsAsked", "after", 1),
-    "before-any-boot-enrols": ("enrol", "before", 1),
-    "when-one-has-enrolled": ("enrolled", "after", 1),
-    "when-all-have-enrolled": ("enrolled", "after", 2),
-    "after-addresses-are-stored": ("NetworkReady", "after", 1),
-    "after-boots-are-let-in": ("start_agents", "after", 1),
-    "before-the-first-report": ("report", "before", 1),
-    "while-one-host-prepares": ("HostReported preparing", "after", 1),
-    "while-all-prepare": ("HostReported preparing", "after", 2),
+    **GRANTED_POINTS,
 }
-
-
-def kill_point_of(home):
-    return home / "kill-point.json"
-
-
-def SERVICE_VARIABLES(home):
-    return {"PYTHONPATH": str(Path(__file__).parent / "killed_services"), "KILL_POINT_FILE": str(kill_point_of(home))}
 
 
 class Queue:
@@ -85,25 +74,6 @@ class Queue:
             self.most = max(self.most, len(living - self.before))
 
 
-def soon(look, *, within_s=30.0, what="it"):
-    deadline = time.monotonic() + within_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"{what} did not come to be"
-        time.sleep(0.1)
-    return found
-
-
-def service_pid(service):
-    return json.loads((service.home / "run" / "service.json").read_text())["pid"]
-
-
-def is_there(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def require_clean(cluster):
     """Wait until nothing of any job is left in Slurm, on its nodes and in the service's records."""
     soon(lambda: not cluster.queue(), what="an empty queue", within_s=60)
@@ -139,11 +109,9 @@ def aws(cluster):
 @pytest.mark.sweep("point")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_service_killed_at_a_point_of_a_launch_has_its_hosts_once(cluster, aws, point):
-    what, when, call = POINTS[point]
-    name, pid = unique("killed"), service_pid(cluster.service)
-    wanted = {"point": what, "when": when, "call": call, "job": name}
-    kill_point_of(cluster.service.home).write_text(json.dumps(wanted))
-    holder = hold_all(cluster.bed) if what == "not granted" else ""
+    name, pid = unique("killed"), service_pid(cluster.service.home)
+    set_kill_point(cluster.service.home, POINTS[point], name)
+    holder = hold_all(cluster.bed) if point == "while-it-is-pending" else ""
     with Queue(cluster.bed) as queue:
         aws.sagemaker.create_training_job(**job_request(name, PROGRAM, ResourceConfig=HOSTS))
         soon(lambda: not is_there(pid), what=f"a service killed at {point}")
@@ -170,7 +138,7 @@ def test_hosts_of_a_job_that_the_database_does_not_know_are_taken_back(cluster, 
     service.clary("up")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 300", ResourceConfig=HOSTS))
     wait(aws, name, until=("Training",))
-    pid = service_pid(service)
+    pid = service_pid(service.home)
     os.kill(pid, signal.SIGKILL)
     soon(lambda: not is_there(pid), what="a killed service")
     for path in service.home.glob("clary.db*"):

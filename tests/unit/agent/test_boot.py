@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import io
+import json
 import os
 import socket
 import stat
@@ -130,7 +131,7 @@ def test_the_bundle_is_taken_by_its_digest_and_fetched_once(tmp_path):
     assert service.asked == [f"/clary/v1/agent/{digest}"]
 
 
-@pytest.mark.parametrize(("status", "data"), [(200, b"another"), (404, b"")])
+@pytest.mark.parametrize(("status", "data"), [(200, b"another"), (403, b"")])
 def test_a_bundle_of_another_digest_is_not_unpacked(tmp_path, status, data):
     host = tmp_path / "hosts" / "one"
     host.mkdir(parents=True)
@@ -139,6 +140,37 @@ def test_a_bundle_of_another_digest_is_not_unpacked(tmp_path, status, data):
     assert list((tmp_path / "agent").iterdir()) == []
     with pytest.raises(boot.Failed, match="no digest"):
         boot._bundle(FakeService(200, b""), "../../etc", str(host))
+
+
+class FakeUpgradedService(FakeService):
+    """Admits a boot to a bundle that is gone when it is fetched: a service of another release was started between."""
+
+    def __init__(self, data):
+        super().__init__(200, data)
+        self.digests = ["0" * 64, hashlib.sha256(data).hexdigest()]
+        self.claims = []
+
+    def ask(self, method, path, body, most_bytes):
+        if method == "POST":
+            self.claims.append(json.loads(body)["claim"])
+            standby = len(self.claims) == 1
+            digest = self.digests[len(self.claims) > 2]
+            return (202 if standby else 200), json.dumps({"bundle": digest}).encode()
+        return (200, self.answer[1]) if path.endswith(self.digests[1]) else (404, b"this release has another bundle")
+
+
+def test_a_boot_goes_on_with_the_bundle_of_the_release_that_is_started_while_it_enrols(tmp_path, monkeypatch):
+    monkeypatch.setattr(boot.time, "sleep", lambda seconds: None)
+    (tmp_path / "token").write_text("secret")
+    options = SimpleNamespace(tag=TAG, index=0, proof=f"file:{tmp_path / 'token'}")
+    host = tmp_path / "hosts" / "one"
+    host.mkdir(parents=True)
+    service = FakeUpgradedService(archive(**{"clary/__init__.py": ""}))
+    answer, code = boot.admission(service, options, {}, str(host))
+    assert answer == {"bundle": service.digests[1]}
+    assert Path(code).name == service.digests[1]
+    assert len(service.claims) == 3
+    assert len(set(service.claims)) == 1, "another claim would be another boot, which is refused"
 
 
 def test_a_boot_that_nobody_wants_leaves(tmp_path):

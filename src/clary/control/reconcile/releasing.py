@@ -102,7 +102,7 @@ class Releaser:
         return _key(job, host) in self._replaced
 
     def note_replaced(self, job: TrainingJob, host: str) -> None:
-        """Note that another host was asked for in place of a lost one: what has its number now must not be ended."""
+        """Note that another host was asked for in place of a lost one; the host with that number must not be ended."""
         self._replaced.add(_key(job, host))
 
     async def release_when_left(self, job: TrainingJob) -> None:

@@ -88,7 +88,7 @@ class QueueWatch:
             return self._last
 
     def forget(self) -> None:
-        """Let the next call ask, and those that follow more often for a moment, because something was changed."""
+        """Let the next call ask, and later calls more often for a moment, because something was changed."""
         self._asked_s = float("-inf")
         self._changed_s = self._clock.monotonic()
 
