@@ -15,6 +15,9 @@ from smdistributed.modelparallel.tensorflow.utils import (
 )
 from smp_tensorflow_models import BATCH, LOSS, convolutions, digits, perceptron, recurrent, start, train_alone, trainer
 
+from clary.train.parallel.layout.mesh import Along
+from clary.train.tf_parallel import session
+
 IMAGES, LABELS = digits()
 NUM_BATCHES = 4
 
@@ -285,11 +288,19 @@ def test_files_of_checkpoints_go_from_rank_to_rank(rank, size):
     if rank == 0:
         (own / "one").write_bytes(b"1" * 100_000)
         (own / "two").write_bytes(b"")
+        (own / "mp_rank_0").mkdir()
+        (own / "mp_rank_0/three").write_bytes(b"3")
         send_checkpoint_files(str(own), 1)
+        session.current().links.send({"../astray": b""}, 1, Along.WORLD)
     else:
         receive_checkpoint_files(str(own / "new"), 0)
         assert (own / "new/one").read_bytes() == b"1" * 100_000
         assert (own / "new/two").read_bytes() == b""
+        assert (own / "new/mp_rank_0/three").read_bytes() == b"3"
+        failure_of(
+            CheckpointError, lambda: receive_checkpoint_files(str(own / "new"), 0), "'../astray'", "does not lie in"
+        )
+        assert not (own / "astray").exists()
 
 
 def test_the_whole_model_is_saved_as_it_was_trained(rank, size):

@@ -53,27 +53,36 @@ def check_cut(folder: str, facts: dict[str, Any]) -> None:
 
 
 def send_checkpoint_files(links: Links, folder: str, dest: int) -> None:
-    """Send all files of a folder to another rank, which calls `receive_checkpoint_files`.
+    """Send all files of a folder, and of the folders in it, to another rank, which calls `receive_checkpoint_files`.
 
     Args:
         dest: rank in the world.
     """
-    files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
+    root = Path(folder)
+    files = {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
     links.send(files, dest, Along.WORLD)
 
 
 def receive_checkpoint_files(links: Links, folder: str, src: int) -> None:
     """Write the files that another rank sends to a folder, which is made; files of the same names are replaced.
 
+    Folders in the sender's, such as `mp_rank_1`, are made as well.
+
     Args:
         src: rank in the world.
+
+    Raises: CheckpointError for a name that leads out of the folder; what came before it is written.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     for name, content in links.receive(src, Along.WORLD).items():
-        unfinished = place / f".{name}.{os.getpid()}"
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"rank {src} sent a file {name!r}, which does not lie in {folder}")
+        path = place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         unfinished.write_bytes(content)
-        unfinished.replace(place / name)
+        unfinished.replace(path)
 
 
 def bring_to_replicas(links: Links, folder: str) -> None:

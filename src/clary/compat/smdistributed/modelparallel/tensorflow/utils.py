@@ -12,7 +12,7 @@ __all__ = ["GraphBuildError", "receive_checkpoint_files", "send_checkpoint_files
 
 
 def send_checkpoint_files(directory: str, dest: int) -> None:
-    """Send all files of a directory to another rank, which calls `receive_checkpoint_files`.
+    """Send all files of a directory, and of those in it, to another rank, which calls `receive_checkpoint_files`.
 
     Args:
         dest: rank in the world.
@@ -25,5 +25,7 @@ def receive_checkpoint_files(directory: str, src: int) -> None:
 
     Args:
         src: rank in the world.
+
+    Raises: CheckpointError for a file that does not lie in the directory.
     """
     checkpoint_files.receive_checkpoint_files(session.current().links, directory, src)
