@@ -28,6 +28,7 @@ from transformers import (
     GPTNeoXModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaModel,
     OPTConfig,
     OPTForCausalLM,
     OPTForSequenceClassification,
@@ -436,7 +437,7 @@ def test_vit(rank, size):
 
 
 def test_t5(rank, size):
-    """Its matrices, one by one: our layers have neither norms without means nor biases by distance."""
+    """Its matrices, one by one: our layers have no biases by distance that are learnt."""
     config = T5Config(
         vocab_size=WORDS,
         d_model=32,
@@ -452,19 +453,52 @@ def test_t5(rank, size):
     compare(plain_model(T5ForConditionalGeneration, config), UNCHANGED, replaced=MATRICES)
 
 
+LLAMA = LlamaConfig(
+    vocab_size=WORDS,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=16,
+    use_cache=False,
+)
+
+
 def test_llama(rank, size):
-    """Its matrices, one by one: our layers have neither norms without means nor gates."""
-    config = LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=16,
-        use_cache=False,
+    replaced = {("LlamaDecoderLayer", "DistributedTransformerLayer"), *MATRICES}  # the head, and the embedding
+    compare(plain_model(LlamaForCausalLM, LLAMA), translators("llama"), replaced=replaced)
+
+
+def test_llama_with_biases_and_positions_of_its_own(rank, size):
+    config = copy.deepcopy(LLAMA)
+    config.attention_bias = config.mlp_bias = True
+    positions = torch.tensor([0, 1, 3, 4, 8, 9])
+
+    def loss_of(output):
+        hidden = output.last_hidden_state
+        return (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(3))).mean()
+
+    compare(
+        plain_model(LlamaModel, config),
+        translators("llama"),
+        replaced={("LlamaDecoderLayer", "DistributedTransformerLayer"), ("Embedding", "DistributedEmbedding")},
+        make_batch=lambda seed: {"input_ids": batch(seed)["input_ids"], "position_ids": positions.unsqueeze(0)},
+        loss_of=loss_of,
     )
-    compare(plain_model(LlamaForCausalLM, config), UNCHANGED, replaced=MATRICES)
+
+
+def test_llamas_that_our_layers_cannot_be_are_cut_by_their_matrices(rank, size):
+    turned, shared = copy.deepcopy(LLAMA), copy.deepcopy(LLAMA)
+    turned.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    shared.num_key_value_heads = 1
+    for config, reason in ((turned, "its rope_type is 'linear'"), (shared, "num_key_value_heads is 1")):
+        with parallel(size):
+            _, done = distribute(plain_model(LlamaForCausalLM, config))
+            reasons = {one.reason for one in done.changes if one.module_class == "LlamaDecoderLayer"}
+            assert len(reasons) == 1
+            assert reason in reasons.pop()
+        compare(plain_model(LlamaForCausalLM, config), UNCHANGED, replaced=MATRICES)
 
 
 def test_weights_are_carried_over_where_that_is_asked_for(rank, size):
@@ -477,6 +511,7 @@ def test_weights_are_carried_over_where_that_is_asked_for(rank, size):
         (RobertaForMaskedLM, RobertaConfig(**ENCODER)),
         (GPT2ForSequenceClassification, GPT2Config(**GPT2.to_diff_dict() | {"pad_token_id": 0})),
         (GPTNeoXModel, NEOX),
+        (LlamaForCausalLM, LLAMA),
     ):
         plain = plain_model(model_class, config)
         with parallel(size, prescaled_batch=True):

@@ -36,7 +36,7 @@ from clary.train.parallel.memory.checkpointing import use_offloader, use_placeme
 from clary.train.parallel.memory.delayed import materialize
 from clary.train.parallel.memory.offloading import Offloader
 from clary.train.parallel.mistakes import clipping, scaling
-from clary.train.parallel.mistakes.alike import check_inputs, check_models
+from clary.train.parallel.mistakes.alike import check_inputs, check_models, tell_own_parts
 from clary.train.parallel.mistakes.parts import refuse_states
 from clary.train.parallel.misuse import (
     OptimizerWatch,
@@ -258,6 +258,7 @@ class DistributedModel(ReducingModel):
         if not self._has_checked_inputs:
             self._has_checked_inputs = True
             check_inputs(function, args, kwargs, self._runtime)
+            tell_own_parts(self.own_parts(), self._runtime)
 
     def run_step(self, body: Callable[..., Any], total: int) -> list[Any]:
         """Run the step's function for every microbatch; return its results, on all ranks.

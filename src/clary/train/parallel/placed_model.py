@@ -13,6 +13,7 @@ import torch
 from clary.train.parallel.layers_around import LayerAround
 from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.runtime import Runtime
+from clary.train.parallel.tensor.module import DistributedModule
 
 
 class PlacedModel(torch.nn.Module):
@@ -38,12 +39,12 @@ class PlacedModel(torch.nn.Module):
 
     @property
     def module(self) -> Any:
-        """Likewise, with the layers around it that older scripts go past."""
+        """The model that is wrapped, inside the attributes through which scripts for older versions reach it."""
         return LayerAround(self.inner)
 
     @property
     def owners(self) -> dict[str, int]:
-        """The pipeline rank of every module, by its path; empty until modules lie where they will."""
+        """The pipeline rank of every module, by its path; empty until the first step has placed modules."""
         return dict(self._owners)
 
     def owner_of(self, name: str) -> int:
@@ -119,7 +120,7 @@ class PlacedModel(torch.nn.Module):
 
     def is_scaled_batch_parameter(self, parameter: torch.nn.Parameter) -> bool:
         """Whether a parameter sees the batch of its whole tensor group, so that it is averaged over rdp alone."""
-        return any(parameter is one for module in self.distributed_modules() for one in module.parameters())
+        return id(parameter) in self._parameters_of_groups()
 
     def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
         """Whether a buffer is one of a distributed module, which sees the batch of its whole tensor group.
@@ -139,11 +140,26 @@ class PlacedModel(torch.nn.Module):
 
     def _parameters_and_axes(self) -> Iterator[tuple[str, torch.nn.Parameter, Along]]:
         """Yield this rank's parameters, and over which ranks each is replicated."""
-        sliced = {
+        of_groups = self._parameters_of_groups()
+        for name, parameter in self.local_named_parameters():
+            yield name, parameter, Along.RDP if id(parameter) in of_groups else Along.DP
+
+    def own_parts(self) -> dict[str, torch.nn.Parameter]:
+        """Return, by name, parameters in distributed modules that a program may have cut by itself.
+
+        See [Note: a program's own parts] of `tensor.module`; empty without `prescaled_batch`.
+        """
+        distributed = [one for one in self.inner.modules() if isinstance(one, DistributedModule)]
+        made = {id(parameter) for module in distributed for parameter in module.parameters_of_group()}
+        own = self._parameters_of_groups() - made
+        return {name: parameter for name, parameter in self.inner.named_parameters() if id(parameter) in own}
+
+    def _parameters_of_groups(self) -> set[int]:
+        """Return the ids of parameters that are averaged over rdp alone."""
+        has_one_batch = self._runtime.configuration.prescaled_batch
+        return {
             id(parameter)
             for module in self.inner.modules()
-            if getattr(module, "is_distributed", False)
-            for parameter in module.parameters()
+            if isinstance(module, DistributedModule)
+            for parameter in (module.parameters() if has_one_batch else module.parameters_of_group())
         }
-        for name, parameter in self.local_named_parameters():
-            yield name, parameter, Along.RDP if id(parameter) in sliced else Along.DP

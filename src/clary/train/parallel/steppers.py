@@ -344,11 +344,11 @@ class SpreadState:
         grads = self.inner.owned_gradients()
         if self._is_half and not are_finite_everywhere(grads, self._runtime):
             return -1.0
-        model = self._runtime.model
+        of_groups = {id(one) for _, one in self._runtime.model.scaled_batch_reducer_named_parameters()}
         pairs = [
             # A parameter replicated over dp has one owner there; a parameter replicated over rdp has one on each tensor
             # rank.
-            (parameter if model.is_scaled_batch_parameter(parameter) else None, grad)
+            (parameter if id(parameter) in of_groups else None, grad)
             for parameter, grad in zip(self.inner.owned_parameters(), grads, strict=True)
         ]
         groups = (Along.PP, Along.DP)

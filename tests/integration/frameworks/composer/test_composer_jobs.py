@@ -7,7 +7,7 @@ import pytest
 from boto3_clients import Clients, unique
 from library_jobs import facts_of, library_service, request_of, run_ranks
 
-PROGRAM = "composer_smddp_program.py"
+PROGRAM = "composer/composer_smddp_program.py"
 NUM_RANKS = 4
 DISTRIBUTION = {"sagemaker_torch_distributed_enabled": "true"}
 

@@ -86,6 +86,29 @@ def check_inputs(
         )
 
 
+def tell_own_parts(parts: Mapping[str, torch.nn.Parameter], runtime: Runtime) -> None:
+    """Log the first of a program's own parameters in distributed modules that differs between tensor ranks.
+
+    All call it, before the first step with `prescaled_batch`: what differs there stays so, since it may be cut by the
+    program itself ([Note: a program's own parts] of `tensor.module`).
+
+    Args:
+        parts: by name; the same names on all ranks of a tensor group.
+    """
+    if not parts:
+        return
+    own = {name: digest(parameter.detach()) for name, parameter in parts.items()}
+    found = first_difference(runtime.groups.allgather(own, Along.TP))
+    if found is not None and runtime.groups.group_rank(Along.TP) == 0:
+        _LOG.warning(
+            "smp.step: %s of tensor rank %d is another than that of tensor rank 0; it lies in a distributed module of "
+            "the program's own and is taken for a slice that the program has cut. If it is whole, seed the ranks "
+            "alike or load weights; add_parameter of smp.nn.DistributedModule makes slices that are known as such",
+            found[1],
+            found[0],
+        )
+
+
 def digest(value: Any) -> str:
     """Return a digest of the tensors in an argument: their shapes, dtypes and values, up to a length of each."""
     found = hashlib.sha256()

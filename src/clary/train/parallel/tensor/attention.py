@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from clary.train.parallel.tensor.flash import alibi_bias, alibi_slopes, attend
-from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON, HiddenLayerNorm
+from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON, hidden_norm
 from clary.train.parallel.tensor.linear import ColumnLinear, RowLinear, apply_columns
 from clary.train.parallel.tensor.module import DistributedModule
 from clary.train.parallel.tensor.parts import drop
@@ -26,12 +26,13 @@ from clary.train.parallel.tensor.settings import ABOUT_POSITIONS, LayerSettings,
 class DistributedAttentionLayer(DistributedModule):
     """Self- or cross-attention, a projection, dropout, the residual, and layer normalisation before or after.
 
-    Sizes are those of the whole; every rank holds `num_attention_heads / T` heads. `more` are fields of
-    `LayerSettings`.
+    Sizes are those of the whole; every rank holds `num_attention_heads / T` heads, and as many parts of the heads of
+    keys and values where those are fewer. `more` are fields of `LayerSettings`.
 
     Raises:
         NotDivisibleError: the tensor group does not divide the heads, or with optimize=memory `hidden_size`.
-        ValueError: neither layer normalisation is asked for, or of cross-attention what positions decide.
+        ValueError: neither layer normalisation is asked for, or of cross-attention what positions decide, or heads
+            cannot share those of keys and values evenly.
         TypeError: an argument that is not known.
     """
 
@@ -75,12 +76,18 @@ class DistributedAttentionLayer(DistributedModule):
             self.slopes = alibi_slopes(num_attention_heads, settings.alibi_bias_max).chunk(group.size)[group.rank]
         std = initializer_range if use_normal_initialization else None
         width = num_attention_heads * attention_head_size
+        num_shared = settings.num_key_value_heads or num_attention_heads
+        self.num_key_value_heads = group.divide(num_shared, "num_key_value_heads")
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(f"num_attention_heads is {num_attention_heads}, no multiple of {num_shared} for keys")
         self.query, self.key, self.value = (
-            ColumnLinear(hidden_size, width, normal_std=std, bias=settings.use_qkv_bias) for _ in range(3)
+            ColumnLinear(hidden_size, heads * attention_head_size, normal_std=std, bias=settings.use_qkv_bias)
+            for heads in (num_attention_heads, num_shared, num_shared)
         )
         self.dense = RowLinear(width, hidden_size, normal_std=std, bias=settings.use_attention_dense_bias)
-        self.pre_layernorm = HiddenLayerNorm(hidden_size, layernorm_epsilon) if pre_layernorm else None
-        self.layernorm = HiddenLayerNorm(hidden_size, layernorm_epsilon) if post_layernorm else None
+        is_rms = settings.use_rms_norm
+        self.pre_layernorm = hidden_norm(hidden_size, layernorm_epsilon, is_rms=is_rms) if pre_layernorm else None
+        self.layernorm = hidden_norm(hidden_size, layernorm_epsilon, is_rms=is_rms) if post_layernorm else None
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         """Return hidden states [N, S, H].
@@ -119,9 +126,7 @@ class DistributedAttentionLayer(DistributedModule):
         else:
             (query,) = apply_columns(hidden, [self.query], self.layout)
             key, value = apply_columns(cross, [self.key, self.value], self.layout)
-        query, key, value = (
-            part.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2) for part in (query, key, value)
-        )
+        query, key, value = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in (query, key, value))
         is_causal = self.causal_mask_size is not None and cross is None
         length = query.shape[2]
         if is_causal and self.causal_mask_size is not None and length > self.causal_mask_size:

@@ -1,4 +1,7 @@
-"""Layer normalisation of hidden states that may be split along the dimension that is normalised."""
+"""Normalisation of hidden states that may be split along the dimension that is normalised.
+
+Source: arXiv 1910.07467 equation 4, for the root of the mean square.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +64,46 @@ class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
         return f"{self.normalized_shape}, eps={self.eps}"
 
 
+class HiddenRmsNorm(DistributedModule):
+    """Divides hidden states as they lie inside by the root of their mean square; its weight is a slice where they are.
+
+    Raises: NotDivisibleError if they are to be split and the tensor group does not divide `hidden_size`.
+    """
+
+    def __init__(self, hidden_size: int, epsilon: float) -> None:
+        super().__init__()
+        self.hidden_size, self.eps = hidden_size, epsilon
+        self.add_parameter("weight", (hidden_size,), self.layout.split_dimension, nn.init.ones_)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the normalised hidden states, in the same layout and the dtype of the weight.
+
+        Args:
+            hidden: [M, S, H/T] where the layout is split, else [M, S, H]; see `layout`.
+        """
+        if self.layout.is_split and self.layout.group.size > 1:
+            return _SplitRmsNorm.apply(hidden, self.weight, self.eps, self.layout.group)
+        values = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + self.eps)
+        return (values * scale * self.weight).to(self.weight.dtype)
+
+    def extra_repr(self) -> str:
+        """Say the size of the whole."""
+        return f"{self.hidden_size}, eps={self.eps}"
+
+
+def hidden_norm(hidden_size: int, epsilon: float, *, is_rms: bool) -> HiddenLayerNorm | HiddenRmsNorm:
+    """Return a layer normalisation of hidden states inside, or with `is_rms` a division by the root mean square.
+
+    Args:
+        hidden_size: channels of the whole.
+        epsilon: added to what the root is taken of.
+
+    Raises: NotDivisibleError if they are to be split and the tensor group does not divide `hidden_size`.
+    """
+    return (HiddenRmsNorm if is_rms else HiddenLayerNorm)(hidden_size, epsilon)
+
+
 class _SplitLayerNorm(torch.autograd.Function):
     """Normalisation over a dimension of which every rank holds an equal slice: one small exchange each way.
 
@@ -98,3 +141,32 @@ class _SplitLayerNorm(torch.autograd.Function):
         of_hidden = (weighted - of_mean - normal * of_scale) * scale.unsqueeze(-1)
         of_weight = (gradient * normal).flatten(0, -2).sum(0).to(weight.dtype)
         return of_hidden.to(hidden.dtype), of_weight, gradient.flatten(0, -2).sum(0).to(weight.dtype), None, None
+
+
+class _SplitRmsNorm(torch.autograd.Function):
+    """Division by the root of the mean square over a dimension that is split as for `_SplitLayerNorm`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, group: TensorGroup
+    ) -> torch.Tensor:
+        values = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        mean = values.square().mean(-1)
+        dist.all_reduce(mean, group=group.process_group)
+        scale = torch.rsqrt(mean / group.size + epsilon)
+        ctx.group = group
+        ctx.save_for_backward(hidden, weight, scale)
+        return (values * scale.unsqueeze(-1) * weight).to(weight.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, scale = ctx.saved_tensors
+        gradient, scale = gradient.to(scale.dtype), scale.unsqueeze(-1)
+        normal = hidden.to(scale.dtype) * scale
+        weighted = gradient * weight
+        mean = (weighted * normal).mean(-1)
+        dist.all_reduce(mean, group=ctx.group.process_group)
+        of_hidden = (weighted - normal * (mean / ctx.group.size).unsqueeze(-1)) * scale
+        of_weight = (gradient * normal).flatten(0, -2).sum(0).to(weight.dtype)
+        return of_hidden.to(hidden.dtype), of_weight, None, None

@@ -1,9 +1,16 @@
-"""The base class of distributed modules: a layout, parameters that are slices or whole, and their initial values."""
+"""The base class of distributed modules: a layout, parameters that are slices or whole, and their initial values.
+
+[Note: a program's own parts] A program derives distributed modules of its own (`smp.tp_register`) from this class and
+builds them of those of `smp.nn`. What it puts beside them, such as a norm of its model's library, knows nothing of the
+group: it works on hidden states as they lie outside, so its gradients are those of this rank's batch. Without
+`prescaled_batch` such a parameter is averaged over dp. With it every rank has the same gradient, and the parameter is
+averaged over rdp, so that a program may cut it by itself.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +34,8 @@ CONSTANT_FILLS: tuple[Fill, ...] = (nn.init.zeros_, nn.init.ones_)
 class DistributedModule(nn.Module):
     """A module that the ranks of a tensor group hold together. Made by all of them, after `runtime.initialize`.
 
-    Gradients of all parameters inside are those of [Note: mean] in `layout`, so they are averaged over rdp. A parameter
-    that is a slice has an attribute `tensor_slice`.
+    Gradients of parameters that `add_parameter` makes are those of [Note: mean] in `layout`, so they are averaged over
+    rdp. A parameter that is a slice has an attribute `tensor_slice`. Others: see [Note: a program's own parts].
 
     Raises: RuntimeError if model parallelism is not initialised.
     """
@@ -42,6 +49,7 @@ class DistributedModule(nn.Module):
         self.is_inner = False  # whether hidden states come and go as they lie inside a larger distributed module
         self._slices: dict[str, TensorSlice] = {}
         self._fills: dict[str, tuple[Fill, tuple[int, ...]]] = {}
+        self._shared: set[str] = set()
 
     def be_inner(self) -> Self:
         """Take and return hidden states as they lie inside; called by the module that holds this one."""
@@ -76,8 +84,15 @@ class DistributedModule(nn.Module):
             owners_name: of the parameter there.
         """
         self.register_parameter(name, getattr(owner, owners_name))
+        self._shared.add(name)
         if owners_name in owner._slices:
             self._slices[name] = owner._slices[owners_name]
+
+    def parameters_of_group(self) -> Iterator[nn.Parameter]:
+        """Yield this module's own parameters that `add_parameter` has made, here or in the module that shares them."""
+        for name, parameter in self._parameters.items():
+            if parameter is not None and (name in self._fills or name in self._shared):
+                yield parameter
 
     def reset_parameters(self) -> None:
         """Draw this module's own parameters anew, such as after they were put off on the meta device; collective."""

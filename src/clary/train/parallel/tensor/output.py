@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON, HiddenLayerNorm
-from clary.train.parallel.tensor.linear import ColumnLinear, RowLinear
+from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON, hidden_norm
+from clary.train.parallel.tensor.linear import ColumnLinear, RowLinear, apply_columns
 from clary.train.parallel.tensor.module import DistributedModule
 from clary.train.parallel.tensor.parts import drop
 from clary.train.parallel.tensor.residual import add_residual
@@ -16,6 +16,8 @@ from clary.train.parallel.tensor.settings import check_layernorms, find_activati
 
 class DistributedTransformerOutputLayer(DistributedModule):
     """Two linear layers around an activation, dropout, the residual, and layer normalisation before or after.
+
+    With `use_gate` a third one, `gate`, has the activation, and its result is multiplied by that of the first.
 
     Sizes are those of the whole. `more` are fields of `LayerSettings`.
 
@@ -49,16 +51,25 @@ class DistributedTransformerOutputLayer(DistributedModule):
         self.hidden_dropout_prob = hidden_dropout_prob
         self.activation = find_activation(activation)
         std = initializer_range if use_normal_initialization else None
-        self.dense1 = ColumnLinear(hidden_size, intermediate_size, normal_std=std)
-        self.dense2 = RowLinear(intermediate_size, hidden_size, normal_std=std)
-        self.pre_layernorm = HiddenLayerNorm(hidden_size, layernorm_epsilon) if pre_layernorm else None
-        self.layernorm = HiddenLayerNorm(hidden_size, layernorm_epsilon) if post_layernorm else None
+        bias, is_rms = self.settings.use_output_bias, self.settings.use_rms_norm
+        self.dense1 = ColumnLinear(hidden_size, intermediate_size, normal_std=std, bias=bias)
+        self.dense2 = RowLinear(intermediate_size, hidden_size, normal_std=std, bias=bias)
+        self.gate = (
+            ColumnLinear(hidden_size, intermediate_size, normal_std=std, bias=bias) if self.settings.use_gate else None
+        )
+        self.pre_layernorm = hidden_norm(hidden_size, layernorm_epsilon, is_rms=is_rms) if pre_layernorm else None
+        self.layernorm = hidden_norm(hidden_size, layernorm_epsilon, is_rms=is_rms) if post_layernorm else None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return hidden states [N, S, H] for hidden states [N, S, H]."""
         hidden = hidden_states if self.is_inner else self.layout.enter(hidden_states)
         normal = hidden if self.pre_layernorm is None else self.pre_layernorm(hidden)
-        output = self.dense2(self.activation(self.dense1(normal)))
+        if self.gate is None:
+            inner = self.activation(self.dense1(normal))
+        else:
+            inner, gates = apply_columns(normal, [self.dense1, self.gate], self.layout)
+            inner = inner * self.activation(gates)
+        output = self.dense2(inner)
         output = drop(output, self.hidden_dropout_prob if self.training else 0.0, self.layout)
         output = add_residual(output, hidden, self.layernorm, self.settings)
         return output if self.is_inner else self.layout.leave(output).to(hidden_states.dtype)

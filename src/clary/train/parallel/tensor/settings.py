@@ -39,7 +39,7 @@ WITHOUT_EFFECT = frozenset(
 )
 _LOG = logging.getLogger("clary.smp")
 _told: set[str] = set()
-# What is about distances within one sequence, and so never for cross-attention.
+# Settings for distances within one sequence; they do not apply to cross-attention.
 ABOUT_POSITIONS = ("attention_window", "rotary", "use_alibi")
 
 
@@ -57,6 +57,10 @@ class LayerSettings:
         fp32_residual_addition: whether residuals are added in float32.
         use_qkv_bias: whether queries, keys and values have biases.
         use_attention_dense_bias: whether the projection behind attention has one.
+        use_output_bias: whether the linear layers of the output layer have biases.
+        use_rms_norm: whether layers normalise by the root of the mean square alone, without a mean or a bias.
+        use_gate: whether the output layer multiplies by the activation of a second projection of its input.
+        num_key_value_heads: of keys and values, each shared by as many neighbouring heads; None for one a head.
         scale_attention_scores: whether scores are divided by the square root of the head size.
         scale_attn_by_layer_idx: whether they are divided by `layer_idx + 1` as well.
         layer_idx: which layer this is, from 0.
@@ -72,6 +76,10 @@ class LayerSettings:
     fp32_residual_addition: bool = False
     use_qkv_bias: bool = True
     use_attention_dense_bias: bool = True
+    use_output_bias: bool = True
+    use_rms_norm: bool = False
+    use_gate: bool = False
+    num_key_value_heads: int | None = None
     scale_attention_scores: bool = True
     scale_attn_by_layer_idx: bool = False
     layer_idx: int = 0
@@ -92,7 +100,7 @@ def read_settings(more: dict[str, Any], who: str) -> LayerSettings:
 
     Keywords that begin with an underscore tune the original, as such keys of the configuration do.
 
-    Raises: TypeError naming a keyword that nobody knows.
+    Raises: TypeError naming an unknown keyword.
     """
     names = {one.name for one in fields(LayerSettings)}
     ignored = {name for name in more if name in WITHOUT_EFFECT or name.startswith("_")}

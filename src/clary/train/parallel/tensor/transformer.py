@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from clary.train.parallel.tensor.attention import DistributedAttentionLayer
-from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON, HiddenLayerNorm
+from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON, hidden_norm
 from clary.train.parallel.tensor.layout import Layout
 from clary.train.parallel.tensor.module import DistributedModule
 from clary.train.parallel.tensor.output import DistributedTransformerOutputLayer
@@ -76,7 +76,8 @@ class DistributedTransformerLayer(DistributedModule):
             "attention_dropout_prob": attention_dropout_prob,
             **common,
         }
-        self.pre_layernorm = HiddenLayerNorm(hidden_size, layernorm_epsilon) if normalises_once else None
+        is_rms = settings.use_rms_norm
+        self.pre_layernorm = hidden_norm(hidden_size, layernorm_epsilon, is_rms=is_rms) if normalises_once else None
         self.attention = DistributedAttentionLayer(causal_mask_size=causal_mask_size, **of_attention).be_inner()
         if add_cross_attention:
             of_cross_attention = {name: value for name, value in of_attention.items() if name not in ABOUT_POSITIONS}
@@ -165,9 +166,10 @@ class DistributedTransformer(DistributedModule):
                 for number in range(num_layers)
             )
         )
-        self.input_layernorm = HiddenLayerNorm(hidden_size, layernorm_epsilon) if both else None
+        is_rms = more.get("use_rms_norm", False)
+        self.input_layernorm = hidden_norm(hidden_size, layernorm_epsilon, is_rms=is_rms) if both else None
         has_output_layernorm = both or more.get("final_layernorm", False)
-        self.layernorm = HiddenLayerNorm(hidden_size, layernorm_epsilon) if has_output_layernorm else None
+        self.layernorm = hidden_norm(hidden_size, layernorm_epsilon, is_rms=is_rms) if has_output_layernorm else None
 
     def forward(self, inputs: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """Return `inputs` with the hidden states replaced; arguments are those of a layer."""

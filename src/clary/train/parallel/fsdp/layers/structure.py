@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from clary.train.parallel.tensor.huggingface.architectures import HEAD, architectures_cut_in_place
+from clary.train.parallel.tensor.huggingface.architectures import HEAD, WORDS, architectures_cut_in_place
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ ATTENTIONS = tuple(
     for one in _TABLES
 )
 MLPS = tuple(Block(one.modules_of("output.gate", "output.dense1"), *one.modules_of("output.dense2")) for one in _TABLES)
-_EMBEDDINGS = {name for one in _TABLES for name in one.modules_of("word_embedding")}
+_EMBEDDINGS = {name for one in _TABLES for name in one.modules_of(WORDS)}
 _HEADS = {HEAD, *(one.older_head for one in _TABLES)}
 
 

@@ -6,6 +6,7 @@ cut in place by those that are `is_cut_in_place` (SMP v2).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from clary.train.parallel.tensor.huggingface.translation import Rule, Translatio
 from clary.train.parallel.tensor.rotary import Rotary
 from clary.train.parallel.tensor.settings import NotSupportedError
 
+WORDS = "word_embedding"  # of tokens, in ours
 HEAD = "lm_head"  # of the vocabulary, in transformers 5 and in ours
 _QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
 
@@ -51,6 +53,8 @@ class Architecture:
         layer_keywords: arguments of our layers: a `Key`, a function of the configuration, or the value itself.
         model_keywords: more arguments of our model, likewise.
         has_no_cross_attention: whether configurations that ask for cross-attention are refused.
+        embedding: the name of the embedding of tokens, where the translation has no rule for it: SMP v1 cuts it in its
+            place, under its own name.
         older_head: the name of the head before transformers 5, where it was another one.
         is_cut_in_place: whether layers of this build are cut where they are (SMP v2).
         is_newer_only: whether transformers before 5 has other names inside of a layer, and its layers stay as they are.
@@ -68,6 +72,7 @@ class Architecture:
     layer_keywords: Mapping[str, Any] = field(default_factory=dict)
     model_keywords: Mapping[str, Any] = field(default_factory=dict)
     has_no_cross_attention: bool = False
+    embedding: str = ""
     older_head: str | None = None
     is_cut_in_place: bool = False
     is_newer_only: bool = False
@@ -81,7 +86,8 @@ class Architecture:
         """Return the names, without paths, of transformers' modules that hold the weights of modules of ours."""
         wanted = {f"{one}.weight" for one in ours}
         rules = (*self.translation.layer, *self.translation.model)
-        return tuple(rule.theirs.split(".")[-2] for rule in rules if wanted & set(rule.ours))
+        kept = (self.embedding,) if self.embedding and WORDS in ours else ()
+        return (*(rule.theirs.split(".")[-2] for rule in rules if wanted & set(rule.ours)), *kept)
 
 
 def _rotary_of_gptj(config: Any) -> Rotary:
@@ -100,6 +106,27 @@ def _rotary_of_gpt_neox(config: Any) -> Rotary:
     part = rope.get("partial_rotary_factor", 1.0) if rope else config.rotary_pct
     base = rope["rope_theta"] if rope else config.rotary_emb_base
     return Rotary(int(config.hidden_size // config.num_attention_heads * part), base=base)
+
+
+def _rotary_of_llama(config: Any) -> Rotary:
+    """Return how heads are turned: by a key of its own in older versions, by `rope_parameters` since 5."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    scaling = getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind != "default":
+        raise NotSupportedError(f"its rope_type is {kind!r}; distributed layers have 'default'")
+    if getattr(config, "pretraining_tp", 1) != 1:
+        raise NotSupportedError(f"its pretraining_tp is {config.pretraining_tp}; distributed layers have 1")
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Rotary(size, base=rope.get("rope_theta") or getattr(config, "rope_theta", None) or Rotary.base)
+
+
+def _shared_heads_of_llama(config: Any) -> int | None:
+    """Return how many heads keys and values have; versions before 4.31 pay no regard to it, and have no `repeat_kv`."""
+    modeling = sys.modules.get("transformers.models.llama.modeling_llama")
+    if modeling is not None and not hasattr(modeling, "repeat_kv"):
+        return None
+    return getattr(config, "num_key_value_heads", None)
 
 
 def _inner_of_opt(config: Any) -> int:
@@ -390,23 +417,49 @@ _TABLES = (
             "post_layernorm": False,
         },
     ),
-    Architecture(  # Mistral's and Mixtral's are of the same build
+    Architecture(  # Mistral's and Mixtral's are of the same build, which SMP v2 cuts in its place
         name="llama",
+        block="LlamaDecoderLayer",
+        config_of_block="self_attn.config",
+        number_of_block="self_attn.layer_idx",
+        takes_positions=True,
+        embedding="embed_tokens",
         is_cut_in_place=True,
         translation=Translation(
-            ours="",
-            theirs="model.layers",
+            ours="layers",
+            theirs="layers",
             layer=(
+                *linear("attention.pre_layernorm", "input_layernorm"),
                 *linear("attention.query", "self_attn.q_proj"),
                 *linear("attention.key", "self_attn.k_proj"),
                 *linear("attention.value", "self_attn.v_proj"),
                 *linear("attention.dense", "self_attn.o_proj"),
+                *linear("output.pre_layernorm", "post_attention_layernorm"),
                 *linear("output.gate", "mlp.gate_proj"),
                 *linear("output.dense1", "mlp.up_proj"),
                 *linear("output.dense2", "mlp.down_proj"),
             ),
-            model=(Rule(("word_embedding.weight",), "model.embed_tokens.weight"),),
+            computed=("self_attn.rotary_emb.inv_freq",),
         ),
+        layer_keywords={
+            **_LAYER,
+            "attention_head_size": Key("head_dim", 0),  # versions before 4.49 have no such choice
+            "num_key_value_heads": _shared_heads_of_llama,
+            "intermediate_size": Key("intermediate_size"),
+            "attention_dropout_prob": Key("attention_dropout", 0.0),
+            "hidden_dropout_prob": 0.0,
+            "activation": Key("hidden_act"),
+            "layernorm_epsilon": Key("rms_norm_eps"),
+            "causal_mask_size": Key("max_position_embeddings"),
+            "pre_layernorm": True,
+            "post_layernorm": False,
+            "use_qkv_bias": Key("attention_bias", False),
+            "use_attention_dense_bias": Key("attention_bias", False),
+            "use_output_bias": Key("mlp_bias", False),
+            "use_rms_norm": True,
+            "use_gate": True,
+            "rotary": _rotary_of_llama,
+        },
     ),
 )
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({table.name: table for table in _TABLES})

@@ -225,7 +225,7 @@ def _layer_keywords(table: Architecture, config: Any) -> dict[str, Any]:
         raise NotSupportedError(f"its activation is {found['activation']!r}; distributed layers have {known}")
     return {
         **found,
-        "attention_head_size": found["hidden_size"] // found["num_attention_heads"],
+        "attention_head_size": found.get("attention_head_size") or found["hidden_size"] // found["num_attention_heads"],
         "intermediate_size": found["intermediate_size"] or _INNER_FACTOR * found["hidden_size"],
     }
 

@@ -1,5 +1,5 @@
 """Translations of states, by transformers' models."""
 
-from . import bert, gpt2, gptj, gptneo, gptneox, roberta
+from . import bert, gpt2, gptj, gptneo, gptneox, llama, roberta
 
-__all__ = ["bert", "gpt2", "gptj", "gptneo", "gptneox", "roberta"]
+__all__ = ["bert", "gpt2", "gptj", "gptneo", "gptneox", "llama", "roberta"]
