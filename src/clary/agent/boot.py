@@ -141,6 +141,8 @@ class Service:
             data = answer.read(most_bytes + 1)
             if len(data) > most_bytes:
                 raise Failed(f"the answer to {method} {path} is larger than {most_bytes} bytes")
+            if answer.length:  # http.client raises for a short body only where the whole of it was asked for
+                raise ConnectionError(f"the answer to {method} {path} ended {answer.length} bytes early")
             return answer.status, data
         except http.client.HTTPException as error:
             raise ConnectionError(f"{type(error).__name__}: {error}") from error  # the service ended meanwhile

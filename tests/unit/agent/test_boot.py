@@ -263,6 +263,33 @@ def test_a_service_that_stays_away_is_given_up(tmp_path, monkeypatch):
             service.address()
 
 
+@pytest.mark.parametrize(("sent", "words"), [(b"abc", "ended 7 bytes early"), (b"", "ended 10 bytes early")])
+def test_a_body_that_ends_early_is_no_answer(tmp_path, monkeypatch, sent, words):
+    class FakeSocket:
+        def makefile(self, mode):
+            return io.BytesIO(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + sent)
+
+    class FakeConnection:
+        def __init__(self, *_, **__):
+            pass
+
+        def request(self, *_):
+            pass
+
+        def getresponse(self):
+            answer = http.client.HTTPResponse(FakeSocket())
+            answer.begin()
+            return answer
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(boot.http.client, "HTTPSConnection", FakeConnection)
+    service = boot.Service("https://127.0.0.1:1", authority_of(tmp_path))
+    with pytest.raises(OSError, match=words):
+        service.ask("GET", "/", None, 100)
+
+
 def test_half_an_answer_is_none(tmp_path, monkeypatch):
     service = boot.Service("https://127.0.0.1:1", authority_of(tmp_path))
 
