@@ -11,6 +11,7 @@ from clary.agent.environments.train_library import library_folder, write_train_l
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.standby import StandbyHost
+from clary.agent.host.standby_policy import PRELOAD
 from clary.agent.zygote.interpreter_start import RANK_SHIM
 from clary.contract.ml_tree import MlTree
 
@@ -18,10 +19,12 @@ TRAIN_PYTHON = Path(__file__).resolve().parents[2] / ".venvs/train/bin/python"
 ENOUGH_S = 50.0
 NUM_RANKS = 2
 MODULES = "/srv/modules"
+MOMENTS = ("first line", "reduced", "optimizer")
 
 SCRIPT = """
 import os, sys
 was_there = "torch" in sys.modules
+assert ("torch._dynamo" in sys.modules) == ("clary.train.steps.torch_hooks" in sys.modules) == was_there
 print("first line", flush=True)
 import numpy, torch
 import torch.distributed as distributed
@@ -31,6 +34,13 @@ sum_of_ranks = torch.full((1000,), rank + 1.0)
 distributed.all_reduce(sum_of_ranks)
 print("reduced", sum_of_ranks.sum().item(), flush=True)
 print(was_there, "clary_autoload" in sys.modules, torch.initial_seed(), torch.get_num_threads(), flush=True)
+import importlib.util
+import clary.train.steps.torch_hooks as hooks
+import clary.train.collective
+found = [importlib.util.find_spec("clary." + name) is not None for name in ("train", "contract", "base", "agent")]
+print(found, list(clary.__path__), os.path.realpath(hooks.__file__), os.path.realpath(clary.train.collective.__file__))
+torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+print("optimizer", flush=True)
 x = torch.ones(64, 64, requires_grad=True)
 (x @ x).sum().backward()
 print(x.grad.sum().item(), numpy.random.random())
@@ -52,12 +62,12 @@ class TimedListener(Listener):
 
     def __call__(self, index, data):
         super().__call__(index, data)
-        for text in ("first line", "reduced"):
+        for text in MOMENTS:
             if text in self.text(index):
                 self.seen_at_s.setdefault((text, index), time.monotonic())
 
     def last_s(self, text):
-        return max(at for (seen, _), at in self.seen_at_s.items() if seen == text)
+        return max((at for (seen, _), at in self.seen_at_s.items() if seen == text), default=0.0)
 
 
 @pytest.fixture
@@ -88,8 +98,8 @@ def ranks(code, library):
     ]
 
 
-def run(world, *, is_prepared):
-    """Run the script on a new host; returns the output of each rank and the two times."""
+def run(world, *, is_prepared, script=SCRIPT):
+    """Run a script on a new host; returns the output of each rank and the two times."""
     modules, tree = world.folder(f"modules-{is_prepared}"), MlTree(Path("/opt/ml"))
     environment = (str(TRAIN_PYTHON.parents[1]), str(TRAIN_PYTHON.resolve().parents[1]))
     visible = (PACKAGE_FOLDER, *environment)
@@ -102,11 +112,11 @@ def run(world, *, is_prepared):
             sandbox,
             python=str(TRAIN_PYTHON),
             environment=processes[0].environment,
-            preload=("torch", "last_module"),
+            preload=(*PRELOAD, "last_module"),
         )
     try:
         write_train_library(MlTree(Path(sandbox.ml_folder)))
-        (Path(sandbox.ml_folder) / "train.py").write_text(SCRIPT)
+        (Path(sandbox.ml_folder) / "train.py").write_text(script)
         if standby is not None:
             eventually((modules / "is-ready").exists, within_s=ENOUGH_S)
             time.sleep(1)  # for what the interpreter does between its last import and its wait; only the times need it
@@ -121,7 +131,7 @@ def run(world, *, is_prepared):
         output = [listener.text(rank) for rank in range(NUM_RANKS)]
         assert [end.exit_code for end in result.exits] == [0] * NUM_RANKS, output
         assert program.num_forked == (NUM_RANKS if is_prepared else 0), program.why_not_forked
-        return output, [listener.last_s(text) - began_s for text in ("first line", "reduced")]
+        return output, [listener.last_s(text) - began_s for text in MOMENTS]
     finally:
         if standby is not None:
             standby.close()
@@ -131,15 +141,35 @@ def test_forked_ranks_reduce_together_and_torch_is_as_it_is_imported_anew(world)
     executed, executed_s = run(world, is_prepared=False)
     forked, forked_s = run(world, is_prepared=True)
     print(
-        f"{NUM_RANKS} ranks, seconds to the last first line and to the last allreduce: "
-        f"prepared {forked_s[0]:.3f} {forked_s[1]:.3f}, not prepared {executed_s[0]:.3f} {executed_s[1]:.3f}"
+        f"{NUM_RANKS} ranks, seconds to the last first line, the last allreduce and the last optimizer: "
+        f"prepared {forked_s}, not prepared {executed_s}"
     )
     for rank in range(NUM_RANKS):
-        (forked_first, reduced, state, last), expected = (text.splitlines() for text in (forked[rank], executed[rank]))
+        (forked_first, reduced, state, library, _, last), expected = (
+            text.splitlines() for text in (forked[rank], executed[rank])
+        )
         assert (forked_first, reduced) == ("first line", "reduced 3000.0")
         # torch, the library of the job, threads
         assert [word for place, word in enumerate(state.split()) if place != 2] == ["True", "True", "1"]
         assert [word for place, word in enumerate(expected[2].split()) if place != 2] == ["False", "True", "1"]
-        assert last.split()[0] == expected[3].split()[0] == "524288.0"
-    for place in (-1, -4):  # numpy draws anew in each, torch begins with another seed
-        assert len({text.split()[place] for text in (*forked, *executed)}) == 2 * NUM_RANKS
+        assert library == expected[3]
+        assert library.startswith("[True, True, True, False] ['/opt/ml/.clary/python/clary']")
+        assert last.split()[0] == expected[5].split()[0] == "524288.0"
+    texts = [text.splitlines() for text in (*forked, *executed)]
+    for line, place in ((-1, -1), (2, -2)):  # numpy draws anew in each, torch begins with another seed
+        assert len({text[line].split()[place] for text in texts}) == 2 * NUM_RANKS
+
+
+SETS_A_VARIABLE = """
+import os, sys
+print("torch" in sys.modules, "torch._dynamo" in sys.modules)
+os.environ["TORCH_COMPILE_DISABLE"] = "1"
+import torch
+import torch._dynamo.config
+print(torch._dynamo.config.disable)
+"""
+
+
+def test_a_script_that_sets_a_variable_of_torch_gets_an_interpreter_in_which_it_counts(world):
+    output, _ = run(world, is_prepared=True, script=SETS_A_VARIABLE)
+    assert [text.split() for text in output] == [["False", "False", "True"]] * NUM_RANKS

@@ -16,6 +16,8 @@ from clary.agent.zygote.interpreter_start import RANK_SHIM, start_variables
 from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML
 
+# The first optimizer of a program imports torch._dynamo, which takes as long as torch itself (torch 2.13).
+PRELOAD = ("torch", "torch._dynamo")
 # The cgroup is made under the name that the host stands by with; binds are compared one by one.
 _NOT_COMPARED = frozenset({"binds", "cgroup_name"})
 
@@ -30,7 +32,7 @@ class StandbyPlan:
 
 
 def plan_standby(
-    processes: Sequence[ProcessSpec], *, preload: tuple[str, ...] = ("torch",), moved: tuple[str, str] | None = None
+    processes: Sequence[ProcessSpec], *, preload: tuple[str, ...] = PRELOAD, moved: tuple[str, str] | None = None
 ) -> StandbyPlan | None:
     """Return the plan that suits ranks like the last program's, or None if it had no Python rank that can be forked.
 

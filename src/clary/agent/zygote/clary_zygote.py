@@ -11,8 +11,9 @@ standard library only, nothing of clary.
 A forked rank has to find what `python clary_rank.py train.py` would have found. The zygote has no folder of a script on
 its path, its outputs are a pipe as theirs are, and it takes no connection, thread or descriptor with it; a library that
 opened one makes it refuse. In the rank, what depends on the moment is made anew: environment, arguments, caches of the
-path, seeds, time zone. Where a file of the program's would have come before a module that is imported already, the rank
-executes a new interpreter instead, and so it does if anything fails before the program's first line.
+path, seeds, time zone. Where a file of the program's would have come before a module that is imported already, or where
+code beside the script names a variable that such a module has read, the rank executes a new interpreter instead, and so
+it does if anything fails before the program's first line.
 What stays different: the key of `hash()` is the same in all ranks, as are the addresses of libraries.
 """
 
@@ -22,8 +23,11 @@ import array
 import builtins
 import gc
 import importlib
+import importlib.machinery
+import importlib.util
 import json
 import os
+import re
 import signal
 import site
 import socket
@@ -48,6 +52,23 @@ _KEPT: list[object] = []  # memory that /proc shows
 _HAS_FOLDER_ON_PATH = not getattr(sys.flags, "safe_path", False)
 _ENTRY_POINT_GROUP = "torch.backends"
 _SUFFIXES = (".py", ".pyc", ".so")
+# Of the job's library: what torch's entry points import, with all wishes of a job.
+_LIBRARY_MODULES = (
+    "clary_autoload",
+    "clary.train.steps.torch_hooks",
+    "clary.train.profiling.recorder",
+    "clary.train.collective.adapters.torch.registration",
+    "clary.train.trainers.installing",
+)
+_LIBRARY_ENDING = "/.clary/python"
+_LIBRARY_FIRST_VERSION = (3, 10)
+# Variables that modules which are imported already have read. A program that sets one by itself names it in its code.
+_READ_AT_IMPORT = re.compile(
+    rb"""(?:["']|\b)(?:OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|ATEN|TORCHDYNAMO|TORCHINDUCTOR|"""
+    rb"""TORCH_(?:COMPILER?|DYNAMO|INDUCTOR|LOGS|TRACE|FAKE|CACHING|STRICT))(?:_[A-Z0-9_]+)?(?:["']|\s*=(?!=))"""
+)
+_MAX_READ_FILES = 200
+_MAX_READ_BYTES = 1 << 20
 
 
 class _Program:
@@ -75,7 +96,10 @@ def become_rank() -> _Program:
     path = list(sys.path)
     # The program's own modules are for the program alone to import: perhaps they are being written right now.
     sys.path[:] = [folder for folder in path if not _is_within(folder, late_folder)]
-    reason = _import(("atexit", "runpy", "traceback", *names)) or _why_unfit(own_descriptors)  # the shim's own, too
+    reason = _import(("atexit", "runpy", "traceback", *names))  # the shim's own, too
+    if not reason:
+        _import_library(late_folder)
+        reason = _why_unfit(own_descriptors)
     sys.path[:] = path
     if reason:
         keeper.send(json.dumps({"kind": "refused", "reason": reason}).encode())
@@ -111,10 +135,44 @@ def _import(names: tuple[str, ...]) -> str:
         try:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - somebody else's module
-            if isinstance(error, ModuleNotFoundError) and error.name == name:
+            if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
                 continue  # an environment without it; any other failure leaves half a module behind
             return f"import {name} failed: {type(error).__name__}: {error}"
     return ""
+
+
+def _import_library(late_folder: str) -> None:
+    """Import the modules that torch's entry points will import, from the package that the job's library links to.
+
+    They are found as `clary.train...` then, in a namespace package over the library, which does not exist yet. An
+    environment with a package `clary` of its own is left alone, and so is one whose torch these modules do not fit.
+    """
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path.endswith(_LIBRARY_ENDING)]
+    library = next((path for path in reversed(paths) if _is_within(path, late_folder)), "")
+    has_own = importlib.machinery.PathFinder.find_spec("clary") is not None
+    if not library or has_own or "torch" not in sys.modules or sys.version_info < _LIBRARY_FIRST_VERSION:
+        return
+    package = _package()
+    spec = importlib.machinery.ModuleSpec("clary", None, is_package=True)
+    spec.submodule_search_locations = [package]
+    namespace = importlib.util.module_from_spec(spec)
+    sys.modules["clary"] = namespace
+    compat = os.path.join(package, "compat")
+    sys.path.append(compat)
+    try:
+        for name in _LIBRARY_MODULES:
+            importlib.import_module(name)
+    except Exception:  # noqa: BLE001 - a torch with other internals: ranks import them, and say what they say then
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("clary", "clary_autoload")]:
+            del sys.modules[name]
+    finally:
+        sys.path.remove(compat)
+    spec.submodule_search_locations[:] = [os.path.join(library, "clary")]
+
+
+def _package() -> str:
+    """Return the folder of the package `clary` that this file belongs to."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
 def _why_unfit(own_descriptors: set[str]) -> str:
@@ -221,9 +279,9 @@ def _renew(argv: list[str], environment: dict[str, str], late_folder: str) -> st
         sys.path.insert(0, os.path.dirname(os.path.realpath(argv[1])))
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
-    shadow = _shadow(argv, late_folder) or _late_site()
-    if shadow:
-        return shadow
+    reason = _shadow(argv, late_folder) or _late_site() or _other_library() or _too_late(_script_folder(argv))
+    if reason:
+        return reason
     _renew_modules()
     _call_late_backends()
     _show_start(argv, environment)
@@ -274,11 +332,10 @@ def _show_start(argv: list[str], environment: dict[str, str]) -> None:
 
 def _shadow(argv: list[str], late_folder: str) -> str:
     """Return a file of the program's that a new interpreter would have imported in a loaded module's place."""
-    script_folder = os.getcwd() if argv[2] == "-m" else os.path.dirname(os.path.realpath(argv[2]))
     before = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
     names = {name.partition(".")[0] for name in sys.modules}
     names |= {"sitecustomize", "usercustomize"}
-    for folder in ([script_folder] if _HAS_FOLDER_ON_PATH else []) + before:
+    for folder in ([_script_folder(argv)] if _HAS_FOLDER_ON_PATH else []) + before:
         try:
             entries = os.listdir(folder)
         except OSError:
@@ -287,8 +344,46 @@ def _shadow(argv: list[str], late_folder: str) -> str:
         for entry in entries:
             name = entry.partition(".")[0]
             path = os.path.join(folder, entry)
-            if name in names and _is_module(path) and (is_late or not _is_from(folder, sys.modules.get(name))):
+            if name not in names or not _is_module(path) or _is_same_file(path, sys.modules.get(name)):
+                continue
+            if is_late or not _is_from(folder, sys.modules.get(name)):
                 return path
+    return ""
+
+
+def _script_folder(argv: list[str]) -> str:
+    """Return the folder that a new interpreter would put first on the path."""
+    return os.getcwd() if argv[2] == "-m" else os.path.dirname(os.path.realpath(argv[2]))
+
+
+def _is_same_file(path: str, module: types.ModuleType | None) -> bool:
+    """Whether a module was read from the file that a path leads to."""
+    return os.path.realpath(path) == getattr(module, "__file__", None)
+
+
+def _other_library() -> str:
+    """Return the library's folder if it links to another package than the one that was imported from."""
+    library = getattr(sys.modules.get("clary"), "__path__", None)
+    if library is None:
+        return ""
+    train = os.path.join(library[0], "train")
+    return "" if os.path.realpath(train) == os.path.join(_package(), "train") else train
+
+
+def _too_late(folder: str) -> str:
+    """Return a variable that code in a folder names, if a module that is imported already has read it."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".py"))[:_MAX_READ_FILES]
+    except OSError:
+        return ""
+    for name in names:
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                found = _READ_AT_IMPORT.search(file.read(_MAX_READ_BYTES))
+        except OSError:
+            continue
+        if found:
+            return found.group().decode("ascii", "replace")
     return ""
 
 

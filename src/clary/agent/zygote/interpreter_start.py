@@ -34,6 +34,8 @@ _PREFIXES = (
     "C10_",
     "KINETO_",
     "TORCH_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
     "PYTORCH_",
     "NPY_",  # numpy
     "NUMPY_",

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
-from clary.agent.host.standby_policy import StandbyPlan, late_binds, plan_standby, why_not_run
+from clary.agent.host.standby_policy import PRELOAD, StandbyPlan, late_binds, plan_standby, why_not_run
 from clary.agent.zygote.interpreter_start import RANK_SHIM
 from clary.base.mapped_users import MappedUsers
 from clary.contract.launch_plan import Isolation, Resources
@@ -113,7 +113,7 @@ def test_programs_of_no_process_or_too_many_are_not_taken():
 def test_the_next_interpreter_is_modelled_on_the_last_programs_first_rank():
     bash = rank(argv=("/bin/bash", "-c", "x"))
     assert plan_standby([bash, rank(), rank(argv=("/other", RANK_SHIM, "x"))]) == StandbyPlan(
-        python="/envs/torch/bin/python", environment={"PYTHONPATH": "/opt/ml/code"}, preload=("torch",)
+        python="/envs/torch/bin/python", environment={"PYTHONPATH": "/opt/ml/code"}, preload=PRELOAD
     )
 
 
