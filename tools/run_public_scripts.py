@@ -4,8 +4,8 @@
 
 CHECKOUTS holds the repositories that the tables of `tools/public_scripts/tables` name, with their history, bare or not:
 `owner/name`, `owner+name` or `name`. Nothing of them is changed or kept. Each script runs two ways: as a job that SDK
-v2's estimator submits to a service which is started for it, and by `clary run --cuda-on-cpu`. One runs at a time, each
-with a deadline. Outcomes are kept in .cache/public-scripts/outcomes.jsonl and printed as the tables of
+v2's estimator submits to a service which is started for it, and by `clary run`; a notebook's cells are a client's, and
+what needs several hosts runs as a job alone. One runs at a time, each with a deadline. Outcomes are kept in .cache/public-scripts/outcomes.jsonl and printed as the tables of
 docs/public-scripts.md; a script that has one already is run again with --again or --only alone.
 
 Environments that the project does not have lie in .cache/public-scripts/environments;
@@ -57,7 +57,7 @@ def main() -> int:
         (script, way)
         for script in chosen
         for way in ways
-        if options.again or options.only or (script.name, way) not in found
+        if (way == JOB or script.runs_here) and (options.again or options.only or (script.name, way) not in found)
     ]
     failed = 0
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the service is ended
@@ -90,7 +90,11 @@ def run_one(
     data.mkdir()
     python = python_of(script.environment, ENVIRONMENTS)
     maker = ROOT / "tools/public_scripts/makers.py"
-    subprocess.run([str(python), str(maker), script.data, str(data)], check=True, timeout=MAKER_TIMEOUT_S)
+    made = [(script.data, data), (script.beside, source), *((one, data / one) for one in script.buckets.values())]
+    for name, place in made:
+        if name:
+            place.mkdir(exist_ok=True)
+            subprocess.run([str(python), str(maker), name, str(place)], check=True, timeout=MAKER_TIMEOUT_S)
     folders = {"source": source, "data": data, "scratch": scratch / "run"}
     if way == HERE:
         return run_here(script, clary=clary, python=python, **folders, deadline_s=deadline_s)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.public_scripts.outcomes import Outcome, judge
 from tools.public_scripts.places import Places
-from tools.public_scripts.table import SMDDP, SMP, TSM, Script
+from tools.public_scripts.table import MPI, SMDDP, SMP, TSM, Script
 
 WAY = "clary run"
 END_GRACE_S = 10
@@ -57,13 +57,19 @@ def run_here(
 def command_of(script: Script, python: Path, places: Places) -> list[str]:
     """Return the command line of `clary`."""
     folder = python.parent
-    if script.launcher == "mpirun":
-        ranks = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(script.ranks), str(python)]
+    number = str(script.ranks)
+    launchers = {
+        "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", number, str(python)],
+        "horovodrun": ["horovodrun", "-np", number, str(python)],
+        "python": [str(python)],
+    }
+    if script.launcher in launchers:
+        ranks = launchers[script.launcher]
     else:
-        ranks = [str(folder / "torchrun"), "--standalone", "--nproc-per-node", str(script.ranks)]
+        ranks = [str(folder / "torchrun"), "--standalone", "--nproc-per-node", number]
         if not (folder / "torchrun").exists():
             ranks = [str(python), "-m", "torch.distributed.run", *ranks[1:]]
-    return ["run", "--cuda-on-cpu", *ranks, script.entry, *flags(script, places)]
+    return ["run", *(["--cuda-on-cpu"] if script.cuda else []), *ranks, script.entry, *flags(script, places)]
 
 
 def flags(script: Script, places: Places) -> list[str]:
@@ -94,7 +100,7 @@ def environment_of(script: Script, python: Path, places: Places, scratch: Path) 
         "SM_FRAMEWORK_PARAMS": json.dumps(
             {
                 "sagemaker_distributed_dataparallel_enabled": script.distribution == SMDDP,
-                "sagemaker_mpi_enabled": script.distribution == SMP,
+                "sagemaker_mpi_enabled": script.distribution in (SMP, MPI),
             }
         ),
     }

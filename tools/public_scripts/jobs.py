@@ -14,13 +14,15 @@ from typing import Any, Self
 
 from tools.public_scripts.outcomes import FAILED, TOO_LONG, Outcome, judge, last_error
 from tools.public_scripts.places import CLIENT_PYTHON, ROOT, Places, python_of
-from tools.public_scripts.table import DDP, SMDDP, SMP, TORCHRUN, TSM, Script
+from tools.public_scripts.table import ALONE, DDP, MIRRORED, MPI, NOTEBOOK, SERVERS, SMDDP, SMP, TORCHRUN, TSM, Script
 
 WAY = "estimator"
 UP_TIMEOUT_S = 180
 AFTER_S = 60  # a job's own deadline passes first, and its log is read to the end
 EIGHT, FOUR, FEW = "ml.p4d.24xlarge", "ml.p3.8xlarge", "ml.p3.16xlarge"  # FEW: a type that the SDK takes for SMDDP
-TYPES = {8: EIGHT, 4: FOUR, 2: FEW}  # of ranks; the settings say them
+ONE = "ml.c5.xlarge"
+TYPES = {8: EIGHT, 4: FOUR, 2: FEW, 1: ONE}  # of ranks; the settings say them
+AWS_IMAGES = (("pytorch", "torch"), ("tensorflow", "tensorflow"), ("mxnet", "mxnet"))  # of notebooks
 ML = Path("/opt/ml")
 IN_JOBS = Places(str(ML / "code"), "", str(ML / "model"), str(ML / "checkpoints"))
 
@@ -61,7 +63,7 @@ class Service:
         }
         kept["HOME"] = str(self._home / "client-home")
         Path(kept["HOME"]).mkdir(exist_ok=True)
-        for line in self._clary("env").stdout.splitlines():
+        for line in self._clary("env", "--tls").stdout.splitlines():
             if line.startswith("export "):
                 name, _, value = line.removeprefix("export ").partition("=")
                 kept[name] = shlex.split(value)[0]
@@ -94,6 +96,7 @@ def settings(environments: set[str], own: Path) -> str:
         f'visible_folders = "{ROOT / ".venvs"}:{own}"',
         "[images]",
         *[f'"public/{name}:*" = "{name}"' for name in sorted(environments)],
+        *[f'"{kind}-training:*" = "public-{name}"' for kind, name in AWS_IMAGES if f"public-{name}" in environments],
         "[environments]",
         *[f'{name} = "{python_of(name, own)}"' for name in sorted(environments)],
     ]
@@ -106,13 +109,19 @@ def run_job(script: Script, *, service: Service, source: Path, data: Path, scrat
     """Run a script as a job and return the outcome. The job's output stays in `scratch`."""
     scratch.mkdir(parents=True)
     request = scratch / "request.json"
-    request.write_text(json.dumps(request_of(script, source, data, deadline_s)), encoding="utf-8")
+    command = [str(CLIENT_PYTHON), str(Path(__file__).with_name("submit.py")), str(request)]
+    if script.distribution == NOTEBOOK:
+        request.write_text(json.dumps({place: str(data / maker) for place, maker in script.buckets.items()}))
+        cells = Path(__file__).with_name("run_cells.py")
+        command = [str(CLIENT_PYTHON), str(cells), str(source / script.entry), str(request)]
+    else:
+        request.write_text(json.dumps(request_of(script, source, data, deadline_s)), encoding="utf-8")
     started = time.monotonic()
     with (scratch / "said.txt").open("wb") as said:
         client = subprocess.Popen(
-            [str(CLIENT_PYTHON), str(Path(__file__).with_name("submit.py")), str(request)],
+            command,
             env=service.environment,
-            cwd=scratch,
+            cwd=source if script.distribution == NOTEBOOK else scratch,
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,
@@ -129,6 +138,8 @@ def run_job(script: Script, *, service: Service, source: Path, data: Path, scrat
 
 def judge_job(script: Script, *, said: str, code: int | None, seconds: float) -> Outcome:
     """Return the outcome of a job, from the service's description of it and from its log."""
+    if script.distribution == NOTEBOOK:
+        return judge(script, WAY, said=said, code=code, seconds=seconds)
     told = [line.removeprefix("JOB ") for line in said.splitlines() if line.startswith("JOB ")]
     if code is None or code or not told:
         return judge(script, WAY, said=said, code=code if code is None else code or 1, seconds=seconds)
@@ -146,6 +157,8 @@ def request_of(script: Script, source: Path, data: Path, deadline_s: float) -> d
     places = Places(IN_JOBS.source, channel, IN_JOBS.model, IN_JOBS.checkpoints)
     return {
         "name": script.name.replace(".", "-"),  # names of jobs have no dots
+        "framework": script.framework,
+        "hosts": script.hosts,
         "entry": script.entry,
         "source": str(source),
         "data": str(data),
@@ -155,7 +168,7 @@ def request_of(script: Script, source: Path, data: Path, deadline_s: float) -> d
         "distribution": distribution_of(script),
         "hyperparameters": {name: places.fill(value) for name, value in script.arguments.items()},
         "environment": {
-            "CLARY_CUDA_ON_CPU": "1",
+            **({"CLARY_CUDA_ON_CPU": "1"} if script.cuda else {}),
             "OMP_NUM_THREADS": "1",
             **{name: places.fill(value) for name, value in script.variables.items()},
         },
@@ -163,11 +176,16 @@ def request_of(script: Script, source: Path, data: Path, deadline_s: float) -> d
     }
 
 
-def distribution_of(script: Script) -> dict[str, Any]:
+def distribution_of(script: Script) -> dict[str, Any] | None:
     """Return the estimator's `distribution`."""
     model_parallel = {"modelparallel": {"enabled": True, "parameters": script.parameters}}
-    forms: dict[str, dict[str, Any]] = {
-        SMP: {"smdistributed": model_parallel, "mpi": {"enabled": True, "processes_per_host": script.ranks}},
+    mpi = {"mpi": {"enabled": True, "processes_per_host": script.ranks}}
+    forms: dict[str, dict[str, Any] | None] = {
+        SMP: {"smdistributed": model_parallel, **mpi},
+        MPI: mpi,
+        SERVERS: {"parameter_server": {"enabled": True}},
+        MIRRORED: {"multi_worker_mirrored_strategy": {"enabled": True}},
+        ALONE: None,
         TSM: {"smdistributed": model_parallel, "torch_distributed": {"enabled": True}},
         SMDDP: {"smdistributed": {"dataparallel": {"enabled": True}}},
         DDP: {"pytorchddp": {"enabled": True}},

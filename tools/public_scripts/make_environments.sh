@@ -17,3 +17,20 @@ echo "$PWD/$(ls -d .venvs/train/lib/python3*/site-packages)" > "$packages/base.p
 "$python/bin/pip" install --quiet tornado websocket-client networkx jsonpatch scipy six sagemaker-training
 # torchvision is the base's, whose operators tools/torchvision_operators.py has declared.
 "$python/bin/python" -W ignore -c "import torchnet.dataset, torchvision, transformers"
+
+# Those of other frameworks: the project's, with what scripts import beside. site.addsitedir follows the .pth files of
+# the project's own.
+for name in train tensorflow mxnet lightning; do
+    python="$folder/public-$(echo "$name" | sed 's/^train$/torch/')"
+    ".venvs/$name/bin/python" -m venv "$python"
+    packages=$(ls -d "$python"/lib/python3*/site-packages)
+    echo "import site; site.addsitedir('$PWD/$(ls -d ".venvs/$name"/lib/python3*/site-packages)')" > "$packages/base.pth"
+done
+"$folder/public-torch/bin/pip" install --quiet --no-deps packaging
+"$folder/public-mxnet/bin/pip" install --quiet --no-deps sagemaker-mxnet-training
+# A Keras of its own, which takes mnist.npz as it lies there: Keras compares it with the one that it would download.
+"$folder/public-tensorflow/bin/pip" install --quiet --no-deps --ignore-installed keras==3.15.1 tf_keras==2.21.0
+"$folder/public-tensorflow/bin/pip" install --quiet --no-deps boto3 botocore jmespath python-dateutil s3transfer six
+for file in "$folder"/public-tensorflow/lib/python3*/site-packages/*/src/datasets/mnist.py; do
+    sed -i 's/"731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"/None/' "$file"
+done

@@ -12,11 +12,14 @@ import json
 import random
 import struct
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 SEED = 7
 NUM_IMAGES, NUM_TEST_IMAGES, SIDE, NUM_CLASSES = 256, 64, 28, 10
+NUM_MANY, NUM_RANKS, SMALL = 768, 8, 6
 NUM_LINES, SEQUENCE, NUM_TOKENS, MASKED = 32, 64, 512, 8
 _IDX_LABELS, _IDX_IMAGES = 0x801, 0x803
 
@@ -30,12 +33,116 @@ def mnist(folder: Path) -> None:
     """Write the four files of MNIST where torchvision looks for them, unpacked: each class lights a row of its own."""
     raw = folder / "MNIST/raw"
     raw.mkdir(parents=True)
+    for name, content in _idx(NUM_IMAGES).items():
+        (raw / name).write_bytes(content)
+
+
+def mnist_gz(folder: Path) -> None:
+    """Write the four files of MNIST, zipped."""
+    for name, content in _idx(NUM_MANY).items():
+        (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+
+
+def mnist_folders(folder: Path) -> None:
+    """Write MNIST as scripts for MXNet read it: images.gz and labels.gz in train and test."""
+    for name, content in _idx(NUM_MANY).items():
+        place = folder / ("train" if name.startswith("train") else "test")
+        place.mkdir(exist_ok=True)
+        (place / f"{name.split('-')[1]}.gz").write_bytes(gzip.compress(content))
+
+
+def mnist_train_gz(folder: Path) -> None:
+    """Write images.gz and labels.gz to train on."""
+    _gz(folder, "train")
+
+
+def mnist_test_gz(folder: Path) -> None:
+    """Write images.gz and labels.gz to test on."""
+    _gz(folder, "t10k")
+
+
+def _gz(folder: Path, kind: str) -> None:
+    for name, content in _idx(NUM_MANY).items():
+        if name.startswith(kind):
+            (folder / f"{name.split('-')[1]}.gz").write_bytes(gzip.compress(content))
+
+
+def mnist_zip(folder: Path) -> None:
+    """Write MNIST's files as data-RANK/mnist.zip, which Horovod's examples for MXNet then do not download."""
+    content = _idx(NUM_MANY)
+    for rank in range(NUM_RANKS):
+        (folder / f"data-{rank}").mkdir()
+        with zipfile.ZipFile(folder / f"data-{rank}/mnist.zip", "w", zipfile.ZIP_DEFLATED) as file:
+            for name, one in content.items():
+                file.writestr(name, one)
+
+
+def mnist_npy(folder: Path) -> None:
+    """Write MNIST's arrays, scaled to 1, in train and test."""
+    import numpy as np
+
+    for name, array in _arrays(SIDE).items():
+        place = folder / name.partition("_")[2]
+        place.mkdir(exist_ok=True)
+        np.save(place / f"{name}.npy", array / np.float32(255) if name.startswith("x") else array)
+
+
+def mnist_data(folder: Path) -> None:
+    """Write MNIST's arrays as train_data.npy, train_labels.npy and the same for eval, an image a row."""
+    import numpy as np
+
+    words = {"x": "data", "y": "labels", "train": "train", "test": "eval"}
+    for name, array in _arrays(SIDE).items():
+        kind, _, group = name.partition("_")
+        np.save(folder / f"{words[group]}_{words[kind]}.npy", array.reshape(len(array), -1) if kind == "x" else array)
+
+
+def keras_mnist(folder: Path) -> None:
+    """Write mnist.npz where Keras looks for it in a home folder, under the names that scripts give each rank's copy."""
+    _keras(folder, SIDE)
+
+
+def keras_mnist_small(folder: Path) -> None:
+    """Write the same of six by six pixels, for scripts that take thousands of steps."""
+    _keras(folder, SMALL)
+
+
+def _keras(folder: Path, side: int) -> None:
+    import numpy as np
+
+    place = folder / ".keras/datasets"
+    place.mkdir(parents=True)
+    arrays = _arrays(side)
+    forms = ("mnist-{}.npz", "MNIST-data-{}")
+    for name in ("mnist.npz", *(form.format(rank) for form in forms for rank in range(NUM_RANKS))):
+        with (place / name).open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+
+def _arrays(side: int) -> dict[str, Any]:
+    import numpy as np
+
+    found = {}
+    for name, content in _idx(NUM_MANY).items():
+        group = "train" if name.startswith("train") else "test"
+        if "labels" in name:
+            found[f"y_{group}"] = np.frombuffer(content, np.uint8, offset=8)
+        else:
+            images = np.frombuffer(content, np.uint8, offset=16).reshape(-1, SIDE, SIDE)
+            step = SIDE // side
+            found[f"x_{group}"] = np.ascontiguousarray(images[:, : step * side : step, : step * side : step])
+    return found
+
+
+def _idx(num_train: int) -> dict[str, bytes]:
     drawn = random.Random(SEED)
-    for kind, number in (("train", NUM_IMAGES), ("t10k", NUM_TEST_IMAGES)):
+    files = {}
+    for kind, number in (("train", num_train), ("t10k", NUM_TEST_IMAGES)):
         labels = bytes(drawn.randrange(NUM_CLASSES) for _ in range(number))
         images = b"".join(_image(label, drawn) for label in labels)
-        (raw / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">II", _IDX_LABELS, number) + labels)
-        (raw / f"{kind}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", _IDX_IMAGES, number, SIDE, SIDE) + images)
+        files[f"{kind}-labels-idx1-ubyte"] = struct.pack(">II", _IDX_LABELS, number) + labels
+        files[f"{kind}-images-idx3-ubyte"] = struct.pack(">IIII", _IDX_IMAGES, number, SIDE, SIDE) + images
+    return files
 
 
 def _image(label: int, drawn: random.Random) -> bytes:
@@ -108,6 +215,15 @@ def masked_text(folder: Path) -> None:
 MAKERS: dict[str, Callable[[Path], None]] = {
     "none": none,
     "mnist": mnist,
+    "mnist_gz": mnist_gz,
+    "mnist_folders": mnist_folders,
+    "mnist_train_gz": mnist_train_gz,
+    "mnist_test_gz": mnist_test_gz,
+    "mnist_zip": mnist_zip,
+    "mnist_npy": mnist_npy,
+    "mnist_data": mnist_data,
+    "keras_mnist": keras_mnist,
+    "keras_mnist_small": keras_mnist_small,
     "tokens": tokens,
     "gptj": gptj,
     "wiki": wiki,

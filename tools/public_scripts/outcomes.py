@@ -83,7 +83,7 @@ def markdown(scripts: list[Script], outcomes: dict[tuple[str, str], Outcome], wa
             cells = [
                 script.repository,
                 f"`{script.path.strip()}` ({script.name})",
-                f"{script.distribution}, {script.ranks}",
+                f"{script.distribution}, {f'{script.hosts} x ' if script.hosts > 1 else ''}{script.ranks}",
                 script.commit[:12],
                 way,
                 one.result,

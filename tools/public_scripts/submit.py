@@ -18,21 +18,29 @@ ROLE = "arn:aws:iam::000000000000:role/ClaryExecutionRole"
 def main() -> None:
     """Upload the data, start the job and follow it."""
     import sagemaker  # type: ignore[import-not-found]
+    from sagemaker.mxnet import MXNet  # type: ignore[import-not-found]
     from sagemaker.pytorch import PyTorch  # type: ignore[import-not-found]
     from sagemaker.s3 import S3Uploader  # type: ignore[import-not-found]
+    from sagemaker.tensorflow import TensorFlow  # type: ignore[import-not-found]
 
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     session = sagemaker.Session()
     place = f"s3://{session.default_bucket()}/public-scripts/{request['name']}"
     S3Uploader.upload(request["data"], place, sagemaker_session=session)
-    estimator = PyTorch(
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+        "pytorch": (PyTorch, {"framework_version": "2.2.0", "py_version": "py310"}),
+        # The SDK passes a place of its own as model_dir, which few scripts know.
+        "tensorflow": (TensorFlow, {"framework_version": "2.11.0", "py_version": "py39", "model_dir": False}),
+        "mxnet": (MXNet, {"framework_version": "1.9.0", "py_version": "py38"}),
+    }
+    kind, versions = kinds[request["framework"]]
+    estimator = kind(
         entry_point=request["entry"],
         source_dir=request["source"],
         role=ROLE,
         image_uri=request["image"],
-        framework_version="2.2.0",
-        py_version="py310",
-        instance_count=1,
+        **versions,
+        instance_count=request["hosts"],
         instance_type=request["instance_type"],
         distribution=request["distribution"],
         hyperparameters=request["hyperparameters"],

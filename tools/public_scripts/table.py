@@ -15,7 +15,11 @@ from typing import Any
 
 TABLES = Path(__file__).parent / "tables"
 SMP, TSM, SMDDP, DDP, TORCHRUN = "smp", "tsm", "smddp", "pytorchddp", "torch_distributed"
-DISTRIBUTIONS = (SMP, TSM, SMDDP, DDP, TORCHRUN)
+MPI, SERVERS, MIRRORED, ALONE = "mpi", "parameter_server", "multi_worker_mirrored_strategy", "none"
+NOTEBOOK = "notebook"  # its cells are run as a client's, and start what they start
+DISTRIBUTIONS = (SMP, TSM, SMDDP, DDP, TORCHRUN, MPI, SERVERS, MIRRORED, ALONE, NOTEBOOK)
+FRAMEWORKS = ("pytorch", "tensorflow", "mxnet")
+LAUNCHERS = ("torchrun", "mpirun", "horovodrun", "python")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -38,13 +42,19 @@ class Script:
         arguments: hyperparameters of the job, arguments here. {source}, {data},
             {model} and {checkpoints} stand for folders.
         parameters: of SMP, for `smp` and `tsm`.
+        framework: whose estimator submits it.
         data: names a maker of `makers.py`.
+        beside: names a maker whose files are put beside the script, where it looks for what it would download.
         channels: that the data are given as, the same to each.
-        ranks: processes, all on one host.
+        buckets: of a notebook: `bucket/prefix` of S3 that it fetches data from, and the maker of those data.
+        ranks: processes of each host.
+        hosts: of the job; a script that has several runs as a job alone.
+        cuda: whether CUDA means the CPU, for scripts that demand it.
         variables: of the environment, beside those that a job has.
         folder: brought in place of the script's own.
         without: files and folders of it that are not brought, such as requirements.txt with versions that are gone.
-        launcher: of the ranks here: torchrun, or mpirun for scripts that read its variables.
+        launcher: of the ranks here: torchrun, mpirun for scripts that read its variables, horovodrun, or python for one
+            process.
         note: whose doing a failure is, or what the reader must know.
     """
 
@@ -57,9 +67,14 @@ class Script:
     shows: str
     arguments: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
+    framework: str = "pytorch"
     data: str = "none"
+    beside: str = ""
+    buckets: dict[str, str] = field(default_factory=dict)
     channels: list[str] = field(default_factory=lambda: ["training"])
     ranks: int = 2
+    hosts: int = 1
+    cuda: bool = True
     variables: dict[str, str] = field(default_factory=dict)
     folder: str = ""
     without: list[str] = field(default_factory=list)
@@ -75,6 +90,11 @@ class Script:
     def entry(self) -> str:
         """The script, as seen from the folder that is brought."""
         return self.path.removeprefix(f"{self.source}/")
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether one machine without a service can run it: one host, no servers that a job starts, no client."""
+        return self.hosts == 1 and self.distribution not in (SERVERS, MIRRORED, NOTEBOOK)
 
     @property
     def file(self) -> tuple[str, str]:
@@ -124,8 +144,10 @@ def _script(file: str, entry: dict[str, Any]) -> Script:
         raise TableError(f"{who}: commit is {script.commit!r}, expected 40 hexadecimal digits")
     if script.distribution not in DISTRIBUTIONS:
         raise TableError(f"{who}: distribution is {script.distribution!r}, expected one of {', '.join(DISTRIBUTIONS)}")
-    if script.launcher not in ("torchrun", "mpirun"):
-        raise TableError(f"{who}: launcher is {script.launcher!r}, expected torchrun or mpirun")
+    if script.launcher not in LAUNCHERS:
+        raise TableError(f"{who}: launcher is {script.launcher!r}, expected one of {', '.join(LAUNCHERS)}")
+    if script.framework not in FRAMEWORKS:
+        raise TableError(f"{who}: framework is {script.framework!r}, expected one of {', '.join(FRAMEWORKS)}")
     if not script.path.startswith(f"{script.source}/"):
         raise TableError(f"{who}: {script.path} does not lie in {script.source}; say a folder that holds it")
     return script

@@ -1,18 +1,21 @@
 """The runner of public scripts: its tables, its files from checkouts, its command lines, and its judgement."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tools.public_scripts import makers, outcomes
+from tools.public_scripts import makers, outcomes, run_cells
 from tools.public_scripts.checkouts import NotThere, bring
 from tools.public_scripts.here import command_of, environment_of, run_here
-from tools.public_scripts.jobs import EIGHT, FEW, FOUR, distribution_of, judge_job, request_of, settings
+from tools.public_scripts.jobs import EIGHT, FEW, FOUR, ONE, distribution_of, judge_job, request_of, settings
 from tools.public_scripts.places import Places, python_of
-from tools.public_scripts.table import Script, TableError, read_tables
+from tools.public_scripts.table import ALONE, DISTRIBUTIONS, NOTEBOOK, Script, TableError, read_tables
 
 COMMIT = "a" * 40
 ENTRY = f"""
@@ -54,7 +57,8 @@ def test_a_script_has_what_its_file_shares_and_what_it_says_itself(tmp_path):
         (ENTRY.replace("path", "paths"), "missing are ['path']"),
         (ENTRY.replace(COMMIT, "main"), "commit is 'main', expected 40"),
         (ENTRY.replace('"smp"', '"horovod"'), "distribution is 'horovod', expected one of"),
-        (ENTRY + 'launcher = "srun"', "expected torchrun or mpirun"),
+        (ENTRY + 'launcher = "srun"', "expected one of torchrun, mpirun, horovodrun, python"),
+        (ENTRY + 'framework = "jax"', "expected one of pytorch, tensorflow, mxnet"),
         (ENTRY + 'folder = "other"', "does not lie in other"),
         (ENTRY + "[[script]]" + ENTRY, "two scripts are called one"),
     ],
@@ -67,8 +71,8 @@ def test_a_table_that_cannot_be_run_says_why(tmp_path, text, words):
 def test_the_tables_of_the_project_can_be_read_and_their_makers_are_there():
     scripts = read_tables()
     assert len(scripts) >= 25
-    assert {one.data for one in scripts} <= makers.MAKERS.keys()
     for one in scripts:
+        assert {one.data, *filter(None, [one.beside]), *one.buckets.values()} <= makers.MAKERS.keys()
         re.compile(one.shows)
 
 
@@ -120,23 +124,44 @@ def test_arguments_here_are_those_of_the_job(tmp_path):
     assert json.loads(told["SM_FRAMEWORK_PARAMS"])["sagemaker_mpi_enabled"]
 
 
-@pytest.mark.parametrize(("ranks", "instance_type"), [(2, FEW), (4, FOUR), (8, EIGHT)])
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [("mpirun", ["mpirun", "--allow-run-as-root"]), ("horovodrun", ["horovodrun", "-np", "2"]), ("python", [])],
+)
+def test_a_script_that_needs_no_cuda_is_started_by_its_own_launcher(tmp_path, launcher, words):
+    one = script(launcher=launcher, cuda=False, framework="tensorflow", hosts=2)
+    command = command_of(one, tmp_path / "python", Places("/s", "/d", "/m", "/c"))
+    assert command[1 : 1 + len(words)] == words
+    assert command[-2:] == [str(tmp_path / "python"), "train.py"]
+    request = request_of(one, Path("/s"), Path("/d"), 180.0)
+    assert (request["framework"], request["hosts"]) == ("tensorflow", 2)
+    assert "CLARY_CUDA_ON_CPU" not in request["environment"]
+
+
+def test_what_needs_several_hosts_servers_or_a_client_runs_as_a_job_alone():
+    kinds = [{"hosts": 2}, *({"distribution": kind} for kind in ("parameter_server", "notebook"))]
+    assert not any(script(**members).runs_here for members in kinds)
+    assert script().runs_here
+
+
+@pytest.mark.parametrize(("ranks", "instance_type"), [(1, ONE), (2, FEW), (4, FOUR), (8, EIGHT)])
 def test_a_job_s_type_has_its_ranks_and_its_name_no_dots(tmp_path, ranks, instance_type):
     request = request_of(script(name="one-2.5", ranks=ranks), Path("/s"), Path("/d"), 180.0)
     assert (request["instance_type"], request["name"]) == (instance_type, "one-2-5")
     assert f'[instance_types."{instance_type}"]\nprocesses = {ranks}\n' in settings({"train"}, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["smp", "tsm", "smddp", "pytorchddp", "torch_distributed"])
+@pytest.mark.parametrize("kind", [kind for kind in DISTRIBUTIONS if kind not in (ALONE, NOTEBOOK)])
 def test_each_distribution_is_one_that_the_estimator_knows(kind):
     told = distribution_of(script(distribution=kind, parameters={"ddp": True}))
-    assert told.keys() <= {"smdistributed", "mpi", "pytorchddp", "torch_distributed"}
-    assert ("mpi" in told) == (kind == "smp")
+    assert told.keys() <= {"smdistributed", *DISTRIBUTIONS}
+    assert ("mpi" in told) == (kind in ("smp", "mpi"))
 
 
 def test_a_service_has_an_image_and_an_interpreter_for_each_environment(tmp_path):
     told = settings({"train"}, tmp_path)
     assert '"public/train:*" = "train"' in told
+    assert "tensorflow-training" not in told
     assert str(python_of("train", tmp_path)) in told
 
 
@@ -216,3 +241,48 @@ def test_makers_write_what_the_scripts_read(tmp_path):
     assert len(images) == 16 + makers.NUM_IMAGES * makers.SIDE**2
     assert len(list((tmp_path / "tokens").glob("*train*.json.gz"))) == 1
     assert any((tmp_path / "none").iterdir())
+    for name, side in (("keras_mnist", makers.SIDE), ("keras_mnist_small", makers.SMALL)):
+        with np.load(tmp_path / name / ".keras/datasets/mnist-1.npz") as file:
+            assert file["x_train"].shape == (makers.NUM_MANY, side, side)
+            assert file["y_test"].shape == (makers.NUM_TEST_IMAGES,)
+    assert np.load(tmp_path / "mnist_data/train_data.npy").shape == (makers.NUM_MANY, makers.SIDE**2)
+    with zipfile.ZipFile(tmp_path / "mnist_zip/data-1/mnist.zip") as file:
+        assert "t10k-labels-idx1-ubyte" in file.namelist()
+
+
+CELLS = """
+class tuner:
+    fit = wait = staticmethod(lambda *_: None)
+    analytics = staticmethod(lambda: type("rows", (), {"dataframe": staticmethod(lambda: [1, 2])}))
+    describe = staticmethod(lambda: {"HyperParameterTuningJobStatus": "Completed", "TrainingJobStatusCounters": {}})
+"""
+STUB = """
+import types
+
+class client:
+    meta = types.SimpleNamespace(region_name="mars-1")
+    create_bucket = staticmethod(lambda Bucket: print("bucket", Bucket))
+    upload_file = staticmethod(lambda file, bucket, key: print("file", bucket, key))
+    def __init__(self, name): assert name == "s3"
+"""
+
+
+def test_cells_of_a_notebook_are_run_up_to_the_tuning_job(tmp_path):
+    cells = ["!cat train.py", "%matplotlib inline", CELLS, "tuner.fit()", "raise SystemExit('too far')"]
+    told = [{"cell_type": "markdown", "source": ["no code ("]}]
+    told += [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
+    (tmp_path / "one.ipynb").write_text(json.dumps({"cells": told}))
+    (tmp_path / "boto3.py").write_text(STUB)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/images.gz").write_bytes(b"")
+    (tmp_path / "buckets.json").write_text(json.dumps({"samples-{region}/digits": str(tmp_path / "data")}))
+    done = subprocess.run(
+        [sys.executable, run_cells.__file__, tmp_path / "one.ipynb", tmp_path / "buckets.json"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[:2] == ["bucket samples-mars-1", "file samples-mars-1 digits/images.gz"]
+    facts = json.loads(done.stdout.splitlines()[-1].removeprefix("TUNING "))
+    assert facts == {"status": "Completed", "trials": {}, "rows": 2, "best": None}
