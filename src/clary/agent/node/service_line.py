@@ -80,6 +80,8 @@ class ServiceLine:
             data = answer.read(MAX_ANSWER_BYTES + 1)
             if len(data) > MAX_ANSWER_BYTES:
                 raise OSError(f"the answer to {method} {path} has more than {MAX_ANSWER_BYTES} bytes")
+            if answer.length:  # http.client raises for a short body only where the whole of it was asked for
+                raise OSError(f"the answer to {method} {path} ended {answer.length} bytes early")
         except BaseException:
             self.close()
             raise
