@@ -22,7 +22,7 @@ AFTER_S = 60  # a job's own deadline passes first, and its log is read to the en
 EIGHT, FOUR, FEW = "ml.p4d.24xlarge", "ml.p3.8xlarge", "ml.p3.16xlarge"  # FEW: a type that the SDK takes for SMDDP
 ONE = "ml.c5.xlarge"
 TYPES = {8: EIGHT, 4: FOUR, 2: FEW, 1: ONE}  # of ranks; the settings say them
-AWS_IMAGES = (("pytorch", "torch"), ("tensorflow", "tensorflow"), ("mxnet", "mxnet"))  # of notebooks
+AWS_IMAGES = (("pytorch", "torch"), ("tensorflow", "keras2"), ("mxnet", "mxnet"))  # of notebooks
 ML = Path("/opt/ml")
 IN_JOBS = Places(str(ML / "code"), "", str(ML / "model"), str(ML / "checkpoints"))
 

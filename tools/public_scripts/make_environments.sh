@@ -26,11 +26,18 @@ for name in train tensorflow mxnet lightning; do
     packages=$(ls -d "$python"/lib/python3*/site-packages)
     echo "import site; site.addsitedir('$PWD/$(ls -d ".venvs/$name"/lib/python3*/site-packages)')" > "$packages/base.pth"
 done
+# Keras 2, which is in AWS's images of TensorFlow before 2.16: for notebooks that name them.
+.venvs/tensorflow/bin/python -m venv "$folder/public-keras2"
+packages=$(ls -d "$folder"/public-keras2/lib/python3*/site-packages)
+base=$(ls -d "$PWD/$folder"/public-tensorflow/lib/python3*/site-packages)
+printf '%s\n' "import os; os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')" \
+    "import site; site.addsitedir('$base')" > "$packages/base.pth"
 "$folder/public-torch/bin/pip" install --quiet --no-deps packaging
 "$folder/public-mxnet/bin/pip" install --quiet --no-deps sagemaker-mxnet-training
 # A Keras of its own, which takes mnist.npz as it lies there: Keras compares it with the one that it would download.
 "$folder/public-tensorflow/bin/pip" install --quiet --no-deps --ignore-installed keras==3.15.1 tf_keras==2.21.0
-"$folder/public-tensorflow/bin/pip" install --quiet --no-deps boto3 botocore jmespath python-dateutil s3transfer six
+"$folder/public-tensorflow/bin/pip" install --quiet --no-deps boto3 botocore jmespath python-dateutil s3transfer six \
+    tensorflow-io tensorflow-io-gcs-filesystem
 for file in "$folder"/public-tensorflow/lib/python3*/site-packages/*/src/datasets/mnist.py; do
     sed -i 's/"731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"/None/' "$file"
 done

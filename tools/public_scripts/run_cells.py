@@ -7,6 +7,7 @@ Cells that are a shell's or a kernel's (`!`, `%`) are left out. Prints a line `T
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ def main() -> None:
     s3 = boto3.client("s3")
     for place, folder in buckets.items():
         bucket, _, prefix = place.replace("{region}", s3.meta.region_name).partition("/")
-        s3.create_bucket(Bucket=bucket)
+        with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou):
+            s3.create_bucket(Bucket=bucket)
         for file in sorted(one for one in Path(folder).rglob("*") if one.is_file()):
             s3.upload_file(str(file), bucket, f"{prefix}/{file.relative_to(folder)}")
     names: dict[str, Any] = {"__name__": "__main__"}
