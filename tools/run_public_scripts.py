@@ -4,9 +4,10 @@
 
 CHECKOUTS holds the repositories that the tables of `tools/public_scripts/tables` name, with their history, bare or not:
 `owner/name`, `owner+name` or `name`. Nothing of them is changed or kept. Each script runs two ways: as a job that SDK
-v2's estimator submits to a service which is started for it, and by `clary run`; a notebook's cells are a client's, and
-what needs several hosts runs as a job alone. One runs at a time, each with a deadline. Outcomes are kept in .cache/public-scripts/outcomes.jsonl and printed as the tables of
-docs/public-scripts.md; a script that has one already is run again with --again or --only alone.
+v2's estimator submits to a service which is started for it, and by `clary run`. A notebook's cells are a client's, and
+what needs several hosts runs as a job alone. One runs at a time, each with a deadline. Outcomes are kept in
+.cache/public-scripts/outcomes.jsonl and printed as the tables of docs/public-scripts.md; a script that has one already
+is run again with --again or --only alone.
 
 Environments that the project does not have lie in .cache/public-scripts/environments;
 `tools/public_scripts/make_environments.sh` makes them.
