@@ -15,7 +15,11 @@ from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-from clary.train.horovod.commits import CommitWriter, commit_folder, read_commit
+from clary.train.horovod.commits import FILE_NAME, CommitWriter, commit_folder, read_commit
+from clary.train.horovod.errors import CommitError
+
+# What a state of another framework, model or optimizer ends with; of torch, sizes that differ are a RuntimeError.
+_OF_ANOTHER_PROGRAM = (pickle.PickleError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, ImportError)
 
 
 class State:
@@ -75,13 +79,24 @@ class State:
         raise NotImplementedError
 
     def resume(self) -> bool:
-        """Take over the last commit of an earlier attempt on rank 0; whether there was one."""
+        """Take over the last commit of an earlier attempt on rank 0; whether there was one.
+
+        Raises: CommitError naming the file if it is no commit, or one of another program.
+        """
         folder = commit_folder(os.environ)
         content = read_commit(folder) if folder is not None and self._rank() == 0 else None
-        if content is not None:
+        if folder is None or content is None:
+            return False
+        try:
             self.unpack(content)
             self.restore()
-        return content is not None
+        except _OF_ANOTHER_PROGRAM as error:
+            raise CommitError(
+                f"{os.path.join(folder, FILE_NAME)} is a commit of another program: {type(error).__name__}: {error}. "
+                "Give each program a folder of checkpoints of its own (checkpoint_s3_uri), or remove the file to begin "
+                "anew"
+            ) from error
+        return True
 
     def save(self) -> None:
         """Keep a copy of the state in memory. Raises: NotImplementedError here; subclasses do it."""
