@@ -87,6 +87,7 @@ def environment_of(script: Script, python: Path, places: Places, scratch: Path) 
         "PATH": f"{python.parent}{os.pathsep}{told['PATH']}",
         "HOME": str(scratch / "home"),
         "OMP_NUM_THREADS": "1",
+        "CLARY_HOROVOD_COMMITS": "",  # nothing goes on from what another script has left
         "PYTHONUNBUFFERED": "1",
         **{f"SM_CHANNEL_{channel.upper()}": places.data for channel in script.channels},
         "SM_CHANNELS": json.dumps(script.channels),
@@ -95,7 +96,7 @@ def environment_of(script: Script, python: Path, places: Places, scratch: Path) 
         "SM_OUTPUT_DIR": str(scratch / "output"),
         "SM_HOSTS": '["algo-1"]',
         "SM_CURRENT_HOST": "algo-1",
-        "SM_NUM_GPUS": str(script.ranks),
+        "SM_NUM_GPUS": str(script.ranks if script.cuda else 0),
         "SM_HPS": json.dumps({name: places.fill(value) for name, value in script.arguments.items()}),
         "SM_FRAMEWORK_PARAMS": json.dumps(
             {
