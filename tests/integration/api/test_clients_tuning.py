@@ -1,13 +1,14 @@
 """Hyperparameter tuning by both SageMaker SDKs, boto3 and the AWS CLI, unmodified."""
 
 import json
+import re
 import subprocess
 import time
 
 import pytest
 from boto3_clients import job_request, refusal, unique
 from program_jobs import archive_of, put
-from running_service import SDK2_PYTHON, SDK3_PYTHON
+from running_service import ROOT, SDK2_PYTHON, SDK3_PYTHON, require_python
 
 from needs import NEEDS, require
 
@@ -101,6 +102,32 @@ def test_the_tuner_of_sdk_v3_finds_the_best_of_its_trials(service):
     values = {row["TrainingJobName"]: row["FinalObjectiveValue"] for row in facts["rows"]}
     assert len(values) == 4
     assert values[facts["best"]] == min(values.values())
+
+
+@pytest.mark.parametrize(
+    ("python", "program"), [(SDK2_PYTHON, "tune.py"), (SDK3_PYTHON, "tune_v3.py")], ids=["sdk2", "sdk3"]
+)
+@pytest.mark.long(60)
+def test_the_examples_tune_and_name_the_best_of_their_trials(service, aws, python, program):
+    require_python(python)
+    done = subprocess.run(
+        [str(python), str(ROOT / "examples/tuning" / program)],
+        env={**service.environment, "NUM_TRIALS": "3"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (name, accuracy) = re.search(r"^best: +(\S+), accuracy ([0-9.]+)$", done.stdout, re.MULTILINE).groups()
+    job = aws.sagemaker.describe_training_job(TrainingJobName=name)
+    (told,) = [one["Value"] for one in job["FinalMetricDataList"] if one["MetricName"] == "accuracy"]
+    assert told == pytest.approx(float(accuracy), abs=1e-4)
+    tuning = job["TuningJobArn"].rpartition("/")[2]
+    page = service.clary("tuning", tuning).stdout
+    assert name in page
+    trials = aws.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(HyperParameterTuningJobName=tuning)
+    assert len(trials["TrainingJobSummaries"]) == 3
 
 
 @pytest.mark.long(10)
