@@ -139,6 +139,7 @@ class Environment:
     name: str
     python: str  # path of the interpreter
     image: str  # as the request gave it
+    variables: Mapping[str, str] = field(default_factory=dict)  # that make it more like the image
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,6 +164,7 @@ def service_variables(
         variables[step_counts.FOLDER_VARIABLE] = str(step_counts_folder(inside))
     variables |= _reporting_variables(plan, host, inside)
     variables |= compilation_variables(plan, host, inside)
+    variables |= plan.environment.variables
     variables |= {name: value for name, value in plan.user_environment.items() if name not in RESERVED}
     variables |= {
         "TRAINING_JOB_NAME": plan.job_name,

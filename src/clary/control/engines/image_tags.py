@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+_LEGACY_KERAS = "tf_keras"  # Keras 2 for versions of TensorFlow that have Keras 3
+_FIRST_KERAS_3 = (2, 16)  # of TensorFlow
 PYTHON = "python"  # among an environment's modules: the version of its interpreter
 
 
@@ -132,6 +134,30 @@ def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
     elif wanted.extra_version and not _is_minor(modules.get(wanted.extra, ""), wanted.extra_version):
         found.append(f"{wanted.extra} {modules.get(wanted.extra, '')} instead of {wanted.extra_version}")
     return found
+
+
+def variables_like(wanted: Wanted, modules: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
+    """Return the variables that make an environment more like an image, and a sentence that says so or why not.
+
+    TensorFlow's images before 2.16 have Keras 2, later versions of TensorFlow Keras 3 under the same name `tf.keras`,
+    unless TF_USE_LEGACY_KERAS is set and the package tf_keras is there.
+
+    Args:
+        wanted: says what the image has.
+        modules: of the environment, with their versions.
+    """
+    has_keras_3 = not _is_before(modules.get("tensorflow", ""), _FIRST_KERAS_3)
+    if wanted.module != "tensorflow" or not _is_before(wanted.version, _FIRST_KERAS_3) or not has_keras_3:
+        return {}, ""
+    if _LEGACY_KERAS not in modules:
+        return {}, "tf.keras is Keras 3 instead of the image's Keras 2, because the package tf_keras is not installed"
+    return {"TF_USE_LEGACY_KERAS": "1"}, "tf.keras is Keras 2 as in the image (TF_USE_LEGACY_KERAS=1)"
+
+
+def _is_before(version: str, first: tuple[int, int]) -> bool:
+    """Whether a known version comes before another one; False for one that is not known."""
+    found = _TAG_VERSION.match(version)
+    return found is not None and tuple(map(int, found.group(1).split(".")[:2])) < first
 
 
 def is_version(version: str, wanted: str) -> bool:

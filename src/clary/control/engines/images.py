@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from clary.base.errors import EngineError, WireError
 from clary.contract.launch_plan import Environment
-from clary.control.engines.image_tags import choose_environment, differences, rule_for, wanted_by
+from clary.control.engines.image_tags import choose_environment, differences, rule_for, variables_like, wanted_by
 from clary.control.settings import Settings
 
 DEFAULT_ENVIRONMENT = "default"
@@ -95,8 +95,7 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
                 _environment_lines(environment_name),
                 is_mended=is_default,
             )
-        environment = Environment(name=environment_name, python=python, image=image)
-        return environment, _notes(name, environment, probe)
+        return _likened(name, Environment(name=environment_name, python=python, image=image), probe)
     rule = rule_for(name.repository)
     if rule is None:
         raise _refused(image, "no image of this name is known here", _image_lines(name, "my-environment"))
@@ -120,8 +119,7 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
             f"the default environment {python} has no module {rule.module}",
             _image_lines(name, f"my-{rule.module}"),
         )
-    environment = Environment(name=chosen, python=python, image=image)
-    return environment, _notes(name, environment, probe)
+    return _likened(name, Environment(name=chosen, python=python, image=image), probe)
 
 
 def default_python(settings: Settings, probe: Probe) -> str | None:
@@ -207,19 +205,24 @@ def _modules(image: str, python: str, environment_name: str, probe: Probe) -> Ma
         raise _refused(image, error.message, _environment_lines(environment_name)) from error
 
 
-def _notes(name: ImageName, environment: Environment, probe: Probe) -> tuple[str, ...]:
-    """Say how the environment differs from the image, as far as the image's name tells."""
+def _likened(name: ImageName, environment: Environment, probe: Probe) -> tuple[Environment, tuple[str, ...]]:
+    """Return the environment made more like the image, and notes on how it still differs, as far as the name tells."""
     modules = _modules(environment.image, environment.python, environment.name, probe)
     rule = rule_for(name.repository)
     if rule is None or not rule.module:
-        return ()
-    found = differences(wanted_by(rule, name.tag), modules)
-    if not found:
-        return ()
-    return (
-        f"the environment {environment.name!r} stands for image {name.short} with {', '.join(found)}; "
-        f"clary environments add {name.short} makes one like it",
-    )
+        return environment, ()
+    wanted = wanted_by(rule, name.tag)
+    notes = []
+    found = differences(wanted, modules)
+    if found:
+        notes.append(
+            f"the environment {environment.name!r} stands for image {name.short} with {', '.join(found)}; "
+            f"clary environments add {name.short} makes one like it"
+        )
+    variables, words = variables_like(wanted, modules)
+    if words:
+        notes.append(words)
+    return replace(environment, variables=variables), tuple(notes)
 
 
 def _refused(image: str, why: str, lines: str, *, is_mended: bool = False) -> WireError:

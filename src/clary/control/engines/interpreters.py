@@ -25,6 +25,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own, for p
 DISTRIBUTIONS = {
     "torch": "torch",
     "tensorflow": "tensorflow",
+    "tf_keras": "tf_keras",
     "mxnet": "mxnet",
     "transformers": "transformers",
     "xgboost": "xgboost",

@@ -240,3 +240,34 @@ def test_an_added_environment_can_be_named_by_settings():
     probe = FakeProbe({**TORCH, "/py/added": {"torch": "2.8.0"}}, {"pytorch-2.8": "/py/added"})
     environment, _ = resolve("mine:1", Settings(images={"mine:*": "pytorch-2.8"}), probe)
     assert environment.python == "/py/added"
+
+
+IMAGE = ECR + "tensorflow-training:{}-cpu-py310"
+
+
+@pytest.mark.parametrize(
+    ("version", "modules", "variables", "words"),
+    [
+        (
+            "2.12.0",
+            {"tensorflow": "2.21.0", "tf_keras": "2.21.0"},
+            {"TF_USE_LEGACY_KERAS": "1"},
+            "is Keras 2 as in the",
+        ),
+        ("2.12.0", {"tensorflow": "2.21.0"}, {}, "tf_keras is not installed"),
+        ("2.12.0", {"tensorflow": "2.15.1", "tf_keras": "2.15.0"}, {}, ""),
+        ("2.16.1", {"tensorflow": "2.21.0", "tf_keras": "2.21.0"}, {}, ""),
+        (
+            "1.15.5",
+            {"tensorflow": "2.21.0", "tf_keras": "2.21.0"},
+            {"TF_USE_LEGACY_KERAS": "1"},
+            "is Keras 2 as in the",
+        ),
+    ],
+)
+def test_images_of_tensorflow_before_2_16_get_keras_2(version, modules, variables, words):
+    probe = FakeProbe({"/py/torch": {"torch": "2.13.0"}, "/py/tf": modules})
+    settings = Settings(environments={"tf": "/py/tf"}, images={"tensorflow-training:*": "tf"})
+    environment, notes = resolve(IMAGE.format(version), settings, probe)
+    assert environment.variables == variables
+    assert any(words in note for note in notes) if words else not any("Keras" in note for note in notes)
