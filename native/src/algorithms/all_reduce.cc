@@ -16,7 +16,6 @@
 #include "algorithms/algorithms.hpp"
 #include "algorithms/all_reduce_within.hpp"
 #include "algorithms/shard_exchange.hpp"
-#include "algorithms/single_copy.hpp"
 #include "algorithms/split.hpp"
 
 namespace clary {
@@ -185,9 +184,9 @@ void allReduce(Run& run) {
   }
   if (layout.hosts() > 1) {
     BetweenHostsReduction(run, choice).go();
-  } else if (choice.within == WithinHost::kOneShot && !isForcedSingleCopy(run)) {
+  } else if (choice.within == WithinHost::kOneShot) {
     allReduceOneShot(run);
-  } else if (!allReduceSingleCopy(run)) {
+  } else {
     allReduceTwoPhase(run);
   }
 }

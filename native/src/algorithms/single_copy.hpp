@@ -1,16 +1,12 @@
-// Collectives of one host that read the memory of other ranks instead of having them lay it out.
+// All-gather of one host that reads the memory of other ranks instead of having them lay it out.
 #pragma once
 
 #include "engine/run.hpp"
 
 namespace clary {
 
-// Whether the group was opened with algorithm "single-copy": then small operations take it, too.
-// Each of the others runs the operation and returns true, or returns false on all ranks alike, with nothing of it done:
-// operations that are too small for it, and ranks that may not read each other. Other collectives must not be under
-// way.
-bool isForcedSingleCopy(const Run& run);
+// Runs the operation and returns true, or returns false on all ranks alike, with nothing of it done: for chunks that
+// are too small for it, unless algorithm "single-copy" was asked for, and for ranks that may not read each other.
 bool allGatherSingleCopy(Run& run);
-bool allReduceSingleCopy(Run& run);
 
 }  // namespace clary

@@ -53,7 +53,6 @@ class Run {
   HostTeam& team() { return *machinery_.team; }
   LaneSet& lanes() { return *machinery_.lanes; }
   Machinery& machinery() { return machinery_; }
-  const Machinery& machinery() const { return machinery_; }
   // Working memory; each algorithm numbers its own from 0.
   Room& room(size_t number) { return machinery_.rooms.at(number); }
 

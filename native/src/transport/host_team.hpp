@@ -33,13 +33,12 @@ struct Announcement {
   }
 };
 
-// Where a member's memory of an operation lies, for others that read it (peer_memory).
+// Where a member's input of an operation lies, for others that read it (peer_memory).
 struct Window {
   int64_t pid = 0;
   uint64_t cookie = 0;
   uint64_t cookieAt = 0;
   uint64_t input = 0;
-  uint64_t output = 0;
   uint32_t isBlind = 0;  // whether this member could not read all others
 };
 

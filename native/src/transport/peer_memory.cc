@@ -22,13 +22,12 @@ PeerMemory::PeerMemory(HostTeam& team) : team_(team), isUsable_(team.members() >
   if (getrandom(&cookie_, sizeof(cookie_), GRND_NONBLOCK) != sizeof(cookie_)) cookie_ = 0;
 }
 
-void PeerMemory::show(uint64_t sequence, const void* input, const void* output) {
+void PeerMemory::show(uint64_t sequence, const void* input) {
   Window& own = team_.window(team_.index(), sequence);
   own.pid = pid_;
   own.cookie = cookie_;
   own.cookieAt = addressOf(&cookie_);
   own.input = addressOf(input);
-  own.output = addressOf(output);
   own.isBlind = cookie_ == 0;
 }
 
@@ -37,10 +36,8 @@ void PeerMemory::tryAll(uint64_t sequence, uint64_t bytes) {
   const size_t most = std::min<uint64_t>(bytes, tried.size());
   for (int member = 0; member < team_.members(); ++member) {
     if (member == team_.index()) continue;
-    for (const std::byte* memory : {input(member, sequence), output(member, sequence)}) {
-      if (memory != nullptr && read(member, sequence, tried.data(), memory, most) != 0) {
-        team_.window(team_.index(), sequence).isBlind = 1;
-      }
+    if (read(member, sequence, tried.data(), input(member, sequence), most) != 0) {
+      team_.window(team_.index(), sequence).isBlind = 1;
     }
   }
 }
@@ -54,10 +51,6 @@ bool PeerMemory::agree(uint64_t sequence) {
 
 const std::byte* PeerMemory::input(int member, uint64_t sequence) const {
   return reinterpret_cast<const std::byte*>(static_cast<uintptr_t>(team_.window(member, sequence).input));
-}
-
-const std::byte* PeerMemory::output(int member, uint64_t sequence) const {
-  return reinterpret_cast<const std::byte*>(static_cast<uintptr_t>(team_.window(member, sequence).output));
 }
 
 int PeerMemory::read(int member, uint64_t sequence, void* destination, const std::byte* source, size_t bytes) {

@@ -25,15 +25,14 @@ class PeerMemory {
   // False from the first operation on in which a rank could not read another; the same on all ranks.
   bool isUsable() const { return isUsable_; }
 
-  // Show where this rank's memory of an operation lies; others look after the next phase. `output` may be nullptr.
-  void show(uint64_t sequence, const void* input, const void* output);
+  // Show where this rank's input of an operation lies; others look after the next phase.
+  void show(uint64_t sequence, const void* input);
   // Read a few bytes of every other rank's memory, of `bytes` each, and tell the others if one cannot be read.
   void tryAll(uint64_t sequence, uint64_t bytes);
   // After the phase of `tryAll`: whether all can read all. If not, `isUsable` is false from here on.
   bool agree(uint64_t sequence);
 
   const std::byte* input(int member, uint64_t sequence) const;
-  const std::byte* output(int member, uint64_t sequence) const;
 
   // Copy from a peer's memory. Returns 0, or the error's number; ESRCH for a process that is not the peer.
   int read(int member, uint64_t sequence, void* destination, const std::byte* source, size_t bytes);

@@ -139,7 +139,7 @@ def test_ranks_of_one_host_read_large_tensors_from_each_other(aws):
     request = smddp_request(aws, "smddp-large", {"train.py": LARGE}, instance_count=1)
     ranks = [json.loads(one) for one in model_of(aws, run(aws, request)).values()]
     assert [one["right"] for one in ranks] == [True, True]
-    assert all(one["read"] > 300_001 * 4 for one in ranks), ranks
+    assert all(one["read"] >= 300_001 * 4 for one in ranks), ranks
 
 
 PRINTS = """
