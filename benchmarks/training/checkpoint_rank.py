@@ -97,6 +97,7 @@ def cost(orders: Orders) -> dict[str, Any]:
             for key, value in ways[way]().items():
                 if turn:  # the first allocates and loads
                     found.setdefault(key, []).append(value)
+    keeper.save(3, {"model": model, "optimizer": optimizer})  # the other ways have changed the weights since
     saved = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         for parameter in model.parameters():

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from clary.train import checkpoint
-from clary.train.checkpoint import saving, staging
+from clary.train.checkpoint import saving, staging, states
 from clary.train.checkpoint.folders import scan
 from clary.train.checkpoint.parts import write_part
 
@@ -59,6 +59,7 @@ def test_what_training_changes_after_the_call_is_not_saved(rank, size):
 
 
 def test_copies_made_during_the_next_backward_pass_are_of_the_save(rank, size):
+    states.LEAST_LATE_BYTES = 0  # models of tests are small
     for kind in ("sharded", "replicated"):
         keeper = open_keeper(f"staging-{kind}", rank, size, async_staging=True)
         state = make(kind, 1)
@@ -74,6 +75,7 @@ def test_copies_made_during_the_next_backward_pass_are_of_the_save(rank, size):
 
 
 def test_a_tensor_that_one_rank_changes_too_early_costs_the_step_on_all(rank, size):
+    states.LEAST_LATE_BYTES = 0
     keeper = open_keeper("staging-changed", rank, size, async_staging=True)
     state = make("sharded", 1)
     train(state, 1)

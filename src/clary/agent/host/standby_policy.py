@@ -16,8 +16,7 @@ from clary.agent.zygote.interpreter_start import RANK_SHIM, start_variables
 from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML
 
-# The first optimizer of a program imports torch._dynamo, which takes as long as torch itself (torch 2.13).
-PRELOAD = ("torch", "torch._dynamo")
+PRELOAD = ("torch",)
 # The cgroup is made under the name that the host stands by with; binds are compared one by one.
 _NOT_COMPARED = frozenset({"binds", "cgroup_name"})
 

@@ -28,6 +28,7 @@ import importlib.util
 import json
 import os
 import re
+import select
 import signal
 import site
 import socket
@@ -60,6 +61,9 @@ _LIBRARY_MODULES = (
     "clary.train.collective.adapters.torch.registration",
     "clary.train.trainers.installing",
 )
+# The first optimizer of a program imports it, which takes as long as torch itself (torch 2.13).
+_LATER = ("torch._dynamo",)
+_PATIENCE_S = 0.3  # where jobs follow each other closely the next order is there already
 _LIBRARY_ENDING = "/.clary/python"
 _LIBRARY_FIRST_VERSION = (3, 10)
 # Variables that modules which are imported already have read. A program that sets one by itself names it in its code.
@@ -108,7 +112,12 @@ def become_rank() -> _Program:
     gc.collect()
     gc.freeze()  # the collector of a rank would otherwise write to every page that the ranks share
     keeper.send(json.dumps({"kind": "ready"}).encode())
+    reason = _import_later(keeper, own_descriptors, late_folder)
+    words += _take_words(output)
     order, descriptors = _receive(keeper)
+    if reason:
+        keeper.send(json.dumps({"kind": "refused", "reason": reason}).encode())
+        os._exit(0)
     gate, agent, outputs = descriptors[0], descriptors[1], descriptors[2:]
     pids = []
     for process, write_end in zip(order["processes"], outputs):  # strict= came with Python 3.10
@@ -173,6 +182,22 @@ def _import_library(late_folder: str) -> None:
 def _package() -> str:
     """Return the folder of the package `clary` that this file belongs to."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+
+def _import_later(keeper: socket.socket, own_descriptors: set[str], late_folder: str) -> str:
+    """Import what most programs need soon, if no order comes at once; return why it cannot be forked now, or nothing.
+
+    An order that comes meanwhile waits for the end of the import, which the program would have to do itself.
+    """
+    if "torch" not in sys.modules or select.select([keeper], [], [], _PATIENCE_S)[0]:
+        return ""
+    path = list(sys.path)
+    sys.path[:] = [folder for folder in path if not _is_within(folder, late_folder)]
+    reason = _import(_LATER) or _why_unfit(own_descriptors)
+    sys.path[:] = path
+    gc.collect()
+    gc.freeze()
+    return reason
 
 
 def _why_unfit(own_descriptors: set[str]) -> str:

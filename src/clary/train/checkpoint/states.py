@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from clary.train.checkpoint.plans import VALUE_MARK
 
+LEAST_LATE_BYTES = 64 * 1024
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile's, activation checkpointing's
 
 
@@ -111,6 +112,8 @@ def optimizer_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iter
 def changed_by_step_alone(state: Mapping[str, Any], flat: Mapping[str, Any]) -> set[str]:
     """Return the names of tensors that only the step of an optimizer in the state changes: its parameters and its own.
 
+    Tensors of less than LEAST_LATE_BYTES are left out: to watch one costs more than to copy it.
+
     Args:
         state: models, optimizers and values, by name.
         flat: what `flatten` made of it.
@@ -122,7 +125,11 @@ def changed_by_step_alone(state: Mapping[str, Any], flat: Mapping[str, Any]) -> 
                 owned.add(_address(parameter))
                 owned.update(_address(one) for one in optimizer.state.get(parameter, {}).values())
     owned.discard(0)
-    return {name for name, one in flat.items() if not name.startswith(VALUE_MARK) and _address(one) in owned}
+    return {
+        name
+        for name, one in flat.items()
+        if not name.startswith(VALUE_MARK) and _address(one) in owned and _num_bytes(one) >= LEAST_LATE_BYTES
+    }
 
 
 def optimizers(state: Mapping[str, Any]) -> list[Optimizer]:
@@ -172,6 +179,10 @@ def _address(one: Any) -> int:
         one = one.to_local()
     is_plain = type(one) in (torch.Tensor, nn.Parameter) and one.layout is torch.strided and one.is_cpu
     return one.data_ptr() if is_plain else 0
+
+
+def _num_bytes(one: Any) -> int:
+    return int((one.to_local() if isinstance(one, DTensor) else one).nbytes)
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
