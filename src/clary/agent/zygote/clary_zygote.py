@@ -185,7 +185,7 @@ def _package() -> str:
 
 
 def _import_later(keeper: socket.socket, own_descriptors: set[str], late_folder: str) -> str:
-    """Import what most programs need soon, if no order comes at once; return why it cannot be forked now, or nothing.
+    """Import modules that most programs need soon, if no order comes at once; return a reason not to fork, or nothing.
 
     An order that comes meanwhile waits for the end of the import, which the program would have to do itself.
     """
