@@ -119,7 +119,7 @@ def run(world, *, is_prepared, script=SCRIPT):
         (Path(sandbox.ml_folder) / "train.py").write_text(script)
         if standby is not None:
             eventually((modules / "is-ready").exists, within_s=ENOUGH_S)
-            time.sleep(1)  # in which it begins to import what programs need soon; an order waits for the end of that
+            time.sleep(3)  # in which it begins to import what programs need soon; an order waits for the end of that
         began_s = time.monotonic()
         if standby is not None:
             program = standby.start(processes, on_output=listener)

@@ -63,7 +63,7 @@ _LIBRARY_MODULES = (
 )
 # The first optimizer of a program imports it, which takes as long as torch itself (torch 2.13).
 _LATER = ("torch._dynamo",)
-_PATIENCE_S = 0.3  # where jobs follow each other closely the next order is there already
+_PATIENCE_S = 2.0  # where jobs follow each other closely the next one needs the processors now
 _LIBRARY_ENDING = "/.clary/python"
 _LIBRARY_FIRST_VERSION = (3, 10)
 # Variables that modules which are imported already have read. A program that sets one by itself names it in its code.
