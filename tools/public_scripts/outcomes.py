@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tools.public_scripts.places import ROOT
 from tools.public_scripts.table import Script
 
 RAN, FAILED, TOO_LONG = "ran", "failed", "ended at the deadline"
@@ -52,7 +53,7 @@ def judge(script: Script, way: str, *, said: str, code: int | None, seconds: flo
 def last_error(said: str) -> str:
     """Return the first error that is no consequence of another, in one line; empty if there is no error."""
     found = (match[1].strip() for line in said.splitlines() if (match := _ERROR.search(line.rstrip())))
-    first = next((one for one in found if not _NOT_THE_CAUSE.search(one)), "")
+    first = next((one for one in found if not _NOT_THE_CAUSE.search(one)), "").replace(f"{ROOT}/", "")
     return first if len(first) <= REASON_CHARACTERS else f"{first[:REASON_CHARACTERS]} ..."
 
 

@@ -1,8 +1,5 @@
 // All ranks show where their memory lies, then take from each other's what they need. A rank returns when all have
 // read: its memory is its caller's again.
-//
-// All-reduce: every rank owns a part of the buffer. It reads that part of all ranks block by block into the cache, adds
-// them in rank order into its own result, and when all are ready, every rank reads the other parts from their owners.
 #include "algorithms/single_copy.hpp"
 
 #include "transport/peer_memory.hpp"
