@@ -74,7 +74,7 @@ class Staging:
             hook.remove()
 
     def _before_step(self, *_: Any) -> None:
-        """Hold an optimizer's step up until all is copied; a copy that failed is told by the next save or wait."""
+        """Hold an optimizer's step up until all is copied. The next save or wait raises the error of a failed copy."""
         if not self._over.is_set():
             began_s = time.perf_counter()
             is_over = self._over.wait(self._limit_s)
