@@ -85,6 +85,7 @@ class Engine:
         self._changed = threading.Condition()
         self._driving = threading.Lock()
         self._pause_s = settings.cycle_s
+        self._round_at_s = time.monotonic()  # of the last round
         self._warned_at = 0.0
         self._cause: Exception | None = None
         self._is_closed = False
@@ -202,7 +203,7 @@ class Engine:
         while True:
             with self._changed:
                 if (self._num_waiting or not self._has_work()) and self._is_alive():
-                    self._changed.wait(IDLE_ROUND_S)
+                    self._changed.wait(max(_TURN_S, self._idle_round_in_s()))
                 if not self._is_alive():
                     return
                 has_work = self._has_work()
@@ -210,10 +211,15 @@ class Engine:
                 time.sleep(self._settings.cycle_s)
             if self._num_waiting or has_work != self._has_work():  # the thread that waits also drives the rounds
                 continue
+            if not has_work and self._idle_round_in_s() > 0:  # woken by an end; a round now would only hold peers up
+                continue
             with self._driving:
                 self._drive(lambda: True, at_least_once=True)
             with self._changed:
                 self._changed.notify_all()
+
+    def _idle_round_in_s(self) -> float:
+        return self._round_at_s + IDLE_ROUND_S - time.monotonic()
 
     def _is_alive(self) -> bool:
         return not self._is_closed and self._cause is None
@@ -255,6 +261,7 @@ class Engine:
             self._run_batch(batch)
         if verdict.last_joined is not None:
             self._end_join(verdict.last_joined)
+        self._round_at_s = time.monotonic()
         return bool(verdict.ready) or outcome.has_news
 
     def _own_news(self) -> tuple[News, int]:

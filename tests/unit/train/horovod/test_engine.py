@@ -13,7 +13,7 @@ import pytest
 from clary.train._native.interface import Dtype
 from clary.train.collective.buffers import buffer_of
 from clary.train.collective.communicator import open_group
-from clary.train.horovod.engine import Engine
+from clary.train.horovod.engine import IDLE_ROUND_S, Engine
 from clary.train.horovod.errors import HorovodInternalError
 from clary.train.horovod.requests import Description, Request, Verb
 from clary.train.horovod.settings import HorovodSettings
@@ -84,6 +84,22 @@ def test_the_thread_of_the_engine_runs_tensors_that_nobody_waits_for(make_engine
     engine, tensor = make_engine(starts_thread=True), Sum("a")
     engine.submit([tensor.request])
     await_that(lambda: tensor.is_reduced, "nobody ran the tensor")
+
+
+def test_the_end_of_a_tensor_has_the_thread_of_the_engine_drive_no_idle_round(make_engine, monkeypatch):
+    # A peer that then submits something would have to wait for another round, and for the pause before that.
+    engine = make_engine(starts_thread=True)
+    rounds = []
+    run_round = engine._round
+    monkeypatch.setattr(engine, "_round", lambda: (rounds.append(threading.current_thread().name), run_round())[1])
+    began_s = time.monotonic()
+    for _ in range(20):
+        tensor = Sum("a")
+        engine.submit([tensor.request], wakes_thread=False)
+        engine.wait([tensor.request.handle])
+        time.sleep(0.005)  # in which the thread has woken up and looked
+    took_s = time.monotonic() - began_s
+    assert rounds.count("horovod") <= took_s / IDLE_ROUND_S
 
 
 def test_threads_that_wait_at_once_all_get_their_results(make_engine):
