@@ -66,7 +66,7 @@ def start(tmp_path, monkeypatch):
                 pids, reason = zygote.fork([process], control=control, parent_watched=False)
             text = output.read().decode()  # ends when nobody is left who could write
         # Ranks are orphans now and belong to another parent: this process adopts none.
-        eventually(lambda: not any(is_running(pid) for pid in (zygote._pid, *pids.values())))
+        eventually(lambda: not any(is_running(pid) for pid in (zygote.pid, *pids.values())))
         return pids, reason, text
 
     yield start

@@ -194,7 +194,7 @@ class LaunchPlan:
     pool_token: str = field(default="", repr=False)  # bearer token of the pool's agents
     shares_hosts: bool = False  # whether the pool's hosts may have served another attempt, or may yet serve one
     has_standby: bool = True  # whether an interpreter stands by on the pool's hosts between jobs
-    has_standby_early: bool = False  # whether it gets ready while the job still runs: another job is sure to come
+    series: str = ""  # tuning job whose trials follow each other on the hosts: the next is sure to come, and alike
     pool_folder: str = ""  # of the pool's network and agents, and of what stays on its hosts from job to job
     cache_folder: str = ""  # environments, requirements and objects kept between jobs on the host's machine
     channel_cache_bytes: int = 0  # bound on the objects of channels and code that are kept there; 0: none are

@@ -206,6 +206,16 @@ class FirstProcess:
         """Return the most memory that the host has used at a time; None if it is not counted."""
         return None if self._cgroup is None else self._cgroup.peak_memory_bytes()
 
+    def serve_another(self) -> None:
+        """Begin with another program; the first process waits for its start order, and counters start anew."""
+        if self._cgroup is not None:
+            self._cgroup.count_anew()
+
+    @property
+    def scratch_folder(self) -> str:
+        """The folder on the machine of what lives as long as the host does."""
+        return self._scratch_folder
+
     def clean_up(self) -> str | None:
         """Remove folder, cgroup and descriptors; returns a sentence if the cgroup stays. Comes once, after `end`."""
         self.control.close()

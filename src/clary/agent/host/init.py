@@ -30,7 +30,7 @@ from clary.agent.host.keeper import IGNORED_SIGNALS, Keeper
 from clary.agent.host.leftovers import remove_cgroups, remove_tree
 from clary.agent.host.mounts.host_root import build_host_root
 from clary.agent.host.program_users import ProgramUsers, open_program_users, shared_users, why_not_mapped
-from clary.agent.host.standing_by import stand_by
+from clary.agent.host.standing_by import StandingBy
 from clary.agent.host.stopping.census import Census, DescendantCensus, NamespaceCensus
 
 _FAILED_EXIT_CODE = 70  # sysexits.h EX_SOFTWARE
@@ -207,31 +207,42 @@ def _keep(
     in_user_namespace: bool = False,
     users: ProgramUsers | None = None,
 ) -> None:
-    """Keep the program, after waiting for it if the host is one that stands by."""
-    processes, zygote = order["processes"], None
-    if order["standby"] is not None:
-        start = stand_by(
-            order,
-            control,
-            dies_with_keeper=dies_with_keeper,
-            in_user_namespace=in_user_namespace,
-            users=users,
-            confinement=confinement,
-        )
-        if start is None:
-            census.kill_all()
-            return
-        processes, zygote = start.processes, start.zygote
-        not_isolated = [*not_isolated, *start.not_isolated]
-    keeper = Keeper(
-        processes,
+    """Keep the program, after waiting for it if the host is one that stands by, and others after it if it can."""
+    if order["standby"] is None:
+        Keeper(
+            order["processes"], control, census=census, dies_with_keeper=dies_with_keeper, confinement=confinement
+        ).run(not_isolated=not_isolated)
+        return
+    standing = StandingBy(
+        order,
         control,
         census=census,
         dies_with_keeper=dies_with_keeper,
+        in_user_namespace=in_user_namespace,
+        users=users,
         confinement=confinement,
-        zygote=zygote,
     )
-    keeper.run(not_isolated=not_isolated)
+    is_first = True
+    while (start := standing.wait()) is not None:
+        if not is_first:
+            _announce(control)  # for the next program the agent has heard nothing yet
+        is_first = False
+        keeper = Keeper(
+            start.processes,
+            control,
+            census=census,
+            dies_with_keeper=dies_with_keeper,
+            confinement=confinement,
+            zygote=standing.zygote,
+        )
+        keeper.run(not_isolated=[*not_isolated, *start.not_isolated])
+        if not keeper.is_asked_again:
+            return
+        reason = standing.why_not_again()
+        control.send(json.dumps({"kind": "again", "why_not": reason}).encode())
+        if reason:
+            return
+    census.kill_all()
 
 
 def _watch(inner: int, control: socket.socket) -> None:

@@ -1,10 +1,12 @@
 """The loop that keeps a program: starts its processes, reaps ended ones, obeys the agent.
 
-Where: the last thing that the first process of a host does. It ends when the agent closes the control socket or dies,
-which read the same, and nothing of the program outlives it. Messages are JSON objects, one a packet, with a `kind`:
+Where: the last thing that the first process of a host does for a program. It ends when the agent closes the control
+socket or dies, which read the same, or asks for the host once more; nothing of the program outlives it. Messages are
+JSON objects, one a packet, with a `kind`:
 
-    to the agent: forked, started, ready, exited, signalled, heard (SIGTERM, from outside of the host), note
-    from the agent: signal (number, id), kill; before those start, if the host stands by (`standing_by`)
+    to the agent: forked, started, ready, exited, signalled, heard (SIGTERM, from outside of the host), note;
+        again (why_not), from `init`
+    from the agent: signal (number, id), kill, again; before those start, if the host stands by (`standing_by`)
 """
 
 from __future__ import annotations
@@ -78,9 +80,10 @@ class Keeper:
         self._alive: dict[int, int] = {}  # pid -> index, of the listed processes only
         self._next_look_s = 0.0  # of the census, monotonic
         self._doomed: set[int] = set()  # pids that were alive when the agent ended the program
+        self.is_asked_again = False  # whether the agent wants the host for another program
 
     def run(self, *, not_isolated: Sequence[str]) -> None:
-        """Start all processes and keep them until the agent disconnects; then kill the rest."""
+        """Start all processes and keep them until the agent disconnects or asks for the host; then kill the rest."""
         child_ended, wakeup = os.pipe()
         os.set_blocking(child_ended, False)
         os.set_blocking(wakeup, False)
@@ -122,6 +125,12 @@ class Keeper:
                     is_kept = self._obey()
         finally:
             self._census.kill_all()
+            signal.set_wakeup_fd(-1)
+            for descriptor in (child_ended, wakeup):
+                os.close(descriptor)
+            if self._outside is not None:
+                self._outside.close()
+        self._reap()
 
     def _hear(self) -> None:
         """Take note of SIGTERM from outside of the host, which the program has had as well."""
@@ -183,6 +192,9 @@ class Keeper:
         message = json.loads(data)
         # Whoever has ended already, or is about to, ends by itself.
         self._reap()
+        if message["kind"] == "again":
+            self.is_asked_again = True
+            return False
         if message["kind"] == "kill":
             self._doomed.update(self._not_exiting())
             self._census.kill_all()

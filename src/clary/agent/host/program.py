@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 60.0  # from the first process's start to every process's exec; much of it is for a slow disk
 ANSWER_LIMIT_S = 5.0  # the first process answers in microseconds unless it cannot run at all
+FREE_LIMIT_S = 10.0  # for a host to be put in order for another program; what a program has left in /tmp takes longest
 DRAIN_LIMIT_S = 5.0  # for output that is still in the pipes when the program is gone
 
 _READ_BYTES = 256 * 1024
@@ -58,6 +59,7 @@ class Program:
         on_output: Callable[[int, bytes], None],
         clock: Clock,
         first_process: FirstProcess | None = None,
+        on_free: Callable[[FirstProcess, str], None] | None = None,
     ) -> None:
         self._processes = tuple(processes)
         self._sandbox = sandbox
@@ -69,6 +71,7 @@ class Program:
         self._oom_kills = 0
         self._peak_memory_bytes: int | None = None
         self._first_process = first_process or FirstProcess(sandbox)
+        self._on_free = on_free
         self._init_pidfd: int | None = None
         self._reader: threading.Thread | None = None
         self._outputs: dict[int, int] = {}  # read end -> index
@@ -121,6 +124,7 @@ class Program:
         binds: Sequence[Bind],
         on_output: Callable[[int, bytes], None],
         clock: Clock | None = None,
+        on_free: Callable[[FirstProcess, str], None] | None = None,
     ) -> Program:
         """Start every process in a host that stands by; otherwise as `start`.
 
@@ -132,13 +136,21 @@ class Program:
             binds: what is still missing of the host.
             on_output: as for `start`.
             clock: as for `start`.
+            on_free: of a host that can serve one program after the other. `close` calls it if every process had ended:
+                with the first process, which is the caller's then, and why it serves no other program after all; it is
+                ended in that case.
 
         Raises:
             NothingHasRunError: the host failed before any process began; nothing is left of it.
             AgentError: it failed later, or did not get ready in time; nothing is left of it.
         """
         program = cls(
-            processes, sandbox, on_output=on_output, clock=clock or SystemClock(), first_process=first_process
+            processes,
+            sandbox,
+            on_output=on_output,
+            clock=clock or SystemClock(),
+            first_process=first_process,
+            on_free=on_free,
         )
         try:
             program._launch(functools.partial(first_process.send_start, forks=forks, binds=binds))
@@ -171,6 +183,11 @@ class Program:
     def is_memory_limited(self) -> bool:
         """Whether the kernel keeps the host's memory limit; if not, the agent has to watch it."""
         return self._first_process.is_memory_limited
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether its host may serve another program."""
+        return self._on_free is not None
 
     @property
     def num_forked(self) -> int:
@@ -250,8 +267,10 @@ class Program:
             if self._is_closed:
                 return
             self._is_closed = True
+        why_not_free = self._ask_again()
         self._record.expect_end()
-        self._end_init()
+        if why_not_free:
+            self._end_init()
         if self._reader is not None:
             self._reader.join(DRAIN_LIMIT_S)
             if self._reader.is_alive():
@@ -261,8 +280,10 @@ class Program:
         self._record.lose_the_rest()
         self._count()
         self._close_descriptors()
-        if refusal := self._first_process.clean_up():
+        if why_not_free and (refusal := self._first_process.clean_up()):
             self._record.add_note(refusal)
+        if self._on_free is not None:
+            self._on_free(self._first_process, why_not_free)
 
     def __enter__(self) -> Self:
         return self
@@ -301,6 +322,16 @@ class Program:
         finally:
             for descriptor in write_ends:
                 os.close(descriptor)
+
+    def _ask_again(self) -> str:
+        """Have the host put in order for another program; returns why it serves none, in words, or an empty text."""
+        if self._on_free is None:
+            return "it serves one program"
+        if self._record.num_running():
+            return "the program was ended before its last process"
+        if not self._first_process.send({"kind": "again"}):
+            return "its first process has ended"
+        return self._record.wait_until_free(FREE_LIMIT_S)
 
     def _end_init(self) -> None:
         """End the first process and with it the program."""
@@ -390,7 +421,7 @@ class Program:
             with contextlib.suppress(ProcessLookupError):
                 self._init_pidfd = os.pidfd_open(sender)
         self._record.apply(report, sender=sender)
-        return True
+        return bool(report["kind"] != "again")
 
     def _drain(self, index: int) -> None:
         descriptor = next(fd for fd, owner in self._outputs.items() if owner == index)

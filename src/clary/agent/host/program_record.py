@@ -44,6 +44,7 @@ class ProgramRecord:
         self.init_pid = 0
         self.not_isolated: tuple[str, ...] = ()
         self.num_forked = 0  # processes that began in an interpreter that stood ready
+        self.why_not_again: str | None = None  # for another program; empty if it can be one's, None until it is known
         self.why_not_forked = ""  # a sentence, if some of those that could have begun there did not
 
     def apply(self, report: Mapping[str, Any], *, sender: int) -> None:
@@ -63,6 +64,8 @@ class ProgramRecord:
                     self._notes.append(report["text"])
                 case "signalled":
                     self._answers[report["id"]] = report["count"]
+                case "again":
+                    self.why_not_again = report["why_not"]
                 case "heard":
                     self.was_signalled = True
                 case "exited":
@@ -121,6 +124,12 @@ class ProgramRecord:
         self._wait_for(lambda: number in self._answers or self._is_gone, timeout_s)
         with self._changed:
             return self._answers.pop(number, 0)
+
+    def wait_until_free(self, timeout_s: float) -> str:
+        """Return why the host cannot serve another program, once it has been asked; empty if it can."""
+        self._wait_for(lambda: self.why_not_again is not None or self._is_gone, timeout_s)
+        with self._changed:
+            return "it has not answered" if self.why_not_again is None else self.why_not_again
 
     def exits_in_order(self) -> tuple[ProcessExit, ...]:
         """Return the exits so far, as the processes were given."""

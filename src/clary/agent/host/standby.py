@@ -1,7 +1,8 @@
 """A host made before its program is known, with an interpreter ready in it.
 
 Where: an agent that lives from job to job prepares one at the end of each job and starts the next program in it. All
-that takes time is done by then: namespaces, root, interpreter, imports. Each serves one program.
+that takes time is done by then: namespaces, root, interpreter, imports. Each serves one program, unless it lasts: then
+`start` hands it back, when its program has ended, for the next one.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ class StandbyHost:
     """
 
     def __init__(
-        self, sandbox: Sandbox, *, python: str, environment: Mapping[str, str], late_roots: Sequence[str]
+        self, sandbox: Sandbox, *, python: str, environment: Mapping[str, str], late_roots: Sequence[str], lasts: bool
     ) -> None:
         self._sandbox = sandbox
+        self.lasts = lasts and sandbox.isolation is Isolation.NAMESPACES
         self._python = python
         self._start_variables = start_variables(environment)
         self._has_mounts = has_mounts = sandbox.isolation is Isolation.NAMESPACES
@@ -49,6 +51,7 @@ class StandbyHost:
         environment: Mapping[str, str],
         preload: Sequence[str] = ("torch",),
         late_roots: Sequence[str] = (),
+        lasts: bool = False,
     ) -> StandbyHost:
         """Begin to make the host and return; `start` waits for the rest.
 
@@ -61,11 +64,13 @@ class StandbyHost:
                 taken from it, and nothing else.
             preload: modules to import; those that the environment does not have are left out.
             late_roots: existing folders below which binds may come late.
+            lasts: whether it serves one program after the other, all of one owner, as long as none leaves a trace; a
+                host of plain processes does not. `ml_folder` has to lie below `host_folder` then.
 
         Raises:
             AgentError: a folder is missing or the cgroup is in use; nothing is left of it.
         """
-        standby = cls(sandbox, python=python, environment=environment, late_roots=late_roots)
+        standby = cls(sandbox, python=python, environment=environment, late_roots=late_roots, lasts=lasts)
         first_process = FirstProcess(sandbox)
         try:
             first_process.launch(
@@ -74,8 +79,9 @@ class StandbyHost:
                 standby={
                     "argv": [python, ZYGOTE, standby._late_folder, RANK_SHIM, *preload],
                     "environment": standby._start_variables,
+                    "lasts": standby.lasts,
                 },
-                late_roots=(sandbox.ml_folder, *standby._late_roots) if standby._has_mounts else (),
+                late_roots=(standby._own_root, *standby._late_roots) if standby._has_mounts else (),
             )
         except BaseException:
             first_process.end()
@@ -88,6 +94,11 @@ class StandbyHost:
     def sandbox(self) -> Sandbox:
         """The sandbox of the host."""
         return self._sandbox
+
+    @property
+    def _own_root(self) -> str:
+        """The late root that holds the program's /opt/ml; a host that lasts gets another folder there each time."""
+        return self._sandbox.host_folder if self.lasts else self._sandbox.ml_folder
 
     def why_not(self, sandbox: Sandbox, processes: Sequence[ProcessSpec]) -> str:
         """Return why it cannot run `processes` in `sandbox`, in words; empty if it can.
@@ -118,6 +129,7 @@ class StandbyHost:
         binds: Sequence[Bind] = (),
         on_output: Callable[[int, bytes], None],
         clock: Clock | None = None,
+        on_free: Callable[[StandbyHost | None, str], None] | None = None,
     ) -> Program:
         """Start every process; the standby host is used up.
 
@@ -128,6 +140,8 @@ class StandbyHost:
             binds: what the host does not show yet.
             on_output: as for `Program.start`.
             clock: as for `Program.start`.
+            on_free: called when the program is closed, if the host lasts: with the host, which stands by again as soon
+                as its `ml_folder` is a new, empty one, or with None and the reason why it is gone.
 
         Raises:
             AgentError: it was used or closed already, no host could be made, or the host failed when the first of them
@@ -151,6 +165,7 @@ class StandbyHost:
                     binds=(*self._own_binds(), *self._with_real_sources(wanted).binds[len(self._sandbox.binds) :]),
                     on_output=on_output,
                     clock=clock,
+                    on_free=None if on_free is None or not self.lasts else self._hand_back(on_free),
                 )
             except NothingHasRunError:
                 pass  # the reason is the next host's too, or of no interest
@@ -161,6 +176,24 @@ class StandbyHost:
         first_process = self._take()
         if first_process is not None:
             _remove(first_process)
+
+    def _hand_back(self, on_free: Callable[[StandbyHost | None, str], None]) -> Callable[[FirstProcess, str], None]:
+        def take_back(first_process: FirstProcess, why_not: str) -> None:
+            if why_not:
+                on_free(None, why_not)
+                return
+            first_process.serve_another()
+            with self._using:
+                self._first_process = first_process
+            on_free(self, "")
+
+        return take_back
+
+    @property
+    def scratch_folder(self) -> str:
+        """The folder in `host_folder` that the host itself needs; empty once it is used up."""
+        first_process = self._first_process
+        return "" if first_process is None else first_process.scratch_folder
 
     def _take(self) -> FirstProcess | None:
         with self._using:

@@ -1,7 +1,14 @@
-"""A made host waits for its program, an interpreter ready in it.
+"""A made host waits for its program, an interpreter ready in it; and for the next one, if the interpreter lasts.
 
 Where: between the making of a host that stands by and `keeper`, in the first process. It ends with the start order or
 with the agent.
+
+[Note: one host for several programs]
+Programs that follow each other in a host are those of one owner, alike in all but their data: the agent sees to that.
+After the last process of one has ended, its binds are taken away and the host is compared with what it was before
+(`mounts.traces`). If nothing of the program is left, the host waits for the next. The interpreter has run nothing of
+any program, and lies beyond their reach: it cannot be traced, and no signal that they can block for themselves ends it.
+SIGKILL does; the host is thrown away then.
 """
 
 from __future__ import annotations
@@ -17,8 +24,10 @@ from typing import Any
 
 from clary.agent.host.confinement import Confinement
 from clary.agent.host.keeper import IGNORED_SIGNALS, MAX_MESSAGE_BYTES
-from clary.agent.host.mounts import late_binds
+from clary.agent.host.mounts.late_binds import LateBinds, leave_late_roots, place_on_roots, share_mounts
+from clary.agent.host.mounts.traces import Traces
 from clary.agent.host.program_users import ProgramUsers
+from clary.agent.host.stopping.census import Census, NamespaceCensus
 from clary.agent.host.zygote_process import MAX_DESCRIPTORS, Zygote
 
 
@@ -28,50 +37,89 @@ class Start:
 
     processes: list[dict[str, Any]]
     not_isolated: list[str]  # what late binds have left shared with the machine, in sentences
-    zygote: Zygote
 
 
-def stand_by(
-    order: Mapping[str, Any],
-    control: socket.socket,
-    *,
-    dies_with_keeper: bool,
-    in_user_namespace: bool,
-    users: ProgramUsers | None,
-    confinement: Confinement,
-) -> Start | None:
-    """Hold an interpreter ready until the start order comes; None if the agent ends the host instead.
+class StandingBy:
+    """A host that holds an interpreter ready.
 
     Args:
         order: of the host, with `standby` and `late_roots`.
         control: socket to the agent.
+        census: of the host; what lasts is left out of it.
         dies_with_keeper: as for `Keeper`.
         in_user_namespace: whether this process has its rights from a user namespace.
         users: of the programs, if they are others than this process's.
         confinement: what the interpreter enters.
-
-    Raises:
-        OSError: a late bind was refused. Nothing of the program has run.
     """
-    for number in IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    roots = order["late_roots"]
-    if roots:
-        late_binds.share_mounts()
-    zygote = Zygote.start(
-        order["standby"],
-        parent_watched=dies_with_keeper,
-        confinement=confinement,
-        prepare=late_binds.leave_late_roots if roots else _nothing,
-    )
-    start = _receive_start(control)
-    if start is None:
-        zygote.end()
-        return None
-    not_isolated = late_binds.mount_late_binds(
-        start["binds"], roots=roots, in_user_namespace=in_user_namespace, users=users
-    )
-    return Start(processes=start["processes"], not_isolated=not_isolated, zygote=zygote)
+
+    def __init__(
+        self,
+        order: Mapping[str, Any],
+        control: socket.socket,
+        *,
+        census: Census,
+        dies_with_keeper: bool,
+        in_user_namespace: bool,
+        users: ProgramUsers | None,
+        confinement: Confinement,
+    ) -> None:
+        for number in IGNORED_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        roots = order["late_roots"]
+        # Without the filter a program could leave keys in the session that it shares with the interpreter.
+        lasts = (
+            bool(order["standby"]["lasts"] and roots and confinement.calls)
+            and isinstance(census, NamespaceCensus)
+            and census.can_keep
+        )
+        self._control = control
+        self._binds = LateBinds(roots=roots, keeps_roots=lasts, in_user_namespace=in_user_namespace, users=users)
+        self._traces = Traces(place_on_roots(order["scratch_folder"], roots)) if lasts else None
+        if roots:
+            share_mounts()
+        self.zygote = Zygote.start(
+            {**order["standby"], "lasts": lasts},
+            parent_watched=dies_with_keeper,
+            confinement=confinement,
+            prepare=leave_late_roots if roots else _nothing,
+        )
+        if lasts and isinstance(census, NamespaceCensus):
+            census.keep(self.zygote.pid)
+
+    def wait(self) -> Start | None:
+        """Hold the interpreter ready until the start order comes; None if the agent ends the host instead.
+
+        Raises:
+            OSError: a late bind was refused. Nothing of the program has run.
+        """
+        start = _receive_start(self._control)
+        if start is None:
+            self.zygote.end()
+            return None
+        if self._traces is not None:
+            self._traces.begin()
+        not_isolated = self._binds.mount(start["binds"])
+        if self._traces is not None:
+            self._traces.begin_program()
+        return Start(processes=start["processes"], not_isolated=not_isolated)
+
+    def why_not_again(self) -> str:
+        """Take the binds of a program away whose last process has ended; return why no other can follow, in words.
+
+        The text is empty if another one can.
+        """
+        if self._traces is None:
+            return "its interpreter serves one program"
+        if self._binds.why_final:
+            return self._binds.why_final
+        try:
+            self._binds.unmount()
+            trace = self._traces.find()
+        except OSError as error:
+            return f"it could not be put in order: {error}"
+        if trace:
+            return f"the program has left a trace: {trace}"
+        return "" if self.zygote.is_fit else "its interpreter has ended or was stopped"
 
 
 def _receive_start(control: socket.socket) -> dict[str, Any] | None:

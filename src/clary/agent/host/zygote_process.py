@@ -3,12 +3,13 @@
 Where: `standing_by` starts it in the first process of the host, `keeper` has it fork. What runs in it is
 `clary.agent.zygote.clary_zygote`. Messages are JSON objects, one a packet:
 
-    from the zygote: ready, refused (reason), forked (pids)
+    from the zygote: ready, refused (reason), forked (pids), over
     to the zygote: fork, with descriptors: the order as a file in memory, the gate, the agent's socket, outputs
 
-Forked ranks wait at the gate, a pipe, until the zygote has ended, which makes this process their parent, and until
-their pids are known here. If anything goes wrong before, the gate closes and they leave without a trace, so the caller
-can start all processes anew.
+Forked ranks wait at the gate, a pipe, until the process that has forked them has ended, which makes this process their
+parent, and until their pids are known here. That process is the zygote itself, or, where the zygote lasts from program
+to program, a child of it, whose end the zygote tells (`over`). If anything goes wrong before, the gate closes and they
+leave without a trace, so the caller can start all processes anew.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from clary.agent.host.confinement import Confinement
 from clary.agent.host.spawning import spawn
 from clary.agent.host.standstill import Standstill
+from clary.base.processes import read_entry
 
 READY_LIMIT_S = 20.0  # from the start order; a zygote that still imports is done before a new interpreter would be
 FORK_LIMIT_S = 10.0  # milliseconds a rank, unless the machine swaps
@@ -38,13 +40,16 @@ MAX_DESCRIPTORS = 253  # that the kernel passes in one message (SCM_MAX_FD)
 MAX_PROCESSES = 200
 _MAX_MESSAGE_BYTES = 65536
 _GO = b"g"
+_STOPPED_STATES = frozenset("Tt")  # of proc(5)
 
 
 class Zygote:
-    """One zygote; it forks for one program and is gone then."""
+    """One zygote; it forks for one program and is gone then, or with `lasts` for one after the other."""
 
-    def __init__(self, pid: int, remote: socket.socket, *, failure: str) -> None:
-        self._pid = pid
+    def __init__(self, pid: int, remote: socket.socket, *, failure: str, lasts: bool = False) -> None:
+        self.pid = pid
+        self.lasts = lasts
+        self._is_ready = False
         self._socket = remote
         self._socket.settimeout(FORK_LIMIT_S)
         self._failure = failure
@@ -62,7 +67,7 @@ class Zygote:
         """Start the interpreter and return without waiting for its imports.
 
         Args:
-            standby: argv and environment, as `standby` writes them.
+            standby: argv, environment, and whether it lasts, as `standby` writes them.
             parent_watched: whether it dies with this process.
             prepare: called in its process before it executes.
             confinement: what it enters after that, and what it forks stays in.
@@ -87,12 +92,20 @@ class Zygote:
             there.close()
             os.close(output_read)
             os.close(output_write)
-        return cls(pid, here, failure=failure)
+        return cls(pid, here, failure=failure, lasts=bool(standby.get("lasts")))
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it can fork for another program: it lasts, lives, and nobody has stopped it."""
+        if not self.lasts or self._has_ended:
+            return False
+        entry = read_entry(self.pid)
+        return entry is not None and not entry.has_ended and entry.state not in _STOPPED_STATES
 
     def fork(
         self, processes: Sequence[Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
     ) -> tuple[dict[int, int], str]:
-        """Fork those of `processes` that are marked for it; the zygote has ended afterwards.
+        """Fork those of `processes` that are marked for it; the zygote has ended afterwards, unless it lasts.
 
         Args:
             processes: as `program_order` writes them, with `forks`.
@@ -102,16 +115,18 @@ class Zygote:
         Returns: index -> pid of what runs now, children of this process; and why nothing does, in words.
         """
         marked = {index: process for index, process in enumerate(processes) if _can_fork(process)}
+        forked: dict[int, int] = {}
         try:
-            if not marked:
-                return {}, ""
-            return self._fork(marked, control=control, parent_watched=parent_watched), ""
+            if marked:
+                forked = self._fork(marked, control=control, parent_watched=parent_watched)
         except ConnectionError:
             return {}, "the interpreter that stood ready has ended"
         except (OSError, ValueError, KeyError) as error:
             return {}, str(error)
         finally:
-            self.end()
+            if not (self.lasts and forked):
+                self.end()
+        return forked, ""
 
     def end(self) -> None:
         """End it; harmless when repeated."""
@@ -119,24 +134,29 @@ class Zygote:
             self._has_ended = True
             self._socket.close()
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
             # What hangs in the kernel is the keeper's to reap.
             with contextlib.suppress(OSError):
                 self._await_end(KILL_LIMIT_S)
-                os.waitpid(self._pid, os.WNOHANG)
+                os.waitpid(self.pid, os.WNOHANG)
 
     def _fork(
         self, marked: Mapping[int, Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
     ) -> dict[int, int]:
         if self._failure:
             raise OSError(self._failure)
-        self._expect("ready", within_s=READY_LIMIT_S)
+        if not self._is_ready:
+            self._expect("ready", within_s=READY_LIMIT_S)
+            self._is_ready = True
         gate_read, gate_write = os.pipe()
         try:
             self._send_order(marked, gate=gate_read, control=control, parent_watched=parent_watched)
             pids = self._expect("forked", within_s=FORK_LIMIT_S)["pids"]
             forked = {index: int(pid) for index, pid in zip(marked, pids, strict=True)}
-            self._await_end(FORK_LIMIT_S)
+            if self.lasts:
+                self._expect("over", within_s=FORK_LIMIT_S)
+            else:
+                self._await_end(FORK_LIMIT_S)
             os.write(gate_write, _GO * len(forked))
         finally:
             os.close(gate_read)
@@ -148,6 +168,7 @@ class Zygote:
     ) -> None:
         order = {
             "parent": os.getpid() if parent_watched else None,
+            "lasts": self.lasts,
             "processes": [
                 {
                     "index": index,
@@ -188,7 +209,7 @@ class Zygote:
 
     def _await_end(self, limit_s: float) -> None:
         """Wait until the zygote has ended by itself, so that its children are this process's."""
-        watched = os.pidfd_open(self._pid)
+        watched = os.pidfd_open(self.pid)
         try:
             self._wait_for(watched, "lived on for", limit_s=limit_s, max_idle_looks=MAX_IDLE_LOOKS)
         finally:
@@ -201,7 +222,7 @@ class Zygote:
         """
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        standstill = Standstill(self._pid)
+        standstill = Standstill(self.pid)
         began_s = time.monotonic()
         while not poll.poll(1000 * max(0.0, min(LOOK_INTERVAL_S, began_s + limit_s - time.monotonic()))):
             waited_s = time.monotonic() - began_s

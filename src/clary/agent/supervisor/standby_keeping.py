@@ -6,12 +6,16 @@ host's folder and start the program there, if it fits. If it does not, nothing i
 hosts have mounts nothing in this one has seen that `/opt/ml`.
 
     <pool folder>/HOST/places/N/   ml, and what the host has changed
+
+Where the next job is sure to come, and is alike, the host lasts: trials of a tuning job follow each other in it, their
+ranks forked from one interpreter, as long as none leaves a trace. One that does has the way of the others from then on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +59,7 @@ class StandbyKeeper:
     """Keeps at most one host standing by, and the folder of the attempt in progress.
 
     The next host gets ready at the end of an attempt; where the plan says that another job is sure to come, as soon
-    as the program of the present one has started.
+    as the program of the present one has started, unless that runs in a host that lasts.
 
     Args:
         host: name.
@@ -67,6 +71,8 @@ class StandbyKeeper:
         self._ready: _Ready | None = None
         self._is_promised = False  # whether an attempt builds its tree in the place of `_ready`
         self._used_place: Path | None = None  # of the attempt in progress
+        self._free: StandbyHost | None = None  # in `_used_place`: its program has ended, and it serves the next
+        self._leaves_traces = False  # whether a program was not gone without a trace; the next ones will not be
         self._example: _Example | None = None
         self._num_places = 0
         self._making: threading.Thread | None = None
@@ -78,6 +84,8 @@ class StandbyKeeper:
             ready, example = self._ready, self._example
             if ready is None or example is None or example.plan.pool_folder != plan.pool_folder:
                 return None
+            if ready.host.lasts and example.plan.series != plan.series:
+                return None  # what stands by there has stood beside the programs of another series
             self._is_promised = True
             return ready.place
 
@@ -101,11 +109,15 @@ class StandbyKeeper:
         with self._lock:
             ready, self._ready = (self._ready, None) if self._is_promised else (None, self._ready)
             self._is_promised = False
+            strange: _Ready | None = None
             if ready is not None:
                 self._used_place = ready.place
+            elif self._ready is not None and self._ready.host.lasts:
+                strange, self._ready = self._ready, None
             self._example = _Example(plan, sandbox, tuple(processes))
+        self._remove(strange, None)
         program = self._start(ready.host if ready is not None else None, sandbox, processes, on_output)
-        if plan.has_standby_early:
+        if plan.series and not program.may_be_followed:
             self._making = threading.Thread(target=self._make, name="standby-making", daemon=True)
             self._making.start()
         return program
@@ -119,6 +131,16 @@ class StandbyKeeper:
             spoiled, self._ready = (self._ready, None) if self._is_promised else (None, self._ready)
             self._is_promised = False
             place, self._used_place = self._used_place, None
+            free, self._free = self._free, None
+        if free is not None and place is not None and spoiled is None and self._is_tidied(place, free):
+            with self._lock:
+                is_wanted = self._ready is None and self._num_closings == 0
+                if is_wanted:
+                    self._ready = _Ready(free, place)
+            if is_wanted:
+                return
+        if free is not None:
+            free.close()
         self._remove(spoiled, place)
         self._make()
 
@@ -128,7 +150,10 @@ class StandbyKeeper:
             self._num_closings += 1
             ready, self._ready = self._ready, None
             place, self._used_place = self._used_place, None
+            free, self._free = self._free, None
             self._is_promised = False
+        if free is not None:
+            free.close()
         self._remove(ready, place)
 
     def _start(
@@ -146,7 +171,34 @@ class StandbyKeeper:
             logger.info("the host that stands by is not used: %s", reason)
             standby.close()
             return Program.start(processes, sandbox, on_output=on_output)
-        return standby.start(processes, binds=standby.late_binds(sandbox), on_output=on_output)
+        return standby.start(
+            processes, binds=standby.late_binds(sandbox), on_output=on_output, on_free=self._take_back
+        )
+
+    def _take_back(self, host: StandbyHost | None, why_not: str) -> None:
+        """Take a host that lasts at the end of its program; what stays of the program in its place goes in `prepare`."""
+        with self._lock:
+            self._free = host
+            if host is None:
+                self._leaves_traces = True
+        if host is None:
+            logger.info("the host serves no other program: %s", why_not)
+
+    def _is_tidied(self, place: Path, host: StandbyHost) -> bool:
+        """Take everything of the last attempt out of a place, but for what the host itself needs; whether that went."""
+        self._num_places += 1
+        gone = place.with_name(f"gone-{self._num_places}")
+        try:
+            gone.mkdir()
+            for name in os.listdir(place):
+                if name != os.path.basename(host.scratch_folder):
+                    (place / name).rename(gone / name)
+            (place / "ml").mkdir()
+        except OSError as error:
+            logger.warning("a place could not be tidied: %s", error)
+            return False
+        threading.Thread(target=remove_tree, args=(str(gone),), name="place-removal", daemon=True).start()
+        return True
 
     def _make(self) -> None:
         """Make a host that stands by, like the last attempt's; do nothing where there is one or the plan forbids it."""
@@ -175,6 +227,7 @@ class StandbyKeeper:
                 environment=planned.environment,
                 preload=planned.preload,
                 late_roots=[str(path) for path in late_roots],
+                lasts=bool(example.plan.series) and not self._leaves_traces,
             )
         except (AgentError, OSError) as error:
             logger.warning("no host stands by: %s", error)

@@ -44,11 +44,13 @@ _MAX_WORDS_BYTES = 65536  # of what modules said when they were imported; a pipe
 _GO = b"g"
 _ABANDONED_EXIT_CODE = 70  # no process reads it
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 _NUM_MAP_WORDS = 13  # struct prctl_mm_map: eleven addresses, the auxiliary vector, its size and a descriptor
 _BREAK_WORD = 5
 _NO_FILE = 0xFFFFFFFF  # -1
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 _KEPT: list[object] = []  # memory that /proc shows
 _HAS_FOLDER_ON_PATH = not getattr(sys.flags, "safe_path", False)
 _ENTRY_POINT_GROUP = "torch.backends"
@@ -118,6 +120,8 @@ def become_rank() -> _Program:
     if reason:
         keeper.send(json.dumps({"kind": "refused", "reason": reason}).encode())
         os._exit(0)
+    if order["lasts"]:
+        order, descriptors = _serve(keeper, order, descriptors)
     gate, agent, outputs = descriptors[0], descriptors[1], descriptors[2:]
     pids = []
     for process, write_end in zip(order["processes"], outputs):  # strict= came with Python 3.10
@@ -136,6 +140,36 @@ def become_rank() -> _Program:
         pids.append(pid)
     keeper.send(json.dumps({"kind": "forked", "pids": pids}).encode())
     os._exit(0)
+
+
+def _serve(keeper: socket.socket, order: dict, descriptors: list[int]) -> tuple[dict, list[int]]:  # type: ignore[type-arg]
+    """Fork for each order one process that carries it out, and in which alone this returns.
+
+    That process ends before its ranks begin, so that the first process of the host becomes their parent. Its end is
+    told with the message `over`. Programs run as this user and must not look into this process, or end it with a
+    signal to all: it cannot be traced, and blocks what can be blocked.
+    """
+    ordinary = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    _set_traceable(False)
+    while True:
+        pid = _fork()
+        if pid == 0:
+            _set_traceable(True)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ordinary)
+            return order, descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        os.waitpid(pid, 0)
+        keeper.send(json.dumps({"kind": "over"}).encode())
+        order, descriptors = _receive(keeper)
+
+
+def _set_traceable(is_traceable: bool) -> None:
+    """Let processes of this user trace this one and read its memory, or forbid it. Raises: OSError."""
+    import ctypes
+
+    if ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(is_traceable), 0, 0, 0):
+        raise OSError("prctl(PR_SET_DUMPABLE) failed")
 
 
 def _import(names: tuple[str, ...]) -> str:

@@ -127,7 +127,7 @@ def build_plan(
         shares_hosts=shares_hosts,
         pool_folder=str(site.folder.jobs / pool / "1"),
         has_standby=settings.standby_hosts,
-        has_standby_early=settings.standby_hosts and bool(job.tuning_job_arn),
+        series=job.tuning_job_arn,
         cache_folder=str(site.folder.cache),
         channel_cache_bytes=settings.channel_cache_bytes,
         config_documents=request.config_documents,

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from clary.agent.host.limits.peak_memory import PeakMemory
 from clary.agent.host.limits.process_limits import process_limits
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import Resources
@@ -136,6 +137,8 @@ class HostCgroup:
         self.why_memory_is_not_limited = ""
         self.not_enforced: tuple[str, ...] = ()  # sentences
         self.most_processes: int | None = None  # that a program's user may have where no cgroup counts them
+        self._kills_before = 0  # of programs that were here before
+        self._peak: PeakMemory | None = None
 
     @classmethod
     def create(
@@ -200,8 +203,17 @@ class HostCgroup:
         """Return the version of cgroups through which a controller applies to this host; None if it does not apply."""
         return self._versions.get(controller)
 
+    def count_anew(self) -> None:
+        """Count kills and the largest memory from now on: another program begins."""
+        self._kills_before += self.oom_kills()
+        if (peak := self._peak_memory()) is not None:
+            peak.set_back()
+
     def oom_kills(self) -> int:
         """Return how many processes the kernel killed at the memory limit; 0 if the kernel does not count them."""
+        return max(0, self._all_oom_kills() - self._kills_before)
+
+    def _all_oom_kills(self) -> int:
         folder = self._folders.get("memory")
         if folder is None:
             return 0
@@ -214,14 +226,18 @@ class HostCgroup:
         return 0
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the largest amount of memory in use so far, or None if it is unknown (version 2 before Linux 5.19)."""
+        """Return the largest amount of memory in use so far, or None if it is unknown.
+
+        That is so with version 2 before Linux 5.19, and after `count_anew` before Linux 6.12.
+        """
+        peak = self._peak_memory()
+        return None if peak is None else peak.bytes()
+
+    def _peak_memory(self) -> PeakMemory | None:
         folder = self._folders.get("memory")
-        if folder is None:
-            return None
-        name = "memory.peak" if self._versions["memory"] == 2 else "memory.max_usage_in_bytes"
-        with contextlib.suppress(OSError, ValueError):
-            return int(self._tree.read(f"{folder}/{name}"))
-        return None
+        if self._peak is None and folder is not None:
+            self._peak = PeakMemory(folder, version=self._versions["memory"], read=self._tree.read)
+        return None if folder is None else self._peak
 
     def pids(self) -> tuple[int, ...]:
         """Return the pids of the host's processes, as the agent sees them; sorted."""
@@ -260,6 +276,8 @@ class HostCgroup:
                 self._tree.remove(os.path.dirname(folder))
         if "cpu" in self._folders:
             self._weigh_family(os.path.dirname(self._folders["cpu"]), self._versions["cpu"])
+        if self._peak is not None:
+            self._peak.close()
         self._folders.clear()
         return refusal
 

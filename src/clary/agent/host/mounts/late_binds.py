@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.agent.host import kernel
+from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.mounts.bind_places import copy_content, opened_mount_point
 from clary.agent.host.mounts.machine_view import MachineView
 from clary.agent.host.mounts.mount_table import is_within
@@ -46,7 +47,9 @@ def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str)
     os.mkdir(layers)
     for source, place in ((layers, _LAYERS), *((root, _root_place(number)) for number, root in enumerate(roots))):
         os.mkdir(new_root + place, _OWNER_ONLY)
-        kernel.mount(source, new_root + place, flags=kernel.MS_BIND | kernel.MS_REC)
+        # A root that holds the folder of this host would show the root that is being built once more.
+        flags = kernel.MS_BIND if is_within(scratch_folder, source) else kernel.MS_BIND | kernel.MS_REC
+        kernel.mount(source, new_root + place, flags=flags)
 
 
 def share_mounts() -> None:
@@ -62,58 +65,114 @@ def leave_late_roots() -> None:
     kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
 
 
-def mount_late_binds(
-    binds: Sequence[Mapping[str, Any]],
-    *,
-    roots: Sequence[str],
-    in_user_namespace: bool,
-    users: ProgramUsers | None = None,
-) -> list[str]:
-    """Mount `binds`, unmount the late roots, stop sharing mounts; returns sentences on parts that are not isolated.
+class LateBinds:
+    """The late binds of one host: mounted for its program, and, if the roots are kept, unmounted and mounted anew.
+
+    With kept roots the keeper goes on seeing them while the program runs. The program does not: it is in the mount
+    namespace that the interpreter entered, and may not look into the keeper, which cannot be traced.
 
     Args:
-        binds: source, target, read_only and overlay of each; sources are canonical and lie below one of `roots`.
-            One of them is the program's /opt/ml.
         roots: as `show_late_roots` got them; without any there can be no binds.
+        keeps_roots: whether there may be another program.
         in_user_namespace: whether this process has its rights from a user namespace.
         users: of the programs, if they are others than this process's.
-
-    Raises:
-        OSError: a mount was refused; the text names it. The host is of no use then.
     """
-    if not roots:
-        return []
-    view = MachineView("", layers_folder=_LAYERS, in_user_namespace=in_user_namespace, users=users)
-    not_isolated: list[str] = []
-    kernel.unmount(_target_of(ML_FOLDER), flags=kernel.MNT_DETACH)
-    # Parents before children, so that a bind inside another lands on it.
-    for number, bind in enumerate(sorted(binds, key=lambda bind: str(bind["target"]).count("/"))):
+
+    def __init__(
+        self, *, roots: Sequence[str], keeps_roots: bool, in_user_namespace: bool, users: ProgramUsers | None = None
+    ) -> None:
+        self._roots = tuple(roots)
+        self._keeps_roots = keeps_roots
+        self._in_user_namespace = in_user_namespace
+        self._users = users
+        self._num_mounted = 0  # programs that had binds
+        self._targets: list[str] = []  # mounted now, in that order
+        self.why_final = ""  # why what was mounted cannot be taken back
+
+    def mount(self, binds: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Mount `binds`; returns sentences on parts that are not isolated.
+
+        The late roots are unmounted and mounts no longer shared then, unless the roots are kept.
+
+        Args:
+            binds: source, target, read_only and overlay of each; sources are canonical and lie below one of the roots.
+                One of them is the program's /opt/ml.
+
+        Raises:
+            OSError: a mount was refused; the text names it. The host is of no use then.
+        """
+        if not self._roots:
+            return []
+        self._num_mounted += 1
+        layers = f"{_LAYERS}/{self._num_mounted}"
+        os.mkdir(layers)
+        if self._keeps_roots:  # what an overlay needs of it stays with the overlay
+            kernel.mount(layers, layers, flags=kernel.MS_BIND)
+        else:
+            kernel.unmount(_target_of(ML_FOLDER), flags=kernel.MNT_DETACH)
+        view = MachineView("", layers_folder=layers, in_user_namespace=self._in_user_namespace, users=self._users)
+        not_isolated: list[str] = []
+        # Parents before children, so that a bind inside another lands on it.
+        for number, bind in enumerate(sorted(binds, key=lambda bind: str(bind["target"]).count("/"))):
+            not_isolated += self._mount_one(bind, view, name=f"{self._num_mounted}-{number}")
+        not_isolated += view.strangeness()
+        if self._keeps_roots:
+            kernel.unmount(layers, flags=kernel.MNT_DETACH)
+        else:
+            kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
+            os.rmdir(_PLACE)
+            kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        return not_isolated
+
+    def unmount(self) -> None:
+        """Take the binds away again, after the last process of the program has ended; the roots must be kept.
+
+        Raises: OSError: the host is of no use then.
+        """
+        for target in reversed(self._targets):
+            kernel.unmount(target, flags=kernel.MNT_DETACH)
+        self._targets.clear()
+        remove_tree(f"{_LAYERS}/{self._num_mounted}")
+
+    def _mount_one(self, bind: Mapping[str, Any], view: MachineView, *, name: str) -> list[str]:
         if bind.get("below") is not None:
             raise ValueError(f"bind {bind['source']} at {bind['target']}: file systems do not come late")
-        source, place = _place_of(bind["source"], roots), _target_of(bind["target"])
+        source, place = _place_of(bind["source"], self._roots), _target_of(bind["target"])
         is_folder = os.path.isdir(source)
         if not is_folder and not os.path.exists(source):
             raise FileNotFoundError(f"bind {bind['source']} at {bind['target']}: the source does not exist")
-        with opened_mount_point("/", place, is_folder=is_folder, users=users) as target:
+        said: list[str] = []
+        copy = ""
+        with opened_mount_point("/", place, is_folder=is_folder, users=self._users) as target:
             if bind["overlay"] and is_folder:
                 if view.overlay(source, target, is_mapped=True):
-                    continue
+                    self._targets.append(place)
+                    return []
                 if bind["copied_otherwise"]:
+                    self.why_final = f"{source} was copied to {place}"
                     copy_content(source, target)
-                    continue
-                not_isolated.append(
+                    return []
+                said.append(
                     f"Files: what the program changes in {bind['target']} it changes in the machine's "
                     f"{bind['source']}, because no private layer could be laid over it ({view.refusal})."
                 )
             if bind["read_only"]:
-                source = _read_only_copy(source, name=str(number), is_folder=is_folder)
-            if said := view.bind(source, target):
-                not_isolated.append(f"Files: {bind['target']} belongs to nobody; {said}.")
-    not_isolated += view.strangeness()
-    kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
-    os.rmdir(_PLACE)
-    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    return not_isolated
+                source = copy = _read_only_copy(source, name=name, is_folder=is_folder)
+            if why := view.bind(source, target):
+                said.append(f"Files: {bind['target']} belongs to nobody; {why}.")
+            self._targets.append(place)
+        if copy and self._keeps_roots:
+            kernel.unmount(copy, flags=kernel.MNT_DETACH)
+            os.rmdir(copy) if is_folder else os.unlink(copy)
+        return said
+
+
+def place_on_roots(path: str, roots: Sequence[str]) -> str:
+    """Return where a path of the machine can be reached in a root with late roots, by whoever sees those.
+
+    Raises: ValueError: it lies below none of them.
+    """
+    return _place_of(path, roots)
 
 
 def _root_place(number: int) -> str:

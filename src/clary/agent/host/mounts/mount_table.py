@@ -56,6 +56,19 @@ def submounts(mountinfo: str, *, covered: Iterable[str] = ()) -> list[str]:
     return sorted(found, key=lambda path: path.split("/"))
 
 
+def mounted_kinds(mountinfo: str) -> dict[str, str]:
+    """Return mount point -> kind of the file system that is seen there.
+
+    Args:
+        mountinfo: text of /proc/self/mountinfo.
+    """
+    kinds = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        kinds[_unescaped(before.split(" ")[4])] = after.split(" ", 1)[0]
+    return kinds
+
+
 def is_within(path: str, folder: str) -> bool:
     """Return whether `path` is `folder` or lies in it; both absolute and normal."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")

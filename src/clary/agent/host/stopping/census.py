@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from clary.agent.host.stopping.shared_memory import ProgramMemory
@@ -50,12 +50,27 @@ class NamespaceCensus:
 
     look_interval_s = None
 
+    def __init__(self) -> None:
+        self._kept_pid: int | None = None
+
+    @property
+    def can_keep(self) -> bool:
+        """Whether `keep` works: /proc numbers processes as this namespace does."""
+        return _own_pid_in_proc() == os.getpid()
+
+    def keep(self, pid: int) -> None:
+        """Leave one process out from now on: it is none of the program's, and outlives it.
+
+        Signals to all reach it, except for SIGKILL, so it has to block them.
+        """
+        self._kept_pid = pid
+
     def look(self) -> None:
         """Record nothing: leftovers of the program vanish with its namespaces."""
 
     def live(self) -> dict[int, ProcessEntry]:
         """Return the live processes; an empty dict where /proc is the machine's and numbers them otherwise."""
-        return live_descendants(os.getpid()) if _own_pid_in_proc() == os.getpid() else {}
+        return self._descendants() if self.can_keep else {}
 
     def may_hold(self, pid: int) -> bool:
         """Whether the sender of a signal may be a process of the program: all in the namespace are."""
@@ -64,14 +79,23 @@ class NamespaceCensus:
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
         """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
         if spare:
-            return _signal_each(signal_number, spare)
-        num_alive = len(live_descendants(_own_pid_in_proc()))
+            return _signal_each(signal_number, spare, self._descendants)
+        num_alive = len(self._descendants())
         _signal(-1, signal_number)
         return num_alive
 
     def kill_all(self) -> None:
         """End every process for certain; their exits remain to be reaped."""
-        _signal(-1, signal.SIGKILL)
+        if self._kept_pid is None:
+            _signal(-1, signal.SIGKILL)
+        else:
+            _kill_each(self._descendants)
+
+    def _descendants(self) -> dict[int, ProcessEntry]:
+        alive = live_descendants(_own_pid_in_proc())
+        if self._kept_pid is not None:
+            alive.pop(self._kept_pid, None)
+        return alive
 
 
 class DescendantCensus:
@@ -99,32 +123,38 @@ class DescendantCensus:
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
         """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
-        return _signal_each(signal_number, spare)
+        return _signal_each(signal_number, spare, self.live)
 
     def kill_all(self) -> None:
         """End every process for certain; their exits remain to be reaped.
 
-        Stops all of them first, so that none can fork ahead of the killing. Takes their shared memory away after.
+        Takes their shared memory away after.
         """
-        deadline = time.monotonic() + _KILL_LIMIT_S
-        stopped: set[tuple[int, int]] = set()
-        while time.monotonic() < deadline:
-            alive = live_descendants(os.getpid())
-            new = {(pid, entry.started_at) for pid, entry in alive.items()} - stopped
-            if not new:
-                break
-            for pid, _ in new:
-                _signal(pid, signal.SIGSTOP)
-            stopped |= new
-        self.look()
-        while (alive := live_descendants(os.getpid())) and time.monotonic() < deadline:
-            for pid in alive:
-                _signal(pid, signal.SIGKILL)
-            time.sleep(_KILL_PAUSE_S)
+        _kill_each(self.live, when_stopped=self.look)
         self._memory.remove_unused()
 
 
-def _signal_each(signal_number: int, spare: Collection[int]) -> int:
+def _kill_each(descendants: Callable[[], dict[int, ProcessEntry]], when_stopped: Callable[[], object] = int) -> None:
+    """Kill all that `descendants` finds; stops all of them first, so that none can fork ahead of the killing."""
+    deadline = time.monotonic() + _KILL_LIMIT_S
+    stopped: set[tuple[int, int]] = set()
+    while time.monotonic() < deadline:
+        new = {(pid, entry.started_at) for pid, entry in descendants().items()} - stopped
+        if not new:
+            break
+        for pid, _ in new:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= new
+    when_stopped()
+    while (alive := descendants()) and time.monotonic() < deadline:
+        for pid in alive:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(_KILL_PAUSE_S)
+
+
+def _signal_each(
+    signal_number: int, spare: Collection[int], descendants: Callable[[], dict[int, ProcessEntry]]
+) -> int:
     """Signal each live descendant once, but not those in `spare`; returns how many descendants are alive.
 
     Scans until a scan finds nobody new, because processes may fork while they are being signalled. Processes that
@@ -135,7 +165,7 @@ def _signal_each(signal_number: int, spare: Collection[int]) -> int:
     while True:
         new = [
             (pid, entry.started_at)
-            for pid, entry in live_descendants(os.getpid()).items()
+            for pid, entry in descendants().items()
             if entry.started_at <= newest and (pid, entry.started_at) not in seen
         ]
         if not new:

@@ -7,6 +7,7 @@ program has had its signal. Programs can signal it as well, which tells nothing:
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 
@@ -30,6 +31,10 @@ class OutsideSignals:
     def fileno(self) -> int:
         """Return the descriptor that is readable when there is a signal."""
         return self._descriptor
+
+    def close(self) -> None:
+        """Stop listening; signals go on waiting."""
+        os.close(self._descriptor)
 
     def take(self) -> bool:
         """Take all signals that are there; return whether one of them came from outside."""

@@ -700,10 +700,11 @@ async def test_time_alone_ends_a_tuning_job(plane, runs, monkeypatch):
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_hosts_of_trials_have_the_next_interpreter_get_ready_while_one_runs(plane, runs):
+async def test_trials_are_a_series_by_the_name_of_their_tuning_job(plane, runs):
     await runs.create(most=2, parallel=1)
     (name,) = await runs.open_names()
-    assert (await plane.job(name)).plan["has_standby_early"] is True
+    job = await plane.job(name)
+    assert job.plan["series"] == job.tuning_job_arn != ""
     await plane.create("alone")
     await plane.passes()
-    assert (await plane.job("alone")).plan["has_standby_early"] is False
+    assert (await plane.job("alone")).plan["series"] == ""

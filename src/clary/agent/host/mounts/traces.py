@@ -1,0 +1,148 @@
+"""What a program has left on its host, beside what is thrown away with its binds.
+
+Where: `standing_by` asks before a host serves a second program. A look at the host is taken when everything for the
+program is mounted, and compared with one when the program's last process has ended. What has been added to folders of
+the host's own is removed, and so is everything in /tmp and /var/tmp. Any other difference is a trace, and a host with
+traces serves no other program: a change in a layer over a folder of the machine, a file or folder of the host's own that
+is gone or differs, objects of System V.
+
+A change of a file's content is seen by its inode and its change time, which no program can set.
+Source: overlayfs.rst, "changes go to the upper folder"; sysvipc(7); mq_overview(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+
+from clary.agent.host.mounts.machine_view import LAYERS_FOLDER, UPPER_FOLDER
+from clary.agent.host.mounts.mount_table import mounted_kinds
+from clary.base import beneath_trees
+from clary.base.beneath import Folder
+
+MAX_ENTRIES = 50_000  # of all folders that are compared; a look at so many takes a quarter of a second
+_ROOT_FOLDER = "root"
+_OWN = ("/dev", "/dev/shm", "/dev/mqueue", "/run")  # noqa: S108
+_OWN_FILES = ("hosts", "hostname")  # below /etc
+_EMPTIED = ("/tmp", "/var/tmp")  # noqa: S108
+_IPC_LISTS = ("msg", "sem", "shm")
+
+Look = dict[str, tuple[int, ...]]
+"""Path -> mode, owner, group and inode of each entry; of a file also its size and change time."""
+
+
+class Traces:
+    """Traces of programs on one host.
+
+    Args:
+        scratch_folder: of the host, as this process can reach it.
+    """
+
+    def __init__(self, scratch_folder: str) -> None:
+        self._scratch_folder = scratch_folder
+        self._own_before: Look | None = None
+        self._layers_before: Look = {}
+
+    def begin(self) -> None:
+        """Look at the folders of the host's own, once, before anything is mounted for a program.
+
+        Raises: OSError: a folder cannot be read, or there are more than `MAX_ENTRIES` entries.
+        """
+        if self._own_before is None:
+            self._own_before = self._look_at_own()
+
+    def begin_program(self) -> None:
+        """Look at the layers, in which mount points may have been made, before a program's first process starts.
+
+        Raises: OSError, as `begin`.
+        """
+        self._layers_before = self._look_at_layers()
+
+    def find(self) -> str:
+        """Remove what can be removed, and return the first trace in words; empty if there is none.
+
+        Raises: OSError, as `begin`.
+        """
+        assert self._own_before is not None
+        for folder in _EMPTIED:
+            if os.path.isdir(folder) and not os.path.islink(folder):
+                empty(folder)
+        for name in _IPC_LISTS:
+            with open(f"/proc/sysvipc/{name}") as file:
+                if len(file.readlines()) > 1:  # the first one names the columns
+                    return f"objects of System V ({name})"
+        for path in sorted(self._look_at_own().keys() - self._own_before.keys()):
+            above, name = os.path.split(path)
+            with contextlib.suppress(FileNotFoundError), Folder.at(above) as parent:  # it went with its folder
+                beneath_trees.remove_tree(parent, name)
+        return _difference(self._own_before, self._look_at_own()) or _difference(
+            self._layers_before, self._look_at_layers()
+        )
+
+    def _look_at_layers(self) -> Look:
+        look: Look = {}
+        layers = f"{self._scratch_folder}/{LAYERS_FOLDER}"
+        for name in os.listdir(layers):
+            _look_at(f"{layers}/{name}/{UPPER_FOLDER}", look, skipped=frozenset())
+        return look
+
+    def _look_at_own(self) -> Look:
+        look: Look = {}
+        for name in _OWN_FILES:
+            path = f"{self._scratch_folder}/{name}"
+            _add(look, path, os.lstat(path))
+        for folder, skipped in self._own_folders():
+            _look_at(folder, look, skipped=skipped)
+        return look
+
+    def _own_folders(self) -> Iterator[tuple[str, frozenset[str]]]:
+        """Yield the folders of the host's own, each with those below that are left out: other mounts."""
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+            kinds = mounted_kinds(table.read())
+        mounted = frozenset(kinds)
+        # A root on disk can be reached beneath everything that is mounted in it; one in memory cannot, and one that is
+        # a layer is no folder of its own.
+        yield f"{self._scratch_folder}/{_ROOT_FOLDER}", frozenset()
+        if kinds.get("/") == "tmpfs":
+            yield "/", mounted
+        for folder in _OWN:
+            if os.path.isdir(folder):
+                yield folder, mounted - {folder}
+
+
+def _difference(before: Look, now: Look) -> str:
+    """Return the first path that one of them lacks or has otherwise; empty if there is none."""
+    return min((path for path in now.keys() | before.keys() if now.get(path) != before.get(path)), default="")
+
+
+def empty(folder: str) -> None:
+    """Remove everything in a folder, following no link. Raises: OSError: it cannot be listed."""
+    with Folder.at(folder) as top:
+        for name in os.listdir(top.fileno()):
+            with contextlib.suppress(OSError):
+                beneath_trees.remove_tree(top, name)
+
+
+def _look_at(folder: str, look: Look, *, skipped: frozenset[str]) -> None:
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        _add(look, path, os.lstat(path))
+        with os.scandir(path) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.path not in skipped:
+                        waiting.append(entry.path)
+                else:
+                    _add(look, entry.path, status)
+
+
+def _add(look: Look, path: str, status: os.stat_result) -> None:
+    if len(look) >= MAX_ENTRIES:
+        raise OSError(f"there are more than {MAX_ENTRIES} entries to compare")
+    found = (status.st_mode, status.st_uid, status.st_gid, status.st_ino)
+    # What was added to a folder, and removed again, has changed size and time of the folder; use changes a device's.
+    look[path] = (*found, status.st_size, status.st_ctime_ns) if stat.S_ISREG(status.st_mode) else found
