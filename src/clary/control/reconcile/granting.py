@@ -1,8 +1,8 @@
-"""Waiting jobs of an engine with a queue: asks for their hosts, tells its words, and starts those with granted hosts.
+"""Requests hosts from an engine with a queue, records its reasons to wait, and starts jobs whose hosts are granted.
 
-Where: the reconciler has them looked at on every pass, in place of `launching`'s order. The engine decides who comes
+Where: the reconciler calls this on every pass, in place of `launching`'s order. The engine decides which job comes
 first; no job waits for another one here. The name of the pool is stored before the engine is asked, so an allocation
-that no job names certainly belongs to none.
+that no job names belongs to no job.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from clary.control.reconcile.pool_keeping import GIVES_WAY, PoolKeeper
 from clary.control.scheduling.placement import HostMapping, Place
 from clary.control.settings import Settings
 
-MOST_AT_ONCE = 50  # waiting jobs that are looked at in one pass; the next pass looks at the next ones
-GIVE_WAY_INTERVAL_S = 5.0  # between pools that give way: the engine uses what it has got first
+MOST_AT_ONCE = 50  # waiting jobs that one pass handles; the next pass handles the next ones
+GIVE_WAY_INTERVAL_S = 5.0  # between pools that give way: the engine first uses the nodes of the last one
 MARGIN_S = 600  # of an allocation beyond a job's own limits: boots, environments, channels
 
 log = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ def expect_boots(hub: JobHub, doors: Doors) -> None:
         try:
             doors.expect(job.pool, JobRequest(job.request).num_hosts)
         except EngineError as error:
-            # its launch says so
+            # the launch reports the error in the job
             log.warning("job %s: no host of %s is admitted: %s", job.name, job.pool, error.message)
 
 
 class Granter:
-    """Looks after the waiting jobs of an engine with a queue."""
+    """Starts the waiting jobs of an engine with a queue."""
 
     def __init__(
         self,
@@ -79,30 +79,30 @@ class Granter:
         self._settings = settings
         self._clock = clock
         self._looked_at: set[str] = set()
-        self._gave_way_s = float("-inf")  # when it was last asked who else waits
+        self._gave_way_s = float("-inf")  # time of the last question whether other jobs want the kept hosts
 
     async def start_waiting_jobs(self) -> None:
-        """Look at waiting jobs once, the longest wait first; then have kept hosts give way to jobs that want them."""
+        """Try to start each waiting job, the longest wait first; then give kept hosts up for jobs that want them."""
         await self._look_at_all()
         await self._give_way()
 
     async def ask_for_lost(self, job: TrainingJob) -> bool:
         """Ask for the lost hosts of an attempt that will be tried again, while its other hosts still stop.
 
-        Hosts of the pool that live are not asked for. If the job is not tried again after all, its pool ends, and with
-        it what was asked for here. Returns whether the engine was asked.
+        Living hosts of the pool are not asked for. If the job is not tried again after all, the hosts asked for here
+        end with its pool. Returns whether the engine was asked.
         """
         if self._tasks.is_busy(job.name) or not job.pool or not _keeps_its_hosts(job):
             return False
         try:
             await self._queue.ask(self._order(job, job.pool, self._admission.mapping(JobRequest(job.request))))
         except (EngineError, WireError) as error:
-            log.info("job %s: its lost hosts are asked for when it waits: %s", job.name, error.message)
+            log.info("job %s: its lost hosts are requested later, when it waits: %s", job.name, error.message)
             return False
         return True
 
     async def _give_way(self) -> None:
-        """Give one unused pool up that somebody waits for: a job here, or anybody in the engine's queue."""
+        """Give up one unused pool that a job of this service, or another one in the engine's queue, waits for."""
         idle = self._pools.idle()
         now_s = self._clock.monotonic()
         if not idle or now_s - self._gave_way_s < GIVE_WAY_INTERVAL_S:
@@ -111,7 +111,7 @@ class Granter:
         try:
             wanted = await self._queue.wanted([job.pool for job in idle])
         except EngineError as error:
-            log.info("whether kept hosts are wanted is not known: %s", error.message)
+            log.info("the engine did not say whether other jobs want kept hosts: %s", error.message)
             return
         for job in idle:
             if why := wanted.get(job.pool):
@@ -134,7 +134,7 @@ class Granter:
                     await self._tell(job, f"{error.message}.")
                 else:
                     await self._launcher.fail(job, error)
-            except Exception as error:  # boundary: one job must not keep the others from theirs
+            except Exception as error:  # boundary: one job's failure must not delay the others
                 if isinstance(error, ClaryError) and error.retryable:
                     raise
                 await self._launcher.fail(job, error)
@@ -148,14 +148,14 @@ class Granter:
         holder = self._pools.find(job)
         try:
             mapping = self._admission.mapping(JobRequest(job.request))
-        except WireError as error:  # nodes that were there when it was created may come back
+        except WireError as error:  # nodes that have gone since the job was created may come back
             await self._tell(job, error.message)
             return
         pool = self._pools.pool_for(job, holder)
         if holder is None and not job.pool:
             job = await self._hub.apply(job.name, events.AllocationAsked(pool=pool))
             if job.pool != pool:
-                return  # it was stopped meanwhile
+                return  # the job was stopped meanwhile
         if holder is None:
             await self._queue.ask(self._order(job, pool, mapping))
         grant = await self._queue.grant(pool, len(mapping.hosts))
@@ -196,5 +196,5 @@ class Granter:
 
 
 def _keeps_its_hosts(job: TrainingJob) -> bool:
-    """Whether a job whose attempt has failed will be tried again at once, on the hosts that live."""
+    """Whether a job whose attempt has failed will be tried again at once, on its living hosts."""
     return attempts.will_be_retried(job) and not retries.decide(job).pause_s and not health.why_replaced(job)

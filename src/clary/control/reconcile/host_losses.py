@@ -1,6 +1,6 @@
 """Hosts that are lost or out of reach, by facts of the engine and the gateway. Pure.
 
-Where: the reconciler asks on every pass for jobs that run. Silent hosts are among what is due (`jobs.deadlines`).
+Where: the reconciler asks on every pass for jobs that run. `jobs.deadlines` finds silent hosts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EMPTY: Mapping[str, str] = {}
 
 
 def last_signs(job: TrainingJob, heard: Mapping[str, datetime]) -> dict[str, datetime]:
-    """Return host -> when it was last known to be well; a service that has just started goes by the record."""
+    """Return host -> time when it was last known to be well; the record counts where `heard` has no time."""
     return {**{host: record.facts.phase_started_at for host, record in job.hosts.items()}, **heard}
 
 
@@ -30,7 +30,7 @@ def dead_agents(
         job: the record.
         alive: host -> whether its agent runs.
         signs: of `last_signs`.
-        words: host -> what the engine says of the end of its agent.
+        words: host -> the engine's reason for the end of its agent.
     """
     return [
         events.HostLost(
@@ -52,13 +52,13 @@ def cut_off_hosts(
 ) -> list[events.HostLost | events.HostCutOff]:
     """Return the hosts that their gang cannot reach.
 
-    Such a host is lost to the others while a program runs; later it may still hand in results, and what was noticed of
-    it late counts only where it explains a failure.
+    Such a host is lost to the others while a program runs; afterwards it may still send results, and the cut counts
+    only if it explains a failure.
 
     Args:
         job: the record.
-        cut_off: host -> what the engine knows.
-        before: when links were certainly well of which the engine does not say it.
+        cut_off: host -> the engine's facts about the cut.
+        before: time when links were certainly well, for hosts for which the engine names none.
     """
     found = [
         (name, f"{name} was lost: {host.why}", host.last_well_at or before)

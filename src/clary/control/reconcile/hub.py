@@ -24,7 +24,7 @@ from clary.control.tuning.tuning_job import Trial
 
 MAX_FINAL_METRICS = 40  # FinalMetricDataList of DescribeTrainingJob
 
-# Told a job as it was, None if nothing was known of it, and as it is.
+# Receives a job before a change, None if it was not in memory, and after it.
 Listener = Callable[[TrainingJob | None, TrainingJob], None]
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class JobStore(Protocol):
     """The part of the store that the hub uses."""
 
     async def create_job(self, job: TrainingJob, tags: Mapping[str, str], *, trial: Trial | None = None) -> None:
-        """Add a job, and the trial of a tuning job that it is; raises JobExists, TrialRefused.
+        """Add a job, and its trial if it belongs to a tuning job; raises JobExists, TrialRefused.
 
         Args: as `Store.create_job`.
         """
@@ -47,7 +47,7 @@ class JobStore(Protocol):
     ) -> TrainingJob:
         """Read, change and write a job in one transaction; raises JobNotFound.
 
-        What is `known` takes the place of a record that cannot be read; else JobUnreadable is raised.
+        `known` replaces a record that cannot be read; without it, JobUnreadable is raised.
 
         Args: as `Store.update_job`.
         """
@@ -72,14 +72,14 @@ class JobHub:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._waiting: dict[str, TrainingJob] = {}  # no hosts asked for, or none any more, oldest first
-        self._active: dict[str, TrainingJob] = {}  # hosts asked for, until they are released
+        self._waiting: dict[str, TrainingJob] = {}  # without requested hosts, oldest first
+        self._active: dict[str, TrainingJob] = {}  # from the request for hosts to their release
         self._watchers: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
         self._has_jobs = asyncio.Event()  # set while a job waits or has hosts
         self._listeners: list[Listener] = []
         self._doubtful: set[str] = set()  # jobs whose last write may or may not have happened
-        # Held while a job goes with all that carries its name, so that a second deletion cannot hit a successor.
+        # Held while a job and its data are deleted, so that a second deletion cannot hit a new job of that name.
         self.deletion = asyncio.Lock()
 
     async def load(self) -> None:
@@ -91,13 +91,13 @@ class JobHub:
         self._changed.set()
 
     def doubt(self, name: str) -> None:
-        """Have the record of a job that is in memory looked at, and mended from here if it is damaged."""
+        """Have the record of a job that is in memory checked, and repaired from memory if it is damaged."""
         if self.live_job(name) is not None:
             self._doubtful.add(name)
             self._changed.set()
 
     def adopt(self, job: TrainingJob) -> None:
-        """Look after a job that is stored and was set aside until now."""
+        """Add a stored job that was set aside until now."""
         self._remember(job)
         self._notify(job.name)
 
@@ -106,11 +106,11 @@ class JobHub:
         return job.now(self._clock)
 
     def listen(self, listener: Listener) -> None:
-        """Have `listener` told every job that is stored from now on; it only takes note, and returns at once."""
+        """Call `listener` for every job that is stored from now on; it must return at once."""
         self._listeners.append(listener)
 
     def waiting_jobs(self) -> Mapping[str, TrainingJob]:
-        """Return jobs that no hosts were asked for, by name, oldest first."""
+        """Return jobs without requested hosts, by name, oldest first."""
         return self._waiting
 
     def active_jobs(self) -> list[TrainingJob]:
@@ -122,7 +122,7 @@ class JobHub:
         return self._active.get(name) or self._waiting.get(name)
 
     async def create(self, job: TrainingJob, tags: Mapping[str, str], *, trial: Trial | None = None) -> None:
-        """Store a new job, and the trial that it is, and let the reconciler see it.
+        """Store a new job, and its trial if it has one, and wake the reconciler.
 
         Args: as `Store.create_job`.
         Raises: JobExists, TrialRefused.
@@ -134,13 +134,13 @@ class JobHub:
         self._changed.set()
 
     async def apply(self, name: str, event: events.Event) -> TrainingJob:
-        """Apply an event durably and return the job as it stands then."""
+        """Apply an event durably and return the changed job."""
         return await self.update(name, lambda job: transitions.apply(job, event, now=self.now_of(job)))
 
     async def update(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
         """Change a job durably; `change` is pure and may run more than once.
 
-        Nobody is woken when it returns the very job that it got: the reconciler would wake itself without end.
+        Waiters stay asleep if it returns the same object: the reconciler would otherwise wake itself without end.
 
         Raises: JobNotFound; what `change` raised, with nothing written.
         """
@@ -154,7 +154,7 @@ class JobHub:
             return changed
 
         with self._doubting(name):
-            # One service moves the jobs of a database: what it has in memory is what it wrote last.
+            # One service owns the database: its memory holds what it wrote last.
             job = await self._store.update_job(name, watched, known=self.live_job(name))
         if has_changed:
             self._remember(job, before)
@@ -217,13 +217,13 @@ class JobHub:
     async def settle_doubts(self) -> None:
         """Read anew the jobs whose last write failed: a commit whose confirmation was lost may still have happened.
 
-        Without this, such a job would be accepted and never started, or wait in memory for what is stored already.
+        Without this, such a job would be accepted and never started, or memory would lack a stored change.
 
-        Raises: StoreError while the database is away.
+        Raises: StoreError while the database is unavailable.
         """
         for name in list(self._doubtful):
             try:
-                # Through the writer, so that no newer write can be on its way to memory.
+                # The writer orders this read: no newer write can be pending.
                 job = await self._store.update_job(name, lambda job: job, known=self.live_job(name))
             except (JobNotFound, JobUnreadable):
                 self._doubtful.discard(name)
@@ -239,7 +239,7 @@ class JobHub:
 
     @contextlib.contextmanager
     def _doubting(self, name: str) -> Iterator[None]:
-        """Take note of a write that failed, or was given up, in a way that leaves open whether it has happened."""
+        """Mark a job as doubtful if its write failed or was cancelled and may nevertheless have happened."""
         try:
             yield
         except (JobExists, JobNotFound, JobUnreadable, TrialRefused):
@@ -257,13 +257,13 @@ class JobHub:
                 jobs[job.name] = job
             else:
                 jobs.pop(job.name, None)
-        if is_back:  # to its old place in the queue
+        if is_back:  # back to its old place in the queue
             self._waiting = dict(sorted(self._waiting.items(), key=lambda item: item[1].created_at))
         self._note_whether_jobs_are_left()
         for listener in self._listeners:
             try:
                 listener(before, job)
-            except Exception:  # boundary: the change is stored, whatever those make of it who hear of it
+            except Exception:  # boundary: the change is stored; a listener's error must not undo it
                 log.exception("job %s: a change was not taken note of", job.name)
 
     def _note_whether_jobs_are_left(self) -> None:

@@ -1,6 +1,6 @@
-"""Reads the measurements of a job's hosts for profiler rules and their report.
+"""Reads the measurements of a job's hosts for profiler rules and reports.
 
-Where: `profiler_rules` asks while jobs run and at their end, `server.profiler_page` when somebody wants a report.
+Where: `profiler_rules` asks while jobs run and at their end, `server.profiler_page` when a user opens a report.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from clary.control.series.queries import FINE_MS, MAX_POINTS, SeriesAnswer, Seri
 
 MOST_POINTS, LEAST_POINTS = 720, 60  # of one series
 POINTS_OF_A_LOOK = 360
-LONG_STEP_MS = 2_000  # from here on roll-ups of 10 s do: there are a twentieth as many as rows
+LONG_STEP_MS = 2_000  # longer steps read roll-ups of 10 s: a twentieth as many as rows
 DEFAULT_INTERVAL_S = 0.5
-_SERIES_OF_HOST, _SERIES_OF_RANK, _SERIES_OF_GPU = 25, 14, 8  # about; an answer that is too long is asked for again
+_SERIES_OF_HOST, _SERIES_OF_RANK, _SERIES_OF_GPU = 25, 14, 8  # estimates; too long an answer is asked for again
 _MOST_TRIES = 6
 
 
@@ -39,7 +39,7 @@ class SeriesReader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class JobMeasurements:
-    """Measurements, and the missing parts of them."""
+    """Measurements, and facts about missing ones."""
 
     measurements: Measurements
     num_dropped: int = 0
@@ -60,7 +60,7 @@ async def look_at(series: SeriesReader, job: TrainingJob, *, now: datetime) -> J
 async def read_measurements(
     series: SeriesReader, job: TrainingJob, *, now: datetime, names: str = NAMES, most_points: int = MOST_POINTS
 ) -> JobMeasurements:
-    """Return all that was measured of a job, so coarse that it is one answer.
+    """Return all measurements of a job, coarse enough for one answer.
 
     Args:
         series: of all jobs.
@@ -104,7 +104,7 @@ def report_facts(job: TrainingJob, measured: JobMeasurements, *, now: datetime) 
     Args:
         job: that runs or has ended.
         measured: of `read_measurements`.
-        now: time of the report, and end of the times that still run.
+        now: time of the report, and end of unfinished spans.
     """
     request = JobRequest(job.request)
     spent = ledger(job, now=now)
@@ -147,7 +147,7 @@ def report_facts(job: TrainingJob, measured: JobMeasurements, *, now: datetime) 
 
 
 def _planned_hosts(job: TrainingJob) -> list[ReportHost]:
-    """Return the hosts of the current attempt, or of the last one where the job waits for another, or ended so."""
+    """Return the hosts of the current attempt; without one, those of the last attempt."""
     hosts: Sequence[Mapping[str, Any]]
     if job.plan is not None:
         hosts = job.plan.get("hosts", ())

@@ -1,6 +1,6 @@
 """The stragglers of a job over all the measured time, for its report.
 
-Where: `job_measurements` asks; the page `stragglers` says the same of the last minutes.
+Where: `job_measurements` asks; the page `stragglers` shows them for the last minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from clary.control.analysis.stragglers import PARTS, HostFacts, RankSteps, StepTimes, StragglerVerdict, judge
 from clary.control.profiling.measurements import Measurements, Scope
 
-NUM_MOMENTS = 48  # that the time is cut into: a straggler was slow in most of them
+NUM_MOMENTS = 48  # parts of the measured time: a straggler was slow in most of them
 
 
 def whole_verdict(measurements: Measurements) -> StragglerVerdict:

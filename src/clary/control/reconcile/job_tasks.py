@@ -18,7 +18,7 @@ class JobTasks:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def is_busy(self, name: str) -> bool:
-        """Whether something is being done for a job just now."""
+        """Whether a task of the job is running."""
         return name in self._tasks
 
     def open_tasks(self) -> list[asyncio.Task[None]]:
@@ -32,7 +32,7 @@ class JobTasks:
         async def guarded() -> None:
             try:
                 await work(job)
-            except Exception:  # boundary: as in `make_pass`, for the work of one job that takes longer than a pass
+            except Exception:  # boundary: as in `make_pass`; one job's failure must not end the service
                 log.exception("job %s: background work failed; the next pass tries again", name)
             finally:
                 self._tasks.pop(name, None)

@@ -1,6 +1,6 @@
 """Which waiting jobs get hosts, and how they get them.
 
-Where: the reconciler has waiting jobs started on every pass; `scheduling.placement` decides, `planning` makes the plan,
+Where: the reconciler calls this on every pass; `scheduling.placement` decides, `planning` makes the plan,
 the engine builds it in a task of the job's own.
 """
 
@@ -77,10 +77,10 @@ class Launcher:
         self._launched: set[tuple[str, int]] = set()
 
     async def start_waiting_jobs(self) -> None:
-        """Start the oldest waiting job, and the next, until one has to wait: no job overtakes another.
+        """Start waiting jobs, oldest first, until one has to wait: no job overtakes another.
 
-        But jobs that pause before they are tried again, or wait for spot capacity, let others go first. Those that
-        stay behind are told that they wait.
+        But younger jobs pass jobs that pause before they are tried again or wait for spot capacity. Jobs that
+        cannot start become Pending.
         """
         await self._start_while_there_is_room()
         await self._tell_who_waits()
@@ -100,7 +100,7 @@ class Launcher:
             self.begin(job)
 
     async def _start_while_there_is_room(self) -> None:
-        # The first is looked up anew each time: the queue may be long, and change while a job is started.
+        # Find the first job anew each time: the queue may change while a job is started.
         while (job := self._first_waiting()) is not None:
             name = job.name
             try:
@@ -115,7 +115,7 @@ class Launcher:
                     asked = await self.hosts_asked(job, decision, mapping, pool=pool, holder=holder)
             except Exception as error:  # boundary: a job that cannot be planned must not block the queue
                 if isinstance(error, StoreError) and error.retryable:
-                    raise  # the log store fails for a moment: the next pass asks again
+                    raise  # the log store fails for a moment: the next pass tries again
                 await self.fail(job, error)
                 continue
             if isinstance(decision, Wait):
@@ -132,17 +132,17 @@ class Launcher:
                 await self.start(job, asked, holder)
 
     async def _tell_who_waits(self) -> None:
-        """Make jobs Pending that came behind others: for every client they are Starting otherwise, for hours.
+        """Make jobs Pending that wait behind others: clients would otherwise see them as Starting, for hours.
 
-        Once each: the words of their place change with every job ahead that starts, and are made when asked for.
+        Store this once for each job: the reason with its place changes often, and is made when a client asks.
         """
         silent = [job for job in self._hub.waiting_jobs().values() if _has_said_nothing(job)][:MOST_TOLD]
         told = [events.MustWait(reason=self._admission.why_held_back(job) or BEHIND_OTHERS) for job in silent]
-        # All at once: writes that come together are one transaction of the store.
+        # Together: the store puts concurrent writes into one transaction.
         await asyncio.gather(*(self._hub.apply(job.name, one) for job, one in zip(silent, told, strict=True)))
 
     def begin(self, job: TrainingJob) -> None:
-        """Make the hosts of a job that asked for them, in the background; existing hosts stay."""
+        """Make the hosts that a job has requested, in the background; existing hosts stay."""
         self._tasks.begin(job, self._launch)
 
     def has_launched(self, job: TrainingJob) -> bool:
@@ -154,10 +154,10 @@ class Launcher:
         self._launched.discard((job.name, job.attempt))
 
     def _first_waiting(self) -> TrainingJob | None:
-        # One that has kept its hosts takes none from others, and one that is older may wait for just these.
+        # First jobs that have kept their hosts: they take no hosts from others, and an older job may wait for these.
         waiting = sorted(self._hub.waiting_jobs().values(), key=lambda job: not job.pool)
         first = next((job for job in waiting if not self._admission.why_held_back(job)), None)
-        # One whose last attempt is still being put away keeps its place.
+        # A job whose last attempt is still being released keeps its place.
         return None if first is None or self._tasks.is_busy(first.name) else first
 
     async def hosts_asked(
@@ -178,7 +178,7 @@ class Launcher:
             mapping: its hosts.
             pool: that they belong to.
             holder: job whose pool it takes over, or None.
-            grant: of an engine with a queue; None of one without.
+            grant: of an engine with a queue; None without a queue.
         """
         request = JobRequest(job.request)
         environment = self._admission.environment(request.image)
@@ -190,13 +190,13 @@ class Launcher:
             resources=resources,
             environment=environment,
             pool=pool,
-            # What may be tried again keeps the hosts that live, though nobody else gets them in the end.
+            # A job with retries keeps its living hosts, even if no other job may have them afterwards.
             shares_hosts=holder is not None or request.keep_alive_s > 0 or job.restart_rule.max_restarts > 0,
             network_checked_for="" if holder is None else health.job_of_good_links(holder),
             notice_grace_s=0.0 if grant is None else grant.notice_grace_s or self._limits.stop_grace_s,
         )
         epoch = int(self._clock.now().timestamp())
-        # Clients list a job's streams once and follow those: a later attempt goes on in the same ones.
+        # Clients list a job's streams once and follow those: a later attempt writes to the same ones.
         streams = job.log_streams or tuple(f"{job.name}/{host.name}-{epoch}" for host in plan.hosts)
         return events.HostsAsked(
             plan=to_plain(plan),
@@ -212,14 +212,14 @@ class Launcher:
         try:
             return await self._logs.next_sequence(stream)
         except StreamNotFound:
-            return 0  # the launch of the attempt before failed early
+            return 0  # the launch of the last attempt failed early
 
     async def _launch(self, job: TrainingJob) -> None:
         self._launched.add((job.name, job.attempt))
         try:
             await self._make_hosts(job)
         except Exception:
-            self.forget(job)  # or the next pass would look for agents, and miss them
+            self.forget(job)  # or the next pass would report the missing agents as lost
             raise
 
     async def _make_hosts(self, job: TrainingJob) -> None:
@@ -237,7 +237,7 @@ class Launcher:
             self._pools.announce(job)
         except StoreError as error:
             if error.retryable:
-                raise  # a database that fails for a moment says nothing about hosts: the next pass launches again
+                raise  # the database failed for a moment: the next pass launches again
             await self.fail(job, error)
         except TimeoutError as error:
             if not limit.expired():
@@ -249,7 +249,7 @@ class Launcher:
             await self.fail(job, error)
 
     async def fail(self, job: TrainingJob, error: Exception) -> None:
-        """End a launch that cannot be, with the error's words."""
+        """End a launch that is impossible, with the error's message."""
         if isinstance(error, ClaryError):
             message, fault = error.message, error.fault
             log.warning("job %s: hosts could not be granted: %s", job.name, message)
@@ -261,5 +261,5 @@ class Launcher:
 
 
 def _has_said_nothing(job: TrainingJob) -> bool:
-    """Whether clients see a waiting job as one that has hosts."""
+    """Whether clients see a waiting job as Starting."""
     return job.attempt == 0 and job.secondary_status is SecondaryStatus.STARTING

@@ -27,7 +27,7 @@ async def remove_expired_streams(logs: LogStore, hub: JobHub) -> int:
 
 
 async def keep_removing(logs: LogStore, hub: JobHub) -> None:
-    """Remove expired streams until cancelled; a store that refuses is asked again the next time."""
+    """Remove expired streams at intervals until cancelled; an error of the store is logged."""
     while True:
         try:
             await remove_expired_streams(logs, hub)

@@ -1,8 +1,8 @@
 """Lines that the agent of a lost host had written to its spool and not sent any more.
 
 Where: the reconciler calls this when a job is over, before the host's folders go. An agent that is killed leaves its
-spool behind; lines are numbered, so what it had sent already is dropped by the store. The files lie where a job without
-isolation could reach them: nothing is believed of them but lines of that job's own log.
+spool behind; lines are numbered, so the store drops those that were sent already. A job without isolation can change
+these files: they are read only as lines of that job's own log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clary.control.jobs.job_names import host_of_stream
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.errors import SequenceGap
 
-MAX_FILE_BYTES = 64 * 1024 * 1024  # four times what an agent lets a file grow to
+MAX_FILE_BYTES = 64 * 1024 * 1024  # four times the largest file that an agent writes
 BLOCKS_AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class LineStore(Protocol):
         """Return the number that the stream expects next."""
 
     async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:
-        """Store lines exactly once by number; return the next one.
+        """Store lines exactly once by number; return the next number.
 
         Args: as `LogStore.append`.
         """
@@ -46,12 +46,12 @@ class LineStore(Protocol):
 async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) -> None:
     """Store unsent lines of lost hosts, and say in their logs that lines may be missing; never raises.
 
-    Twice is as good as once: the spool is removed behind it.
+    A second call does nothing: each spool is removed once its lines are stored.
 
     Args:
         logs: where the lines go.
         job: whose attempt is over and whose host folders are still there.
-        clock: for the sentence that is added.
+        clock: dates the added sentence.
     """
     for stream in job.log_streams:
         host = host_of_stream(stream)
@@ -78,7 +78,7 @@ async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, bas
                 some = blocks[begin : begin + BLOCKS_AT_ONCE]
                 stored = await logs.append(stream, sequence, some)
                 sequence += sum(block.num_lines for block in some)
-        except SequenceGap:  # the agent's own sentences, which it kept in memory while its disk was full
+        except SequenceGap:  # a gap: the agent kept its own sentences in memory while its disk was full
             is_whole = False
             break
     words = (

@@ -1,7 +1,7 @@
 """Admission of requests where hosts are whole nodes of other machines.
 
-Where: in the place of `admission` for engines slurm and boxes. One host is one node; which kind of node serves which
-instance type, `engines.cluster.node_kinds` says. The engine's queue decides who comes first.
+Where: replaces `admission` for engines slurm and boxes. One host is one node; `engines.cluster.node_kinds` chooses
+the kind of node that serves an instance type. The engine's queue decides who comes first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NodeAdmission(Admission):
         kinds: returns the kinds of nodes as they are now.
         engine_name: slurm or boxes, for refusals.
         hub: knows the jobs.
-        resolve_image: says which environment stands for an image.
+        resolve_image: returns the environment that stands for an image.
         market: of spot capacity.
         clock: for waits.
     """
@@ -59,7 +59,7 @@ class NodeAdmission(Admission):
 
     @property
     def decides_order(self) -> bool:
-        """Whether this service decides which waiting job comes first: the engine does."""
+        """False: the engine, not this service, decides which waiting job comes first."""
         return False
 
     @property
@@ -74,20 +74,20 @@ class NodeAdmission(Admission):
         )
 
     def pending_reason(self, job: TrainingJob) -> str:
-        """Return the engine's words for a job that waits; empty for one that does not."""
+        """Return the engine's reason why a job waits; empty if it does not wait."""
         waiting = self._hub.waiting_jobs().get(job.name)
         return "" if waiting is None else waiting.pending_reason or self.why_held_back(job)
 
     def kind_of(self, instance_type: str, mapping: HostMapping) -> str:
-        """Return the name of the kind that serves a type of a job with this mapping."""
+        """Return the name of the kind of node that serves an instance type in a job with this mapping."""
         num_hosts = sum(host.instance_type == instance_type for host in mapping.hosts)
         kind = choose_kind(self._shape(instance_type), self._kinds(), num_hosts=num_hosts).kind
         return "" if kind is None else kind.name
 
     def mapping(self, job: JobRequest) -> HostMapping:
-        """Return the job's hosts, each with all of a node.
+        """Return the job's hosts, each with a whole node.
 
-        Raises: WireError(ResourceLimitExceeded) if there never are so many nodes.
+        Raises: WireError(ResourceLimitExceeded) if the engine has fewer nodes.
         """
         hosts: list[HostShare] = []
         notes: list[str] = []
@@ -145,7 +145,7 @@ class NodeAdmission(Admission):
         return "; `clary capacity` lists the nodes"
 
     def _check_size(self, job: JobRequest, mapping: HostMapping) -> None:
-        del job, mapping  # `mapping` has refused what can never fit
+        del job, mapping  # `mapping` has refused jobs that can never fit
 
 
 def _why_no_disks(size_bytes: int) -> str:

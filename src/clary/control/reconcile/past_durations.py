@@ -1,8 +1,8 @@
 """The durations of completed jobs, for estimates of running and waiting ones.
 
-Where: the service has it listen to the hub and fills it at the start from the cards of jobs; `queue_outlook` asks it.
-Two jobs are alike whose names differ in numbers and hashes alone (an SDK's time stamps, the numbers of a sweep), and
-whose hosts are as many and of the same types.
+Where: it listens to the hub, the service fills it at the start from the cards of jobs, and `queue_outlook` asks it.
+Two jobs are alike if their names differ only in numbers and hashes (an SDK's time stamps, the numbers of a sweep), and
+if they have equally many hosts of the same types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.job_cards import MAX_CARDS, CardQuery, JobCard
 
-MOST_KINDS = 1000  # of jobs; the one that was met longest ago is forgotten first
+MOST_KINDS = 1000  # of jobs; the kind whose last job is the oldest is forgotten first
 MOST_OF_A_KIND = 20  # the newest count
 LAST_COMPLETED = CardQuery(status=TrainingJobStatus.COMPLETED, limit=MAX_CARDS)
 
@@ -43,7 +43,7 @@ class PastDurations:
             self._learn(_kind_of(job), (job.training_ended_at - job.training_started_at).total_seconds())
 
     def of(self, job: TrainingJob) -> Sequence[float]:
-        """Return how long jobs like this one ran, oldest first."""
+        """Return the seconds that jobs like this one ran, oldest first."""
         return tuple(self._kinds.get(_kind_of(job), ()))
 
     def _learn(self, kind: Kind, seconds: float) -> None:

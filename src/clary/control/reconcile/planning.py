@@ -61,7 +61,7 @@ def build_plan(
     network_checked_for: str = "",
     notice_grace_s: float = 0.0,
 ) -> LaunchPlan:
-    """Return the plan of the job's next attempt, without addresses: those come from the engine.
+    """Return the plan of the job's next attempt, without addresses: the engine adds them.
 
     Args:
         job: the record; its attempt is one below the plan's.
@@ -81,7 +81,7 @@ def build_plan(
     # A deleted job's name may be used again: its keys must not open the new one.
     attempt_id = f"{job.name}:{job.created_at.isoformat()}:{attempt}"
     wants_checks = request.wants_health_checks
-    # What the request itself names is started as asked.
+    # A distribution that the request names is started as requested.
     job_endpoint = Endpoint(
         url=site.service_url,
         region=settings.region,
@@ -116,7 +116,7 @@ def build_plan(
         user_environment=dict(request.environment),
         channels=tuple(located(channel, settings.file_systems) for channel in request.channels),
         output=request.output,
-        # The key of an attempt ends with it: a host that nobody can reach stores nothing after that.
+        # An attempt's key expires with it: a host that is out of reach can store nothing afterwards.
         object_store=job_endpoint if site.is_remote else site.object_store,
         job_endpoint=job_endpoint,
         service_url=site.service_url,
@@ -163,8 +163,8 @@ def build_plan(
 def metrics_interval_s(request: JobRequest, settings: Settings) -> float:
     """Return how often a job's hosts measure themselves; 0 for never.
 
-    What the job asks for wins. DisableProfiler makes it rare and does not end it: a job's instance metrics are no part
-    of the profiler.
+    The job's own interval wins. DisableProfiler makes measurements rare, but does not end them: instance metrics are
+    no part of the profiler.
     """
     if settings.metrics_interval_s == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Pools as the reconciler sees them: which one a waiting job gets, which ones are due to end.
+"""Pools: the one that a waiting job gets, and those that are due to end.
 
 Where: the reconciler asks on its passes; the rules are `jobs.warm_pools`'.
 """
@@ -24,7 +24,7 @@ from clary.control.reconcile.hub import JobHub
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 30.0  # of an agent whose host waits: three of its questions
+SILENT_S = 30.0  # of a waiting host's agent: three intervals of its requests
 GIVES_WAY = "its hosts were needed by a job that waited"
 SERVICE_LEAVES = "the service was stopped"
 
@@ -47,8 +47,8 @@ class PoolKeeper:
     async def adopt(self, job: TrainingJob) -> TrainingJob:
         """Give a pool to a job whose attempt an older release began, with agents and network in the attempt's folder.
 
-        That folder becomes the pool's. There is nothing below the pool's name, so that taking it back does nothing, and
-        taking the attempt back ends everything.
+        That folder becomes the pool's. The engine has nothing under the pool's name: ending the pool does nothing, and
+        releasing the attempt ends everything.
         """
         plan, pool = from_plain(LaunchPlan, job.plan), _new_pool()
         token = self._gateway.token_of(pool)
@@ -56,7 +56,7 @@ class PoolKeeper:
         return await self._hub.apply(job.name, events.PoolGiven(pool=pool, plan=to_plain(plan)))
 
     def taker_of(self, holder: TrainingJob) -> TrainingJob | None:
-        """Return the job that has taken an ended one's pool, though that may not be written down there yet."""
+        """Return the job that has taken an ended job's pool, even if the ended job's record does not say so yet."""
         others = [job for job in self._hub.active_jobs() if job.pool == holder.pool and job.name != holder.name]
         return next((job for job in others if _order(job) > _order(holder)), None)
 
@@ -72,7 +72,7 @@ class PoolKeeper:
         return fitting[0] if fitting else None
 
     def is_coming(self, job: TrainingJob) -> bool:
-        """Whether hosts that fit are just being put in order after another job."""
+        """Whether hosts that fit are just being prepared after another job."""
         return warm_pools.coming_for(job, self._hub.active_jobs(), now_of=self._hub.now_of) is not None
 
     def idle(self) -> list[TrainingJob]:
@@ -80,14 +80,14 @@ class PoolKeeper:
         return self._parked()
 
     async def why_over(self, job: TrainingJob, is_draining: bool) -> str:
-        """Return why a pool that waits has to end now; empty while it may stay."""
+        """Return the reason why a waiting pool has to end now; empty while it may stay."""
         if is_draining:
             return SERVICE_LEAVES
         reason = warm_pools.why_over(job, now=self._hub.now_of(job))
         return reason or await self._why_broken(job)
 
     async def decide(self, job: TrainingJob) -> PoolDecision:
-        """Say whether the hosts of an attempt that is over stay: for the job's next attempt, or for another job."""
+        """Return whether the hosts of an ended attempt stay: for the job's next attempt, or for another job."""
         if job.plan is None:
             return PoolDecision(stays=False, reason="there are no hosts to keep")
         if not job.is_terminal:
@@ -112,11 +112,11 @@ class PoolKeeper:
         return PoolDecision(stays=not broken, reason=broken or decision.reason)
 
     def has_come_back(self, job: TrainingJob, host: str) -> bool:
-        """Whether one host is done with the job's current attempt."""
+        """Whether a host has finished the job's current attempt."""
         return self._gateway.is_done(job, host)
 
     def announce(self, job: TrainingJob) -> None:
-        """Let the agents of a job's pool see that it has an attempt to serve."""
+        """Wake the agents of a job's pool to serve its attempt."""
         self._gateway.wake(job.pool)
 
     async def give_up(self, job: TrainingJob, reason: str) -> None:
@@ -146,7 +146,7 @@ class PoolKeeper:
 
 
 def _cut_off(hosts: Mapping[str, HostState]) -> str:
-    """Say why hosts are cut off; empty while all are connected."""
+    """Return the reason why hosts are cut off; empty while all are connected."""
     return "; ".join(host.cut_off.why for host in hosts.values() if host.cut_off is not None)
 
 

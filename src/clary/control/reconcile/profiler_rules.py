@@ -1,7 +1,7 @@
 """Evaluates jobs' profiler rules while they run, and at their end for good; stores their reports.
 
-Where: the server runs one task of this. The hub tells it of every job that has such rules; what it finds goes back as
-`RuleEvaluationChanged`. Judging is pure and done on a thread (`control.profiling`); one job at a time is looked at.
+Where: the server runs one task of this. It listens to the hub for jobs with such rules; its findings become events
+`RuleEvaluationChanged`. Rules are judged on a thread (`control.profiling`, pure), one job at a time.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from clary.control.store.job_queries import MAX_RESULTS, JobPage, JobQuery
 
 PASS_INTERVAL_S = 1.0
 LAST_ROWS = timedelta(seconds=3)  # for rows that are still on their way when a job has become terminal
-LOOK_BACK = timedelta(hours=1)  # for jobs that ended while no service was there to judge them
+LOOK_BACK = timedelta(hours=1)  # for jobs that ended while no service was running
 MOST_PAGES = 20  # of those
-MOST_LOAD = 25  # times as long as a look takes, is the time to the next at least
-MOST_TRIES = 5  # at the end of a job, while the database or the object store does not answer
+MOST_LOAD = 25  # least time to the next look, as a multiple of the time that the last one took
+MOST_TRIES = 5  # looks in a row that may fail, if the database does not answer, for instance
 DISABLED = "profiling is switched off (ProfilerConfig.DisableProfiler)"
 NEVER_RAN = "nothing was measured: the job's program never ran"
 NOT_MEASURED = "nothing was measured while the job's program ran: it was over too soon, or hosts measure nothing here"
@@ -90,10 +90,10 @@ class JobReader(Protocol):
 
 @dataclass(kw_only=True)
 class _Watch:
-    """State of a watched job between looks: times of the next ones, rules that have fired, failed looks in a row."""
+    """State of a watched job between looks: times of the next looks, rules that have fired, failed looks in a row."""
 
     due_s: dict[str, float] = field(default_factory=dict)  # rule -> monotonic time of its next look
-    fired: dict[tuple[str, str], str] = field(default_factory=dict)  # configured rule, rule -> what it found
+    fired: dict[tuple[str, str], str] = field(default_factory=dict)  # configured rule, rule -> its finding
     num_tries: int = 0
 
 
@@ -102,8 +102,8 @@ class ProfilerRules:
 
     Args:
         hub: of jobs.
-        jobs: knows those that are over.
-        series: what hosts measured.
+        jobs: reads ended jobs.
+        series: measurements of hosts.
         objects: where reports go.
         clock: for intervals and records.
     """
@@ -117,7 +117,7 @@ class ProfilerRules:
         self._objects = objects
         self._clock = clock
         self._watched: dict[str, _Watch] = {}
-        self._has_watched = asyncio.Event()  # set when a job is watched; a pass that leaves none clears it
+        self._has_watched = asyncio.Event()  # set while a job is watched
         hub.listen(lambda _, job: self.notice(job))
 
     def notice(self, job: TrainingJob) -> None:
@@ -138,7 +138,7 @@ class ProfilerRules:
                 await asyncio.sleep(interval_s)
 
     async def take_up(self) -> None:
-        """Notice jobs that an earlier service has left without verdicts."""
+        """Watch jobs that an earlier service has left without verdicts."""
         for job in (*self._hub.active_jobs(), *self._hub.waiting_jobs().values()):
             self.notice(job)
         try:
@@ -152,28 +152,28 @@ class ProfilerRules:
                 if page.next_token is None:
                     return
                 query = replace(query, next_token=page.next_token)
-            log.warning("profiler rules are judged of the %d jobs that changed last alone", MOST_PAGES * MAX_RESULTS)
+            log.warning("profiler rules are judged only for the %d jobs that changed last", MOST_PAGES * MAX_RESULTS)
         except ClaryError as error:
-            log.warning("profiler rules of jobs that ended earlier stay as they are: %s", error.message)
+            log.warning("profiler rules of jobs that ended earlier are not judged: %s", error.message)
 
     async def make_pass(self) -> None:
-        """Look once at every job that is watched."""
+        """Look once at every watched job."""
         for name, watch in list(self._watched.items()):
             try:
                 job = self._hub.live_job(name) or await self._jobs.get_job(name)
                 if job is not None and not job.hosts and not job.is_terminal:
-                    continue  # in the queue, where thousands may be
+                    continue  # skipped: the queue may hold thousands of jobs
                 if job is None or await self._look(job, watch):
                     self._watched.pop(name, None)
                 watch.num_tries = 0
             except JobNotFound:  # deleted meanwhile
                 self._watched.pop(name, None)
-            except Exception:  # boundary: one job's failure must not keep the others from theirs
+            except Exception:  # boundary: one job's failure must not stop the rules of others
                 log.exception("profiler rules of %s: this look failed", name)
                 watch.num_tries += 1
                 if watch.num_tries >= MOST_TRIES:
                     self._watched.pop(name, None)
-                    log.error("profiler rules of %s are judged no more", name)
+                    log.error("profiler rules of %s are not judged any more", name)
 
     async def _look(self, job: TrainingJob, watch: _Watch) -> bool:
         """Evaluate the rules of a job that are due; return whether all have their last verdict."""
@@ -201,7 +201,7 @@ class ProfilerRules:
         return False
 
     async def _judge_for_good(self, job: TrainingJob, rules: Sequence[ConfiguredRule], watch: _Watch) -> bool:
-        """Judge a job that is over, once its last rows are there; return whether that is done."""
+        """Judge an ended job after its last rows have arrived; return whether it was judged."""
         ended_at = job.training_ended_at or job.modified_at
         if not job.is_released and self._hub.now_of(job) - ended_at < LAST_ROWS:
             return False
@@ -240,7 +240,7 @@ class ProfilerRules:
     async def _store_report(
         self, job: TrainingJob, rule: ConfiguredRule, measured: JobMeasurements, results: Sequence[RuleResult]
     ) -> str:
-        """Store a report; return where it is, or why it is not."""
+        """Store a report; return its place, or the error, as a text."""
         output_path = rule.s3_output_path or JobRequest(job.request).output.s3_output_path
         bucket, prefix = object_prefix(output_path, job.name, rule.name)
         facts = report_facts(job, measured, now=self._clock.now())
@@ -256,7 +256,7 @@ class ProfilerRules:
         return f"report: s3://{bucket}/{prefix}{PAGE_NAME}"
 
     async def _tell_state(self, job: TrainingJob, rule: ConfiguredRule, *, is_off: bool) -> None:
-        """Tell of a rule that is not evaluated, or is again."""
+        """Record that a rule is not evaluated, or is evaluated again."""
         known = evaluation_of(job, RuleKind.PROFILER, rule.name)
         if rule.error:
             if known is None or known.status is not RuleStatus.ERROR:
@@ -279,7 +279,7 @@ class ProfilerRules:
 
 
 def _awaits_verdicts(job: TrainingJob) -> bool:
-    """Whether a job has profiler rules of which not all is said."""
+    """Whether a job has profiler rules without a last verdict."""
     named = [config["RuleConfigurationName"] for config in configurations_of(job, RuleKind.PROFILER)]
     if not job.is_terminal:
         return bool(named)
@@ -292,7 +292,7 @@ def _judged(rule: ConfiguredRule, measured: JobMeasurements) -> list[tuple[Profi
 
 
 def _found(results: Sequence[RuleResult]) -> str:
-    """Return the findings of rules in one text: several with their names, a single one alone."""
+    """Return the findings of rules as one text; with their names if there are several rules."""
     if len(results) == 1:
         return results[0].earlier or results[0].verdict.detail
     firing = [f"{result.rule.name()}: {result.earlier or result.verdict.detail}" for result in results if result.fires]

@@ -29,17 +29,17 @@ ENGINE_DECIDES = "the engine that lends hosts decides when"
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePlace:
-    """Where a job stands."""
+    """Place of a job in the queue, and its estimated start."""
 
-    place: int | None  # from 1; None for one that is passed over for now
-    num_waiting: int  # jobs in the queue, those included that are passed over
+    place: int | None  # from 1; None for a job that younger jobs may pass for now
+    num_waiting: int  # jobs in the queue, with those that have no place
     start_in_s: float | None  # None: unknown
-    basis: str  # what the estimate rests on
-    estimate: str  # a sentence that begins in the middle: `if the jobs ahead ...`
+    basis: str  # the facts that the estimate uses
+    estimate: str  # the end of a sentence: `if the jobs ahead ...`
 
 
 class QueueOutlook:
-    """Knows the queue."""
+    """Estimates the starts of queued jobs."""
 
     def __init__(self, hub: JobHub, admission: Admission, past: PastDurations) -> None:
         self._hub = hub
@@ -47,7 +47,7 @@ class QueueOutlook:
         self._past = past
 
     def places(self) -> Mapping[str, QueuePlace]:
-        """Return where every job stands that waits, by name."""
+        """Return the place of every waiting job, by name."""
         waiting = list(self._hub.waiting_jobs().values())
         if not self._admission.decides_order:
             told = {job.name: self._admission.pending_reason(job) or ENGINE_DECIDES for job in waiting}
@@ -71,7 +71,7 @@ class QueueOutlook:
         }
 
     def place(self, job: TrainingJob) -> QueuePlace | None:
-        """Return where a job stands; None for one that does not wait."""
+        """Return the place of a job; None if it does not wait."""
         return self.places().get(job.name) if job.name in self._hub.waiting_jobs() else None
 
     def _running(self, job: TrainingJob) -> RunningJob:
@@ -79,7 +79,7 @@ class QueueOutlook:
         began_at = job.training_started_at or job.modified_at
         elapsed_s = max(0.0, (self._hub.now_of(job) - began_at).total_seconds())
         left = lasting(self._past.of(job), max_runtime_s=request.max_runtime_s, elapsed_s=elapsed_s)
-        if job.is_terminal:  # its hosts are being put away, or kept for a matching job, and give way to others
+        if job.is_terminal:  # its hosts are being released, or kept for a matching job until another one needs them
             left = lasting((), max_runtime_s=0.0)
         return RunningJob(holding=self._admission.holding(job), left=left)
 

@@ -1,7 +1,7 @@
 """The loop that starts jobs that fit, ends jobs that are due, notices dead hosts and cleans up behind jobs.
 
-Where: one task of the service. Every pass reads jobs from the hub, asks pure policies, and applies what they say; a
-pass that fails for one job is logged and tried again, and never keeps the others from theirs.
+Where: one task of the service. Every pass reads jobs from the hub, asks pure policies, and applies their decisions; a
+failure for one job is logged and tried again, and does not affect the other jobs.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from clary.control.reconcile.spot_market import SpotMarket
 
 log = logging.getLogger(__name__)
 
-PASS_INTERVAL_S = 0.5  # between passes when nothing changes: deadlines and dead agents are seen this late
-IDLE_INTERVAL_S = 10.0  # while there is no job to look at; whatever changes ends it at once
-GATHER_S = 0.02  # between a change and the pass that looks at it
+PASS_INTERVAL_S = 0.5  # between passes without a change: the longest delay in noticing deadlines and dead agents
+IDLE_INTERVAL_S = 10.0  # between passes while no job waits or has hosts; a change ends the wait
+GATHER_S = 0.02  # between a change and the pass that handles it
 
 
 class LogStreams(LogStarts, LogEnds, Protocol):
@@ -46,7 +46,7 @@ class LogStreams(LogStarts, LogEnds, Protocol):
 
 
 class Reconciler:
-    """Moves jobs."""
+    """Moves jobs through their lives, pass by pass."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Reconciler:
                 clock=clock,
             )
         self._waiting_checked_at_s: float | None = None
-        self.is_draining = False  # set when the service leaves: nothing new starts
+        self.is_draining = False  # set when the service stops: no job starts
 
     async def run(self) -> None:
         """Make passes until cancelled."""
@@ -116,7 +116,7 @@ class Reconciler:
             while True:
                 await self.make_pass()
                 await self._hub.wait_for_change(PASS_INTERVAL_S if self._has_work() else IDLE_INTERVAL_S)
-                # While requests pour in, one pass looks at many changes; no order to an agent waits for a pass.
+                # Under many requests one pass handles many changes; orders to agents do not wait for a pass.
                 await asyncio.sleep(GATHER_S)
         finally:
             tasks = [listening, *self._tasks.open_tasks(), *self.releaser.open_tasks()]
@@ -129,7 +129,7 @@ class Reconciler:
         return bool(self._hub.waiting_jobs() or self._hub.active_jobs() or self._tasks.open_tasks())
 
     async def make_pass(self) -> None:
-        """Look at every job once."""
+        """Handle every job once."""
         try:
             await self._hub.settle_doubts()
             await self._pools.settle()
@@ -137,27 +137,27 @@ class Reconciler:
             await self._reclaim_spot_capacity()
             if not self.is_draining:
                 await (self._granter or self.launcher).start_waiting_jobs()
-        except Exception:  # boundary: the loop lives on, and running jobs are looked after
+        except Exception:  # boundary: the loop continues with running jobs
             log.exception("waiting jobs: this pass failed; the next one tries again")
         for name in [job.name for job in self._hub.active_jobs()]:
-            # Read anew: while others were looked at, the job may have been released, deleted and created again.
+            # Read anew: the job may meanwhile have been released, deleted and created again.
             job = self._hub.live_job(name)
             if job is None or job.is_released or self._tasks.is_busy(name):
                 continue
             try:
                 await self._follow(job)
-            except Exception:  # boundary: one job's failure must not keep the others from theirs
+            except Exception:  # boundary: one job's failure must not affect the other jobs
                 log.exception("job %s: this pass failed; the next one tries again", name)
 
     async def give_pools_back(self) -> None:
-        """Take back the hosts of jobs that wait with them to be tried again; nobody may make passes meanwhile."""
+        """Take back the hosts that jobs keep while they wait to be tried again; no pass may run meanwhile."""
         await self.releaser.give_pools_back()
 
     async def _look_at_waiting_jobs(self) -> None:
-        """End jobs that have waited too long, and record why others are held back, at any place in the queue."""
+        """End jobs that have waited too long, and record why jobs wait for spot capacity, anywhere in the queue."""
         now_s = self._clock.monotonic()
         if self._waiting_checked_at_s is not None and now_s - self._waiting_checked_at_s < PASS_INTERVAL_S:
-            return  # passes follow each other without a pause while jobs come in, and the queue may be long
+            return  # under many requests passes follow each other closely, and the queue may be long
         self._waiting_checked_at_s = now_s
         for job in list(self._hub.waiting_jobs().values()):
             due = None
@@ -177,7 +177,7 @@ class Reconciler:
             await self._hub.apply(name, reclaimed)
 
     async def _follow(self, job: TrainingJob) -> None:
-        """Look at the hosts of one job: record losses, apply due deadlines, launch, fence or release where needed."""
+        """Check the hosts of one job: record losses, apply due deadlines, launch, fence or release where needed."""
         if not job.pool and job.plan is not None:
             job = await self._pools.adopt(job)
         if warm_pools.is_parked(job):
@@ -192,7 +192,7 @@ class Reconciler:
         alive = {name: host.is_alive for name, host in hosts.items()}
         cut_off = {name: host.cut_off for name, host in hosts.items() if host.cut_off is not None}
         if not self.launcher.has_launched(job) and host_losses.may_lack_agents(job):
-            # Asked for by a service that ended before it could start the agents.
+            # An earlier service recorded the attempt and ended before it started the agents.
             if job.end_cause is None and job.ending is None:
                 self.launcher.begin(job)
                 return
@@ -200,7 +200,7 @@ class Reconciler:
                 why = "the job was told to stop before its hosts were launched"
                 await self._hub.apply(job.name, events.LaunchFailed(message=why, fault=Fault.INFRASTRUCTURE))
                 return
-        # Read anew: an agent that is gone by now may have said why before it went.
+        # Read anew: an agent that has ended meanwhile may have reported the reason before.
         latest = self._hub.live_job(job.name)
         if latest is None or latest.is_terminal or latest.is_leaving:
             return
@@ -230,7 +230,7 @@ class Reconciler:
         await self._replace_lost(job, [host for host in lost if not alive.get(host, False)])
 
     async def _replace_lost(self, job: TrainingJob, ended: list[str]) -> None:
-        """Ask for hosts in place of lost ones that have ended, though the others still stop: some take their grace."""
+        """Ask for hosts in place of lost ones that have ended, while the other hosts still stop."""
         wanted = [host for host in ended if not self.releaser.is_replaced(job, host)]
         if self._granter is None or not wanted or self.releaser.is_fencing(job):
             return
@@ -239,7 +239,7 @@ class Reconciler:
                 self.releaser.note_replaced(job, host)
 
     def _reclaimed_by_engine(self, job: TrainingJob, hosts: Mapping[str, HostState]) -> events.Reclaimed | None:
-        """Return the end of an attempt whose capacity the engine takes back, before any agent has said so."""
+        """Return the event that ends an attempt whose capacity the engine takes back; None without such a notice."""
         if job.end_cause is not None or job.ending is not None:
             return None
         for name, host in hosts.items():

@@ -1,7 +1,7 @@
-"""How the hosts of an attempt that is over are taken back, and lost ones before.
+"""Takes back the hosts of an ended attempt, and fences lost hosts before.
 
-Where: the reconciler asks on every pass for jobs that are over or between two attempts. Agents get a moment to leave by
-themselves; then everything goes, in a task of the job's own, which is tried again until it is done.
+Where: the reconciler calls this on every pass for jobs that have ended or are between two attempts. Agents get a moment
+to leave by themselves; then all hosts are released in a task of the job's own, which is repeated until it succeeds.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ class Releaser:
         self._clock = clock
         self._launcher = launcher
         self._tasks = tasks
-        self._fences: dict[str, asyncio.Task[None]] = {}  # job/attempt/host -> the killing of a lost host's agent
-        self._replaced: set[str] = set()  # job/attempt/host -> a lost host that another one was asked for already
+        self._fences: dict[str, asyncio.Task[None]] = {}  # job/attempt/host -> task that kills a lost host's agent
+        self._replaced: set[str] = set()  # job/attempt/host: lost hosts whose replacements were requested
         self._release_at_s: dict[str, float] = {}  # ended job -> monotonic time at which its hosts are taken back
         self._retry_at_s: dict[str, float] = {}  # the same for a release that failed
 
     def open_tasks(self) -> list[asyncio.Task[None]]:
-        """Return the fences that are being put up."""
+        """Return the running fence tasks."""
         return list(self._fences.values())
 
     def fence(self, job: TrainingJob, plan: LaunchPlan, host: str) -> None:
-        """End all processes of a lost host; a failure is left to the release, which tries again until it is done.
+        """End all processes of a lost host; after a failure the release tries it again until it succeeds.
 
         Args:
-            job: whose host it is; a host is fenced by one task at a time, and one that was replaced not again.
+            job: whose host it is; one task at a time fences a host; a replaced host is not fenced again.
             plan: of the current attempt.
             host: its name.
         """
@@ -98,37 +98,37 @@ class Releaser:
         return any(_key(job, host) in self._fences for host in job.hosts)
 
     def is_replaced(self, job: TrainingJob, host: str) -> bool:
-        """Whether another host was asked for in place of a lost one, whose number is the other one's by now."""
+        """Whether a replacement was requested for a lost host; the replacement has the host's number by now."""
         return _key(job, host) in self._replaced
 
     def note_replaced(self, job: TrainingJob, host: str) -> None:
-        """Note that another host was asked for in place of a lost one; the host with that number must not be ended."""
+        """Note that a replacement was requested for a lost host; the host with its number must not be ended."""
         self._replaced.add(_key(job, host))
 
     async def release_when_left(self, job: TrainingJob) -> None:
-        """Take back the hosts of an attempt that is over once its agents have left, or had the time to."""
+        """Take back the hosts of an ended attempt once its agents have left, or after `RELEASE_WAIT_S`."""
         now_s = self._clock.monotonic()
         if now_s < self._retry_at_s.get(job.name, now_s):
             return
         release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
         if now_s < release_at_s and job.plan is not None:
             hosts = await self._engine.hosts(from_plain(LaunchPlan, job.plan))
-            # A lost host's agent obeys no order; what still runs there must not outlive the job by this wait.
+            # A lost host's agent obeys no order: the release does not wait for it.
             waits_for = [host for host, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST]
-            # Agents that stay with their pool say that they are done; one that has ended says nothing any more.
+            # An agent that stays with its pool reports that it has finished; other agents end.
             if any(hosts[host].is_alive and not self._pools.has_come_back(job, host) for host in waits_for):
                 return
         self._tasks.begin(job, self.release)
 
     async def release(self, job: TrainingJob) -> None:
-        """Take back the hosts of an attempt; where that fails, `release_when_left` tries again after a pause."""
+        """Take back the hosts of an attempt; after a failure, `release_when_left` tries again after a pause."""
         try:
             decision = await self._pools.decide(job)
             if decision.stays:
                 await self._fence_lost(job)
             await salvage_lost_hosts(self._logs, job, self._clock)
             await self._seal_logs(job)
-            if job.pool and not decision.stays:  # else it was given back while the job waited
+            if job.pool and not decision.stays:  # else the pool stays, or was given back while the job waited
                 await self._pools.end(job.pool)
             await self._engine.end_attempt(job.name, job.attempt)
         except ClaryError as error:
@@ -144,7 +144,7 @@ class Releaser:
         await self._hub.apply(job.name, events.Released(keeps_pool=decision.stays))
 
     async def give_pools_back(self) -> None:
-        """Take back the hosts of jobs that wait with them to be tried again; nobody may make passes meanwhile."""
+        """Take back the hosts that jobs keep while they wait to be tried again; no pass may run meanwhile."""
         for job in [job for job in self._hub.waiting_jobs().values() if job.pool]:
             try:
                 await self._pools.end(job.pool)
@@ -155,7 +155,7 @@ class Releaser:
     async def _fence_lost(self, job: TrainingJob) -> None:
         """End the processes on hosts of a pool that stays if they are lost or have not come back from the attempt.
 
-        They would go on there beside another attempt.
+        They would otherwise continue beside another attempt.
         """
         plan = from_plain(LaunchPlan, job.plan)
         for host, record in job.hosts.items():
@@ -164,12 +164,12 @@ class Releaser:
                 await self._engine.end_host(plan, host)
 
     async def _seal_logs(self, job: TrainingJob) -> None:
-        """Make the job's lines durable; hosts are taken back even where that fails, or they would never be."""
+        """Make the job's lines durable; a failure is logged, so that the hosts can be taken back."""
         for stream in job.log_streams:
             try:
                 await self._logs.seal(stream)
             except StreamNotFound:
-                continue  # the launch failed before it was created
+                continue  # the launch failed before the stream was created
             except ClaryError as error:
                 log.warning("job %s: %s is stored, but may not survive a power cut: %s", job.name, stream, error)
 

@@ -1,7 +1,7 @@
-"""Tells an address of the setting `rule_webhook_url` when a rule of a job has found something.
+"""Posts a notice to the setting `rule_webhook_url` when a rule of a job has a finding.
 
-Where: the hub says what has changed, the service runs `send_all`. Nothing waits for a notice: one try and one more,
-each within `DEADLINE_S`, then it is logged and dropped, as are notices beyond `MAX_WAITING`.
+Where: it listens to the hub, the service runs `send_all`. Jobs do not wait for notices: after two tries, each within
+`DEADLINE_S`, a notice is logged and dropped, as are notices beyond `MAX_WAITING`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RuleNotices:
     """Collects findings and posts them, one after the other.
 
     Args:
-        url: where to; empty for nowhere.
+        url: address of the notices; empty sends none.
     """
 
     def __init__(self, url: str) -> None:
@@ -37,12 +37,12 @@ class RuleNotices:
         self._has_some = asyncio.Event()
 
     def on_change(self, before: TrainingJob | None, after: TrainingJob) -> None:
-        """Queue new findings of a job's rules; returns at once. Findings of a job first seen now count as told."""
+        """Queue new findings of a job's rules; returns at once. Findings of a job new to memory count as sent."""
         if not self._url or before is None or before.rule_evaluations is after.rule_evaluations:
             return
         for item in newly_found(before, after):
             if len(self._waiting) >= MAX_WAITING:
-                logger.warning("rule %s of %s is told to nobody: too many notices wait", item.name, after.name)
+                logger.warning("no notice of rule %s of %s is sent: too many notices wait", item.name, after.name)
                 continue
             self._waiting.append(notice_of(after, item))
             self._has_some.set()
@@ -71,5 +71,5 @@ class RuleNotices:
                 problem = f"{type(error).__name__}: {error}"
             if left:
                 await asyncio.sleep(PAUSE_S)
-        # The address may hold a secret: it is not repeated here.
+        # The address may contain a secret: the message hides it.
         logger.warning("%s was not taken by rule_webhook_url: %s", what, problem.replace(self._url, "(hidden)"))

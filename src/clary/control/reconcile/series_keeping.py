@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_series_once(blocks: SeriesBlocks, settings: Settings, clock: Clock) -> tuple[int, int]:
-    """Do all that is due now; return how many blocks were joined and how many removed.
+    """Do all due work now; return the numbers of joined and of removed blocks.
 
     Args:
         blocks: of the database.
-        settings: say for how long rows and roll-ups are kept; 0 is for ever.
+        settings: name the times for which rows and roll-ups are kept; 0 is for ever.
         clock: for ages.
     Raises: StoreError.
     """
@@ -42,14 +42,14 @@ async def keep_series_once(blocks: SeriesBlocks, settings: Settings, clock: Cloc
 async def keep_series(
     blocks: SeriesBlocks, samples: SampleGateway, settings: Settings, clock: Clock, *, interval_s: float = INTERVAL_S
 ) -> None:
-    """Do the due work periodically until cancelled; a store that refuses is asked again the next time.
+    """Do the due work at intervals until cancelled; an error of the store is logged.
 
     Args:
         blocks: of the database.
         samples: whose stale values are dropped, too.
         settings: as for `keep_series_once`.
-        clock: for ages.
-        interval_s: between rounds; the first comes after one.
+        clock: for ages of blocks.
+        interval_s: before each round, the first included.
     """
     while True:
         await asyncio.sleep(interval_s)

@@ -1,7 +1,7 @@
 """The spot capacity of this service: its present size, its holders, and jobs that have to give it back.
 
-Where: the reconciler asks on its passes; `clary spot` looks at it and sets it. The policies are `scheduling.spot`'s.
-Without a schedule and without a word of the owner there is as much as fits.
+Where: the reconciler asks on its passes; `clary spot` shows and sets it. The policies are `scheduling.spot`'s.
+Without a schedule and without a capacity set by hand, any number of hosts that fits may be spot hosts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SpotFacts:
 
     capacity: int | None  # hosts; None: as many as fit
     is_set_by_hand: bool
-    next_change_s: float | None  # seconds from now; None where no schedule says
+    next_change_s: float | None  # seconds from now; None without a schedule, or without a further change
     uses: tuple[SpotUse, ...]
 
 
@@ -38,7 +38,7 @@ class SpotMarket:
         self._by_hand: int | None = None
 
     def set_capacity(self, num_hosts: int | None) -> None:
-        """Set the spot capacity, in hosts, in place of the schedule's; None goes by the schedule again."""
+        """Set the spot capacity, in hosts, in place of the schedule's; None returns to the schedule."""
         self._by_hand = num_hosts
 
     def facts(self) -> SpotFacts:
@@ -53,7 +53,7 @@ class SpotMarket:
         )
 
     def why_wait(self, job: TrainingJob) -> str:
-        """Return why a waiting job has to wait for spot capacity; empty if it does not."""
+        """Return the reason why a job has to wait for spot capacity; empty if it does not."""
         capacity = self._capacity()
         request = JobRequest(job.request)
         if capacity is None or not request.is_spot:
@@ -62,7 +62,7 @@ class SpotMarket:
         return why_wait(num_hosts, self._uses(), capacity)
 
     def reclaimed(self) -> Reclaim:
-        """Return whose attempts have to end now, because there is less capacity than is held."""
+        """Return the jobs whose attempts have to end now, because jobs hold more than the capacity."""
         capacity = self._capacity()
         return Reclaim(job_names=()) if capacity is None else choose_reclaimed(self._uses(), capacity)
 

@@ -1,8 +1,8 @@
 """Sends a trace of every job that has ended to an OpenTelemetry collector, where the setting `otlp_endpoint` names one.
 
-Where: the hub tells every job that is stored; the service runs `send_all`. Nothing of a job waits for it: jobs beyond
-`MAX_WAITING` and those that the collector does not take within `DEADLINE_S` are counted, logged and dropped.
-Source: OTLP/HTTP: POST to /v1/traces; 429, 502, 503 and 504 and broken connections are tried again, nothing else is.
+Where: it listens to the hub; the service runs `send_all`. Jobs do not wait for it: traces beyond `MAX_WAITING`, and
+traces that the collector does not accept within `DEADLINE_S`, are counted, logged and dropped.
+Source: OTLP/HTTP: POST to /v1/traces; 429, 502, 503, 504 and broken connections are tried again, other errors not.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from clary.control.jobs.training_job import TrainingJob
 PATH = "/v1/traces"
 DEADLINE_S = 30.0  # of one trace with all its tries
 TRY_S = 10.0  # of one try
-FIRST_PAUSE_S = 0.5  # doubled from try to try, less up to a half so that many do not come at once
+FIRST_PAUSE_S = 0.5  # doubled with each try, less a random part of up to a half, so that services do not retry together
 LONGEST_PAUSE_S = 8.0
 MAX_WAITING = 200  # jobs
-MAX_REMEMBERED = 10_000  # jobs that were sent: each is announced several times after its end
+MAX_REMEMBERED = 10_000  # sent jobs: the hub announces each one several times after its end
 RETRIED = frozenset({429, 502, 503, 504})
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class TraceExporter:
         self.num_dropped = 0
 
     def take(self, job: TrainingJob) -> None:
-        """Take up a job if it has just ended; returns at once."""
+        """Queue a job's trace if the job has just ended; returns at once."""
         if not self._url or not job.is_terminal:
             return
         key = f"{job.arn} {job.created_at.isoformat()}"
@@ -104,7 +104,7 @@ class TraceExporter:
         self._drop(job, problem)
 
     async def _try(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> tuple[bool, bool, str, float]:
-        """Return whether a trace was taken, whether another try can help, the error, and how long to wait."""
+        """Return whether a trace was accepted, whether another try can help, the error, and the seconds to wait."""
         try:
             async with session.post(self._url, json=body, allow_redirects=False) as answer:
                 if answer.ok:
@@ -113,7 +113,7 @@ class TraceExporter:
                 wait_s = float(wait_text) if wait_text.isdecimal() else 0.0
                 return False, answer.status in RETRIED, f"status {answer.status}", wait_s
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return False, True, type(error).__name__, 0.0  # its words may hold the address, which may hold a secret
+            return False, True, type(error).__name__, 0.0  # the error's text may contain the address, and that a secret
         except ValueError as error:
             return False, False, type(error).__name__, 0.0
 

@@ -1,8 +1,8 @@
 """Hosts that no job of the database owns: they are taken back when the service starts, before anything is launched.
 
-Where: `service` asks once. They come from a job whose record cannot be read, from a database that was restored from an
-older backup or begun anew, or from a folder that was left. What runs there would go on training behind everybody's
-back, hold memory that is counted as free, and write over the results of others.
+Where: `service` calls this at the start. Such hosts come from a job whose record cannot be read, from a database that
+was restored from an older backup or begun anew, or from a leftover folder. Their programs would continue to train
+unseen, hold memory that is counted as free, and overwrite the results of other jobs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.damage import JobUnreadable
 
-START_WAIT_S = 20.0  # that a start waits for hosts to go; what takes longer goes on in the background
+START_WAIT_S = 20.0  # longest wait of a start for releases; longer ones continue in the background
 RETRY_S = 5.0
-REAP_INTERVAL_S = 30.0  # an allocation that no job claims in two passes is ended
+REAP_INTERVAL_S = 30.0  # an allocation without a job in two passes is ended
 _POOL = re.compile(r"pool_[0-9a-f]{12}")
 
 log = logging.getLogger(__name__)
@@ -65,18 +65,19 @@ class UnownedHosts:
         except ClaryError as error:
             if not error.retryable:
                 raise
-            log.warning("hosts that nobody owns are looked for later: %s", error.message)  # by `reap`
+            log.warning("hosts without a job are looked for later: %s", error.message)  # by `reap`
             return
         if not found:
             return
-        found.sort(key=lambda held: not _POOL.fullmatch(held.name))  # agents go before what they write to
+        found.sort(key=lambda held: not _POOL.fullmatch(held.name))  # pools first: their agents write to attempts
         self._task = asyncio.create_task(self._release_all(found), name="unowned-hosts")
         await asyncio.wait([self._task], timeout=START_WAIT_S)
 
     async def reap(self) -> None:
         """Release allocations that no job has claimed for a minute, again and again until cancelled.
 
-        A job's record names its allocation before the engine is asked for it, so that one without a job is nobody's.
+        A job's record names its allocation before the engine is asked for it, so an allocation that no record names
+        belongs to no job.
         """
         seen_before: set[HeldAttempt] = set()
         while True:
@@ -84,7 +85,7 @@ class UnownedHosts:
             try:
                 found = {held for held in await self._engine.unreleased() if not self._is_owned(held)}
             except ClaryError as error:
-                log.warning("allocations that nobody claims could not be looked for: %s", error.message)
+                log.warning("allocations without a job could not be looked for: %s", error.message)
                 continue
             for held in sorted(found & seen_before, key=lambda one: one.name):
                 await self._is_released(held)
@@ -113,7 +114,7 @@ class UnownedHosts:
                 if why == _UNKNOWN:
                     why = f"{why}; its folder is now {await self._engine.set_aside(held.name)}"
         except ClaryError as error:
-            log.warning("%s, attempt %d: hosts that nobody owns stay: %s", held.name, held.attempt, error.message)
+            log.warning("%s, attempt %d: hosts without a job stay: %s", held.name, held.attempt, error.message)
             return False
         log.warning(
             "%s, attempt %d: its hosts were taken back (%d processes ended): %s",
@@ -129,7 +130,7 @@ class UnownedHosts:
             job = await self._store.get_job(name)
         except JobUnreadable as error:
             return error.message
-        return _UNKNOWN if job is None else f"the job is {job.status.value} and another attempt, or none, is its own"
+        return _UNKNOWN if job is None else f"the job is {job.status.value} and this is not its attempt"
 
     def _is_owned(self, held: HeldAttempt) -> bool:
         if _POOL.fullmatch(held.name):

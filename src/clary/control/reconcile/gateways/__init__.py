@@ -1,1 +1,1 @@
-"""Gateways: messages of agents to the service, checked and handed on."""
+"""Gateways check the messages of agents to the service, and pass them on."""

@@ -41,8 +41,8 @@ from clary.control.reconcile.gateways.log_metrics import lacking, metrics_of
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
-LISTEN_INTERVAL_S = 0.25  # between looks at whether this service could listen at all
-# a service that was held up for longer received no heartbeats meanwhile; on an overloaded machine that adds up
+LISTEN_INTERVAL_S = 0.25  # between checks whether this service was able to receive requests
+# a service that was blocked for longer received no heartbeats meanwhile; an overloaded machine adds up such delays
 MAX_LAG_S = 0.1
 MAX_METRIC_NAME_BYTES = 4 * 255  # CreateTrainingJob, MetricDefinition.Name: 255 characters
 _FAULTS = tuple(fault.value for fault in Fault)
@@ -75,7 +75,7 @@ class MetricSink(Protocol):
 
 
 class AgentGateway:
-    """Answers agents; holds when each was last heard, which is not worth a write."""
+    """Answers agents; keeps the time of each one's last request in memory only, which saves a write per request."""
 
     def __init__(
         self,
@@ -97,15 +97,15 @@ class AgentGateway:
         self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
         self._signs_s: dict[tuple[str, int], dict[str, float]] = {}  # the same -> when it last reported
         self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being taken up
-        self._listened_s: float | None = None  # when this service last had a moment to listen; None: not looked at
+        self._listened_s: float | None = None  # time of the last check by `keep_listening`; None: it does not check
         self._expects_hosts = asyncio.Event()
-        self._log_locks: dict[str, asyncio.Lock] = {}  # by stream, as the next
-        self._counted: dict[str, int] = {}  # this service has stored the metrics of lines below this number
-        self._stored_before: dict[str, int] = {}  # lines below this number were stored when it began with the stream
-        self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # job, host -> when stored, and what
+        self._log_locks: dict[str, asyncio.Lock] = {}  # stream -> lock, as in the next two tables
+        self._counted: dict[str, int] = {}  # number of the first line whose metrics this service has not stored
+        self._stored_before: dict[str, int] = {}  # number of the first line that an earlier service has not stored
+        self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # job, host -> last store, facts
 
     def silent_s(self, job: TrainingJob) -> dict[str, float]:
-        """Return host -> seconds since it was last heard, or expected; only this service's own time counts."""
+        """Return host -> seconds since its last request or start, less the time when this service was blocked."""
         self._excuse_silence()
         now_s = self._clock.monotonic()
         heard_s = self._heard_s.get((job.name, job.attempt), {})
@@ -116,21 +116,21 @@ class AgentGateway:
         }
 
     def last_signs(self, job: TrainingJob) -> dict[str, datetime]:
-        """Return host -> last time at which it was certainly well, by its reports; unheard hosts are left out.
+        """Return host -> last time at which it was certainly well, by its reports; hosts without a report are left out.
 
-        Unlike its silence, by which a host is lost, this excuses nobody: a service that was held up may have taken a
-        report up late, so what a report says is as old as the interval of reports. The times are of the wall clock as
-        it stands now, by which hosts tell of their errors too, wherever it stood when they reported.
+        A blocked service may have received a report late: each time is earlier by one interval of reports. Unlike
+        `silent_s`, this makes no other allowance for blocked time. The times follow the present wall
+        clock, like the times of hosts' errors, even if the clock was set after the report.
         """
         now, now_s = self._clock.now(), self._clock.monotonic()
         signs_s = self._signs_s.get((job.name, job.attempt), {})
         return {host: now - timedelta(seconds=now_s - at_s + HEARTBEAT_INTERVAL_S) for host, at_s in signs_s.items()}
 
     async def keep_listening(self) -> None:
-        """Notice, until cancelled, when this service is held up: by its disk, by other programs, by a paused machine.
+        """Notice, until cancelled, when this service is blocked: by its disk, by other programs, by a paused machine.
 
-        Heartbeats that agents send meanwhile are not received; what they said waits behind whoever asks for their
-        silence. Until now the service has been starting, so silence counts from here.
+        A blocked service receives no heartbeats, and may afterwards call `silent_s` before it reads them. The service
+        was starting until this call, so silence counts from here.
         """
         self._started_s = self._clock.monotonic()
         for heard_s in self._heard_s.values():
@@ -141,7 +141,7 @@ class AgentGateway:
                     self._excuse_silence()
                     self._listened_s = self._clock.monotonic()
                     await asyncio.sleep(LISTEN_INTERVAL_S)
-                else:  # nobody's silence counts, so nothing has to be looked at
+                else:  # no host's silence is counted, so no check is needed
                     self._listened_s = None
                     self._expects_hosts.clear()
                     await self._expects_hosts.wait()
@@ -149,14 +149,14 @@ class AgentGateway:
             self._listened_s = None
 
     def expect(self, job: TrainingJob) -> None:
-        """Count silence from now on for hosts whose agents have just been started and were not heard yet."""
+        """Count silence from now on for hosts whose agents have just started and have not reported yet."""
         heard_s = self._heard_s.setdefault((job.name, job.attempt), {})
         self._expects_hosts.set()
         for name in job.hosts:
             heard_s.setdefault(name, self._clock.monotonic())
 
     def _excuse_silence(self) -> None:
-        """Take the time in which this service was held up off every host's silence."""
+        """Subtract the time in which this service was blocked from every host's silence."""
         if self._listened_s is None:
             return
         now_s = self._clock.monotonic()
@@ -173,7 +173,7 @@ class AgentGateway:
         """Forget an attempt whose hosts were taken back: its signs of life, log positions and checkpoint lags."""
         self._heard_s.pop((job.name, job.attempt), None)
         self._signs_s.pop((job.name, job.attempt), None)
-        # A report that came in between this and the release of an attempt has put its keys back.
+        # A report between the release of another attempt and its `forget` has put that attempt's keys back.
         for table in (self._heard_s, self._signs_s):
             for name, attempt in list(table):
                 live = self._hub.live_job(name)
@@ -228,7 +228,7 @@ class AgentGateway:
         record = job.hosts[host]
         was_told = record.order is not None and record.order.kind is OrderKind.RELEASE
         if report.facts.phase is HostPhase.RELEASED and not was_told:
-            # Nothing is expected of a host that has left, nor is its silence noticed: the job would never end.
+            # A released host owes no results and its silence is ignored: the job would never end.
             raise WireError("ValidationException", f"{host} was not told to leave: it is released by an order alone")
         self._signs_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
         self._hear(job, host)
@@ -241,9 +241,9 @@ class AgentGateway:
                 raise _attempt_over(job.name, job.attempt) from error
             finally:
                 self._open_reports[reporter] -= 1
-                self._open_reports += Counter()  # drops what is down to zero
+                self._open_reports += Counter()  # drops counts of zero
             await self._store_lag(job, host, report.facts.checkpoints)
-            if host not in job.hosts:  # the attempt was put on record meanwhile
+            if host not in job.hosts:  # the attempt has ended meanwhile
                 raise _attempt_over(job.name, job.attempt)
             self._hear(job, host)  # silence counts from the answer
             record = job.hosts[host]
@@ -264,7 +264,7 @@ class AgentGateway:
         Args:
             job: of `authorize`.
             host: that sends.
-            dump: number 0 for one that nobody has asked for.
+            dump: its number is 0 if the agent sent it unasked.
         """
         await self._dumps.take(job, host, dump)
 
@@ -326,7 +326,7 @@ class AgentGateway:
             await self._hub.wait_for_job(job.name, max(left_s, 0.0))
 
     async def append_logs(self, job: TrainingJob, host: str, batch: LogBatch) -> LogReceipt:
-        """Store lines exactly once, and once the metrics that agents found in them.
+        """Store lines, and the metrics that agents found in them, exactly once.
 
         Args:
             job: of `authorize`.
@@ -358,11 +358,12 @@ class AgentGateway:
             raise _attempt_over(job.name, job.attempt) from error
 
     async def _append(self, job: TrainingJob, stream: str, batch: LogBatch) -> int:
-        """Store lines, then the metrics of those whose metrics are not stored yet; return the next sequence.
+        """Store lines, then those of their metrics that are not stored yet; return the next sequence.
 
         Lines are never stored twice, but a failure or a kill can come between lines, metrics and last values; the agent
-        sends the batch again then. This service knows how far it has stored metrics, and finds in the time series what
-        an earlier one has stored. Last values are kept anew each time, which changes nothing where they are.
+        sends the batch again then. This service remembers which metrics it has stored itself, and finds in the time
+        series which ones an earlier service has stored. Last values are stored each time; storing them twice is
+        harmless.
         """
         if stream not in self._counted and any(block.metrics for block in batch.blocks):
             self._counted[stream] = 0
@@ -380,7 +381,7 @@ class AgentGateway:
         return next_sequence
 
     async def _lacking(self, name: str, doubtful: Sequence[FinalMetric]) -> list[FinalMetric]:
-        """Return those metrics of lines stored by an earlier service that it has not stored."""
+        """Return the metrics that an earlier service has not stored although it stored their lines."""
         stored: list[FinalMetric] = []
         for metric in sorted({one.name for one in doubtful}):
             times = [one.at for one in doubtful if one.name == metric]
@@ -391,7 +392,7 @@ class AgentGateway:
 
 
 def _check_metric_name(name: str) -> None:
-    """Refuse a name that no request can have given to a metric, and that not every database can keep."""
+    """Refuse a name that no request can give to a metric, and that some databases cannot store."""
     try:
         num_bytes = len(name.encode("utf-8"))
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""Metrics of a batch of lines: which are new, and which of a batch that is sent again were never stored. Pure.
+"""Metrics of a batch of lines: the new ones, and those of a batch sent again that were never stored. Pure.
 
 Where: `agent_gateway` stores lines first and their metrics after that. A service that is killed in between finds the
-lines stored when it starts again, and has to know whether their metrics are. It does not write that down: the time
-series itself says so, because a batch that is sent again has the same times, values and steps.
+lines stored when it starts again, but not always their metrics. It looks for each metric in the time series: a batch
+that is sent again has the same times, values and steps.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def lacking(wanted: Iterable[FinalMetric], stored: Iterable[FinalMetric]) -> lis
     """Return the metrics that a time series lacks, each as often as it is missing there.
 
     Args:
-        wanted: that should be stored.
+        wanted: metrics that should be stored.
         stored: the time series, at least for the times of `wanted`.
     """
     left = Counter(_identity(one) for one in stored)

@@ -2,14 +2,14 @@
 
 Where: `reconcile.gateways.agent_gateway` asks for lines in which agents found metrics.
 
-Lines are hostile and long: only their beginning is looked at, by patterns whose time grows with its length alone.
+Lines are hostile and long: only their beginning is searched, by patterns that take linear time.
 """
 
 from __future__ import annotations
 
 import re
 
-MOST_CHARACTERS = 4096  # as far as agents look for metrics
+MOST_CHARACTERS = 4096  # agents search as many characters for metrics
 _BETWEEN = r"['\"]?[ \t]{0,3}[:=#]?[ \t]{0,3}\[?[ \t]{0,3}"
 _GLOBAL = re.compile(rf"(?<![a-z_])global[_ -]?step{_BETWEEN}(\d{{1,15}})(?![\d.])", re.IGNORECASE)
 _STEP = re.compile(rf"(?<![a-z_])(?:train[_ ])?(?:step|iteration|iter){_BETWEEN}(\d{{1,15}})(?![\d.])", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""The service's side of pools' agents: which attempt a host serves next, and whether it is done with the last.
+"""The service's side of pools' agents: which attempt a host serves next, and whether it has finished the last one.
 
 Where: `server.route_table` calls this; the reconciler asks whether hosts have come back. Agents repeat their state with
 each request, so this state may be lost when the service ends.
@@ -56,9 +56,9 @@ class PoolGateway:
         self._clock = clock
         self.token_of = pool_token
         self._claims = claims
-        self._served: dict[str, dict[str, str]] = {}  # pool -> host -> the attempt that it is done with
+        self._served: dict[str, dict[str, str]] = {}  # pool -> host -> the attempt that it has finished
         self._started_s = clock.monotonic()
-        self._heard_s: dict[tuple[str, str], float] = {}  # pool and host -> when it last asked, or was seen to wait
+        self._heard_s: dict[tuple[str, str], float] = {}  # pool and host -> last request, or check while it waits
         self._changes: dict[str, asyncio.Event] = {}  # pool -> set when it may have another attempt to serve
 
     def authorize(self, pool: str, token: str, host: str = "") -> None:
@@ -81,7 +81,7 @@ class PoolGateway:
     async def next_assignment(
         self, pool: str, host: str, *, after: str, wait_s: float, token: str | None = None
     ) -> PoolAssignment | None:
-        """Wait up to `wait_s` for an attempt other than `after`, which the host is done with; return it or None.
+        """Wait up to `wait_s` for an attempt other than `after`, which the host has finished; return it or None.
 
         Args:
             pool: of the agent.

@@ -52,7 +52,7 @@ class SampleGateway:
         self._series = series
         self._clock = clock
         self._last: dict[tuple[str, str], LastValues] = {}  # by job and host
-        self.num_rows = 0  # taken in since the service began, those that came twice twice
+        self.num_rows = 0  # rows received since the service began; a row that was sent twice counts twice
 
     async def append(self, job: TrainingJob, host: str, batch: SampleBatch) -> SampleReceipt:
         """Store rows of a host that are not stored yet.
@@ -87,14 +87,14 @@ class SampleGateway:
         return list(self._last.values())
 
     def forget_stale(self) -> None:
-        """Forget hosts that have sent nothing for a while, so that nobody has to ask for them to go."""
+        """Forget hosts that have sent nothing for a while; `last_values`, which also does so, may never be called."""
         now_s = self._clock.monotonic()
         self._last = {key: last for key, last in self._last.items() if now_s - last.heard_s <= FRESH_S}
 
     def _remember(self, job: TrainingJob, host: str, table: SeriesTable) -> None:
         values = {}
         for name, (column,) in table.columns.items():
-            if not math.isnan(column[-1]):  # as nearly always
+            if not math.isnan(column[-1]):  # the usual case
                 values[name] = column[-1]
             elif known := [value for value in column if not math.isnan(value)]:
                 values[name] = known[-1]

@@ -109,7 +109,7 @@ class TrainingGateway:
                 progress=batch.progress,
                 num_dropped=batch.num_dropped,
             )
-            # Known ones too: a service that was killed after it had stored them may not have kept the last values.
+            # Stored ones too: a service that was killed after it had stored them may not have recorded the last values.
             values = [finding for finding in findings if isinstance(finding, FinalMetric)]
             if values:
                 await self._hub.record_metrics(job.name, _newest(values), most=_room(job))
@@ -118,7 +118,7 @@ class TrainingGateway:
         return TrainingReceipt(next=end)
 
     def authorize_status(self, name: str, attempt: int, host: str, token: str) -> TrainingJob:
-        """Return the live job whose program speaks. Raises: WireError 403, 410.
+        """Return the live job whose program sends its status. Raises: WireError 403, 410.
 
         Args:
             name: of the job.
@@ -135,7 +135,7 @@ class TrainingGateway:
         return job
 
     async def take_status(self, job: TrainingJob, host: str, document: Any) -> None:
-        """Store a program's own status. Raises: WireError 400, 429 for one that speaks too often, 410.
+        """Store a program's own status. Raises: WireError 400, 429 for a program that sends too often, 410.
 
         Args:
             job: of `authorize_status`.
@@ -149,7 +149,7 @@ class TrainingGateway:
             raise WireError("ValidationException", 'expected {"trainerStatus": {...}}')
         # The callback repeats the values of its last log with each step that it reports.
         new = {name: value for name, value in status.metrics.items() if not _is_same(speaker.values.get(name), value)}
-        room = MAX_SPOKEN_NAMES - len(speaker.values)  # names of a program that makes up ever new ones end here
+        room = MAX_SPOKEN_NAMES - len(speaker.values)  # limits a program that sends ever new names
         unknown = [name for name in new if name not in speaker.values]
         for name in unknown[max(0, room) :]:
             del new[name]

@@ -1,7 +1,7 @@
-"""Histograms and images as agents send them, looked at once more before any of it is kept. Pure.
+"""Checks of the histograms and images that agents send, before they are stored. Pure.
 
-Where: `training_gateway` makes rows of findings with it. An agent's token may be in wrong hands: what is kept here is
-shown to people in their browsers.
+Where: `training_gateway` makes rows of findings with it. An agent's token may be stolen, and users see these
+pictures in their browsers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROW_NUMBERS = 3  # left, right, count
 def picture_of(finding: Finding, at: datetime) -> Picture:
     """Return the picture of a finding; without its bytes if it is no image that may be shown.
 
-    Raises: WireError 400 for what no agent sends.
+    Raises: WireError 400 for a picture that no agent sends.
     """
     is_image = finding.kind is FindingKind.IMAGE
     data = _image(finding) if is_image else _buckets(finding)
