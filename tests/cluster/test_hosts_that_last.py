@@ -153,7 +153,9 @@ def test_after_a_trace_the_next_program_has_another_host(world, script):
 
 def test_a_program_that_kills_the_interpreter_has_the_next_one_start_in_another_host(world):
     plan = first(world)
-    kills = "import os; [os.kill(int(p), 9) for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid())]"
+    kills = (
+        "import os; [os.kill(int(p), 9) for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid())]"
+    )
     _, place = follow(world, plan, kills)
     assert world.ready_place() not in (None, place)
 
@@ -193,7 +195,9 @@ def test_programs_themselves_can_be_traced_and_hear_signals(world):
 def test_a_stop_reaches_the_program_and_not_the_interpreter(world):
     plan = first(world)
     ready = world.keeper._ready.host
-    program, listener, _ = world.attempt(plan, "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(3))\n" + WAITS)
+    program, listener, _ = world.attempt(
+        plan, "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(3))\n" + WAITS
+    )
     listener.wait_for("runs")
     assert program.signal_all(0) == 1, "the interpreter is none of the program's processes"
     program.signal_all(signal.SIGTERM)
@@ -262,7 +266,9 @@ def test_a_program_without_the_rights_of_the_machine_leaves_traces_as_well(bare)
     said, why_not = bare.follow("open('/tmp/a', 'w').close(); open('/a', 'w').close(); print('done')")
     assert (said, why_not) == ("done\n", "")
     bare.new_tree()
-    said, why_not = bare.follow("import os; print(os.path.exists('/a'), os.listdir('/tmp')); open('/etc/a', 'w').close()")
+    said, why_not = bare.follow(
+        "import os; print(os.path.exists('/a'), os.listdir('/tmp')); open('/etc/a', 'w').close()"
+    )
     assert said == "False []\n"
     assert "left a trace" in why_not
     assert why_not.endswith("/a")

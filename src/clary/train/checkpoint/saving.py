@@ -87,6 +87,7 @@ class Background:
     """One thread that works while training goes on, and how it ended.
 
     Args:
+        before: done first, also while the one before still does what comes afterwards; raises nothing.
         work: what is waited for.
         afterwards: done behind it if it ended well; waited for by the next one and at the end alone.
         previous: the one before.
@@ -96,12 +97,14 @@ class Background:
         self,
         work: Callable[[], None],
         *,
+        before: Callable[[], None] | None,
         afterwards: Callable[[], None],
         previous: Background | None,
         name: str,
         what: str,
     ) -> None:
-        self._work, self._afterwards, self._previous, self._what = work, afterwards, previous, what
+        self._before, self._work, self._afterwards = before, work, afterwards
+        self._previous, self._what = previous, what
         self._failure: BaseException | None = None
         self._over = threading.Event()
         # A daemon, since Python would wait for others without a limit at its end; `_finish_at_exit` waits with one.
@@ -128,6 +131,8 @@ class Background:
         self._thread.join(limit_s)
 
     def _run(self) -> None:
+        if self._before is not None:
+            self._before()
         if self._previous is not None:
             self._previous.join(PREVIOUS_LIMIT_S)
             self._previous = None
@@ -184,6 +189,7 @@ def start_writing(
     step, save = index.step, index.save
     background = Background(
         work,
+        before=None if writing.staging is None else writing.staging.copy,
         afterwards=lambda: writing.tidy(step, save),
         previous=previous,
         name=f"clary-checkpoint-{step}",

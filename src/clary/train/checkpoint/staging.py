@@ -1,7 +1,7 @@
 """Copies of tensors that only an optimizer's step changes, made while the next forward and backward pass run.
 
-Where: `snapshot` hands over the tensors that `states.changed_by_step_alone` names, `saving` waits for the copies before
-it writes, and each optimizer's step waits for them before it changes anything.
+Where: `snapshot` hands over the tensors that `states.changed_by_step_alone` names, `saving` copies them on its thread
+before it writes, and each optimizer's step waits for the copies before it changes anything.
 
 [Note: changes before the step] A program may change weights by other ways than the step: averaged weights are swapped
 in, weights are clamped. Such a copy would hold values of two moments, so it is refused instead of written. torch counts
@@ -27,7 +27,7 @@ NUM_SAMPLES = 16  # elements of each tensor that are read at the save
 
 
 class Staging:
-    """Copies under way, of one save.
+    """Copies of one save: to be made, under way, or made.
 
     Args:
         what: names the rank and the save, for errors.
@@ -51,12 +51,11 @@ class Staging:
         self._what, self._limit_s = what, limit_s
         self._names, self._sources, self._targets = list(names), list(sources), list(targets)
         self._versions = [source._version for source in self._sources]
-        self._samples = [_sampled(source).clone() for source in self._sources]
+        self._samples = _copied_samples(self._sources)
         self._over = threading.Event()
         self._failure: CheckpointError | None = None
         self.step_wait_s = 0.0  # that steps have waited for these copies so far
         self._hooks = [one.register_step_pre_hook(self._before_step) for one in optimizers]
-        threading.Thread(target=self._run, name="clary-checkpoint-staging", daemon=True).start()
 
     def finish(self) -> None:
         """Wait until all is copied.
@@ -84,7 +83,8 @@ class Staging:
                     f"{self._what}: an optimizer's step waited {self._limit_s:g} s for the copy of its tensors"
                 )
 
-    def _run(self) -> None:
+    def copy(self) -> None:
+        """Copy all tensors, on a thread that does not train; `finish` raises the errors."""
         try:
             with torch.no_grad():
                 for batch in _batches(self._sources):
@@ -171,6 +171,19 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_contiguous():
         return tensor.as_strided((-(-tensor.numel() // stride),), (stride,))
     return tensor[torch.unravel_index(torch.arange(0, tensor.numel(), stride), tensor.shape)]
+
+
+def _copied_samples(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return for each tensor a copy of its samples, [up to NUM_SAMPLES]; in one copy for all tensors of a type."""
+    views = [_sampled(tensor) for tensor in tensors]
+    # Not every type of one byte can be joined.
+    views = [view.view(torch.uint8) if view.dtype.itemsize == 1 else view for view in views]
+    copied: dict[int, torch.Tensor] = {}
+    for dtype in {view.dtype for view in views}:
+        places = [at for at, view in enumerate(views) if view.dtype == dtype]
+        together = torch.cat([views[at] for at in places])
+        copied.update(zip(places, together.split([views[at].numel() for at in places]), strict=True))
+    return [copied[at] for at in range(len(views))]
 
 
 def _bits(elements: torch.Tensor) -> torch.Tensor:

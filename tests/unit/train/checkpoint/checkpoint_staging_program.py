@@ -254,6 +254,18 @@ def test_a_copy_that_fails_is_told_and_holds_no_step_up(at):
     keeper.close()
 
 
+def test_samples_of_tensors_of_all_types_shapes_and_strides_are_copies_of_their_elements():
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.uint8, torch.bool)
+    kinds += (torch.float8_e4m3fn, torch.float8_e5m2)
+    tensors = [torch.arange(1, 41).to(torch.float32).reshape(5, 8).to(kind) for kind in kinds]
+    tensors += [torch.randn(6, 7).t(), torch.randn(3), torch.randn(())]
+    samples = staging._copied_samples(tensors)
+    for tensor, sample in zip(tensors, samples, strict=True):
+        expected = staging._sampled(tensor)
+        assert torch.equal(staging._bits(sample), staging._bits(expected)), tensor.dtype
+        assert sample.data_ptr() != tensor.data_ptr()
+
+
 def test_copies_in_peers_memory_and_late_copies_exclude_each_other():
     told = ""
     try:
