@@ -2,9 +2,9 @@
 
 Where: a cluster's scheduler or a box's daemon starts one a host. This file needs Python 3.10 and its standard library
 alone, and no other file of Clary. It dials out, proves itself, tells the service about the machine, fetches the agent's
-bundle by its digest, and becomes the agent under the same process id. A child of it carries the talk of the agent and
-of the program with the service over TLS: they dial 127.0.0.1. The service answers 410 when no job needs this host; then
-the boot leaves.
+bundle by its digest, and becomes the agent under the same process id. Its child process carries the connections of
+agent and program to the service over TLS: they dial 127.0.0.1. The service answers 410 when no job needs this host;
+then the boot leaves.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ import urllib.parse
 import zipfile
 from typing import Any
 
-SILENCE_LIMIT_S = 600.0  # without any answer of the service, before this host is given up
+SILENCE_LIMIT_S = 600.0  # without an answer of the service: this host is given up then
 REQUEST_TIMEOUT_S = 60.0
-WAIT_S = 20.0  # of one question
+WAIT_S = 20.0  # of one request for enrolment: the service answers later only if it has news
 PROGRAM_TIMEOUT_S = 15.0  # of munge and nvidia-smi
 MAX_BUNDLE_BYTES = 256 * 1024 * 1024
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -47,7 +47,7 @@ _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWUTS = 0x00020000, 0x10000000, 0x20000000, 0x04000000
 _PR_SET_PDEATHSIG = 1
 _MS_REC_PRIVATE = 0x4000 | 0x40000
-# What engines and their daemons set for themselves is nothing to programs of jobs.
+# Variables that engines and their daemons set for themselves are withheld from programs of jobs.
 _WITHHELD = ("SLURM", "SBATCH_", "SRUN_", "PMI", "CLARY_", "AWS_", "CUDA_VISIBLE", "GPU_DEVICE", "ROCR_", "PYTHON")
 
 
@@ -56,19 +56,19 @@ class Unwanted(Exception):
 
 
 class Failed(Exception):
-    """This host cannot be made; the words say why."""
+    """This host cannot be started; the message has the reason."""
 
 
 class Outdated(Exception):
-    """The service has another bundle by now: one of another release was started meanwhile, and names its own."""
+    """The service has another bundle by now: another release was started meanwhile and names its own bundle."""
 
 
 def main() -> int:
-    """Enrol, and become the agent; return an exit code where that is not to be."""
+    """Enrol, and become the agent; return an exit code if the agent is not started."""
     options = _options()
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_FAILED))  # nothing runs yet that would be lost
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_FAILED))  # no work is running yet that could be lost
     try:
         service = Service(options.service, options.ca)
         folder = _own_folder(options.scratch, options.tag, options.index)
@@ -110,7 +110,7 @@ class Service:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
 
     def address(self) -> str:
-        """Return the address of this machine that reaches the service, which may be away awhile. Raises: Failed."""
+        """Return this machine's address towards the service; retry while the service is unreachable. Raises: Failed."""
         patience = Patience(self)
         while True:
             try:
@@ -132,7 +132,7 @@ class Service:
             path: below the service's URL.
             body: JSON, or None.
             most_bytes: of the answer.
-        Raises: OSError without an answer, or with half of one; Failed for a longer one.
+        Raises: OSError if the answer is missing or incomplete; Failed if it is longer.
         """
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=REQUEST_TIMEOUT_S, context=self.context)
         try:
@@ -151,14 +151,14 @@ class Service:
 
 
 class Patience:
-    """Waits for a service that is away, ever longer; `Failed` after SILENCE_LIMIT_S."""
+    """Waits for an unreachable service, ever longer; `Failed` after SILENCE_LIMIT_S."""
 
     def __init__(self, service: Service) -> None:
         self._name = f"{service.host}:{service.port}"
         self.heard()
 
     def heard(self) -> None:
-        """Begin anew: the service has answered."""
+        """Reset the waits: the service has answered."""
         self._heard_s, self._pause_s = time.monotonic(), 0.2
 
     def wait(self, why: str) -> None:
@@ -172,14 +172,15 @@ class Patience:
 def admission(
     service: Service, options: argparse.Namespace, report: dict[str, Any], folder: str
 ) -> tuple[dict[str, Any], str]:
-    """Return the service's answer to this host and the folder of the agent's code; asks anew if that is outdated.
+    """Return the service's answer to this host and the folder of the agent's code; asks anew if the answer is outdated.
 
     Args:
         service: to ask.
         options: of the command line: tag, index and proof.
         report: of this node.
         folder: of this host.
-    Raises: Unwanted if no job needs this host; Failed after SILENCE_LIMIT_S without an answer that helps.
+    Raises: Unwanted if no job needs this host; Failed after SILENCE_LIMIT_S without an answer that names an available
+    bundle.
     """
     claim, patience = secrets.token_hex(16), Patience(service)
     while True:
@@ -214,7 +215,7 @@ def enrol(service: Service, options: argparse.Namespace, own: dict[str, Any], fo
             return answer
         if status == 202:
             patience.heard()
-            with contextlib.suppress(Outdated):  # the next answer names the one that there is
+            with contextlib.suppress(Outdated):  # the next answer names the present bundle
                 _bundle(service, json.loads(data)["bundle"], folder)
             question["wait_s"] = WAIT_S
             continue
@@ -320,7 +321,7 @@ def _addresses() -> list[dict[str, Any]]:
                 address = socket.inet_ntoa(fcntl.ioctl(asking, _SIOCGIFADDR, request)[20:24])
                 mask = struct.unpack("!I", fcntl.ioctl(asking, _SIOCGIFNETMASK, request)[20:24])[0]
             except OSError:
-                continue  # without an address of this family
+                continue  # the interface has no address of this family
             if address.startswith("127."):
                 continue
             speed = 0
@@ -333,7 +334,7 @@ def _addresses() -> list[dict[str, Any]]:
 
 
 def _memory_bytes() -> int:
-    """Return the memory that this process and its children may use: of the machine, its cgroups and its allocation."""
+    """Return the memory of this process and its children: the least limit of machine, cgroups and allocation."""
     with open("/proc/meminfo", encoding="ascii") as file:
         sizes = [int(file.readline().split()[1]) * 1024]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -345,7 +346,7 @@ def _memory_bytes() -> int:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Return the GPUs that this process was given: by its allocation's words where there are some, else all."""
+    """Return the GPUs that this process was given: those that its allocation's variables name, or else all."""
     given = next(
         (
             os.environ[name]
@@ -376,7 +377,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _isolation() -> tuple[str, str]:
-    """Return namespaces or processes, and why it is no more, after trying it in a child."""
+    """Return "namespaces", or "processes" and why namespaces fail, after trying them in a child."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -440,7 +441,7 @@ def _bundle(service: Service, digest: str, folder: str) -> str:
     try:
         os.rename(draft, target)
     except OSError:
-        shutil.rmtree(draft, ignore_errors=True)  # another boot was first
+        shutil.rmtree(draft, ignore_errors=True)  # another boot has put it there first
         if not os.path.isdir(target):
             raise
     return target
@@ -469,7 +470,7 @@ def _become_agent(
     command += ["--host", answer["host"], "--node", facts]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.umask(0o022)  # a scheduler's own would close cgroups and folders that hosts of other users enter
+    os.umask(0o022)  # a scheduler's umask would close cgroups and folders to hosts of other users
     os.chdir(folder)
     os.execve(sys.executable, command, environment)  # noqa: S606 - our own agent
 
@@ -477,7 +478,8 @@ def _become_agent(
 def _start_carrier(service: Service) -> int:
     """Start the child that carries connections of this node to the service; return its port on 127.0.0.1.
 
-    It ignores every signal that a scheduler sends to a whole step, and ends when its parent, the agent, has ended.
+    The child ignores every signal that a scheduler sends to a whole step, and ends when its parent, the agent, has
+    ended.
     """
     listening = socket.create_server(("127.0.0.1", 0), backlog=256)
     port = int(listening.getsockname()[1])
@@ -512,7 +514,7 @@ async def _carry_all(service: Service, listening: socket.socket, parent: int) ->
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Carry one direction; its end ends the connection, since HTTP closes both sides at once."""
+    """Carry one direction; the end of its data ends the connection, since HTTP closes both sides at once."""
     with contextlib.suppress(OSError):
         while data := await source.read(COPY_BYTES):
             target.write(data)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _COPY_BYTES = 1 << 20
-_MAX_LINKS_FOLLOWED = 40  # as Linux; a longer chain cannot be opened anyway
+_MAX_LINKS_FOLLOWED = 40  # Linux's own limit; it opens no longer chain
 _IMPLIED_FOLDER_MODE = 0o755
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -49,14 +49,14 @@ class GzipWriter:
 
     Args:
         sink: takes the compressed bytes, in order, from the thread that calls `write` and `close`.
-        num_threads: compressing threads; default one a CPU that this process may use, at most 8.
+        num_threads: compressing threads; by default one per CPU that this process may use, at most 8.
     """
 
     def __init__(self, sink: ByteSink, *, num_threads: int | None = None) -> None:
         threads = num_threads or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
         self._sink = sink
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gzip")
-        self._max_pending = 2 * threads  # bounds memory to a few MiB a thread
+        self._max_pending = 2 * threads  # bounds memory to a few MiB per thread
         self._pending: deque[Future[bytes]] = deque()
         self._buffer = bytearray()
         self._crc = 0

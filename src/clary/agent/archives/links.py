@@ -1,8 +1,8 @@
 """Where a symbolic link of a program's tree leads, worked out without following it blindly.
 
 Where: `trees` asks before it reads through a link. The program wrote the link inside its own view (`/opt/ml`), the
-agent reads it outside, with more rights: a link to `/etc/shadow` or to `../../..` must never be followed here. Looks go
-by folder descriptors, for a program may replace a folder on the way by a link at any moment.
+agent reads it outside, with more rights: a link to `/etc/shadow` or to `../../..` must never be followed here. Every
+lookup starts from a folder descriptor, because a program may replace a folder on the way by a link at any moment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clary.contract.ml_tree import OPT_ML
 _MAX_LINKS_FOLLOWED = 40  # as Linux
 
 Parts = tuple[str, ...]
-Mounts = Mapping[Parts, Path]  # by their place below `home`: folders that the program saw there and that lie elsewhere
+Mounts = Mapping[Parts, Path]  # by place below `home`: the folder elsewhere that the program saw at that place
 
 NO_MOUNTS: Mounts = MappingProxyType({})
 
@@ -40,7 +40,7 @@ def status_of(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> os.stat_r
     """Return the status of the entry at a place below `home` (of a link, not of its target), or None without an entry.
 
     Args: as `on_disk`.
-    Raises: OSError where something on the way is no folder.
+    Raises: OSError if an entry on the way is no folder.
     """
     start, below = on_disk(home, parts, mounts)
     try:
@@ -54,7 +54,7 @@ def link_at(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> str | None:
     """Return the text of the link at a place below `home`, or None if it is not a link.
 
     Args: as `on_disk`.
-    Raises: OSError where there is nothing, or something on the way is no folder.
+    Raises: OSError if no entry exists there, or if an entry on the way is no folder.
     """
     start, below = on_disk(home, parts, mounts)
     if not below:
@@ -75,7 +75,7 @@ def resolve_link(home: Path, folder: Parts, target: str, *, mounts: Mounts = NO_
         home: the job's `/opt/ml` as this process sees it; absolute targets below `/opt/ml` or `home` start here.
         folder: where the link lies, as parts below `home` with no link among them.
         target: text of the link.
-        mounts: what a program saw at such a place is found there, whatever lies in `home` itself.
+        mounts: folders that the program saw in place of those in `home`; they are searched instead.
     Returns: None if the link leaves `home`, leads to nothing or goes round in circles.
     """
     start = _start(home, folder, target)

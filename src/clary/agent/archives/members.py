@@ -4,7 +4,7 @@ Where: `extraction` unpacks user code through this, `agent.artifacts` merges the
 
 The standard library's `tarfile` is not used for reading: it takes a damaged header in mid-archive for the end of the
 archive, reads headers of any size into memory and follows negative sizes. This reader knows ustar, GNU long names and
-pax headers, which is what tar, Python, Go and Java write, and refuses everything else by name.
+pax headers, which is what tar, Python, Go and Java write, and refuses every other format with an error that names it.
 Source: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Interchange Format"; GNU tar manual, "Basic Tar Format".
 """
 
@@ -24,7 +24,7 @@ _GIB = 1 << 30
 _MAX_EXTENSION_BYTES = 1 << 20  # of one long name or pax header: real ones have some hundred bytes
 _MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 4096  # PATH_MAX of Linux
-_SKIP_BYTES = 1 << 20  # read at once when content is passed over
+_SKIP_BYTES = 1 << 20  # per read while content is skipped
 _MODE_BITS = 0o777  # setuid, setgid and sticky bits of an archive are never taken over
 _MAX_MTIME_S = (1 << 33) - 1  # year 2242: what tar's 12 byte field holds
 _SUM_START, _SUM_END = 148, 156
@@ -157,7 +157,7 @@ class _Archive:
         self._offset = 0  # in the unpacked stream
         self._num_members = 0
         self._left_bytes = 0  # of the current member's content, not read yet
-        self._padding_bytes = 0  # that follow the current member's content
+        self._padding_bytes = 0  # of the padding after the current member's content
         self._last_name = ""
         self._defaults: dict[str, str] = {}  # of global pax headers
         self._open()
@@ -299,7 +299,7 @@ class _Archive:
         return number == self._num_members
 
     def _mtime(self, header: bytes, extensions: Mapping[str, str]) -> int:
-        """Return the time of change; one that makes no sense is no reason to refuse a file."""
+        """Return the modification time; 0 if it cannot be read."""
         try:
             seconds = float(extensions["mtime"]) if "mtime" in extensions else self._number(header[136:148], "mtime")
             return max(0, min(int(seconds), _MAX_MTIME_S))

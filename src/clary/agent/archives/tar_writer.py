@@ -28,7 +28,7 @@ class TarWriter:
     def __init__(self, sink: ByteSink) -> None:
         self._sink = sink
         self.num_files = 0
-        self.content_bytes = 0  # of all files
+        self.content_bytes = 0  # of all files' content
         self.archive_bytes = 0
 
     def add(self, member: Member) -> None:

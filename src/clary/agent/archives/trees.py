@@ -11,8 +11,8 @@ Rules, in the order in which they apply to an entry:
   is a common way to choose a model, and the link alone would lose it.
 - Any other link (outside, dangling, in circles) is kept as it is, with a note: reading through it would let a program
   take files of this machine that it cannot see itself. `follow_links`, for stores that have no links, reads through
-  every link that it may and leaves the others out with a note.
-- What the program saw at a place of `mounts` is read from there, and what lies in its place is not looked at.
+  every link with a permitted target and leaves the other links out with a note.
+- A folder that the program saw at a place of `mounts` is read instead of the entry that lies at that place.
 - Sockets, named pipes and devices are left out with a note. Hard links are written as files of their own.
 """
 
@@ -36,8 +36,8 @@ from clary.base.beneath import Folder, open_regular
 from clary.base.errors import AgentError, Fault
 from clary.contract.ml_tree import OPT_ML
 
-_MAX_DEPTH = 200  # folders in one another
-_MAX_DETOURS = 4  # folders reached by a link from a folder reached by a link
+_MAX_DEPTH = 200  # nested folders
+_MAX_DETOURS = 4  # nested folders that were each reached by a link
 _MODE_BITS = 0o777
 
 
@@ -158,9 +158,9 @@ class _Walk:
             os.close(folder)
 
     def _root_on_disk(self) -> tuple[Parts, bool] | None:
-        """Return the source's place below home and whether it is a folder; None if there is nothing.
+        """Return the source's place below home and whether it is a folder; None if it does not exist.
 
-        Raises: AgentError if the program has put a link in its place that leads outside, or one on the way there.
+        Raises: AgentError if the program has put a link that leads outside at the place or on the way to it.
         """
         below_home = self._root.relative_to(self._home).parts
         with _read_errors_named(below_home):

@@ -1,9 +1,9 @@
 """A folder whose files reach the object store while a program writes them: tensors, TensorBoard events.
 
-Where: the supervisor starts one a folder with the program and finishes it before the host is done. Unlike checkpoints
-these files form no sets: each is stored by itself when it has changed. The end mark of a worker is stored after all
-files that were there before it, so that a reader of the store who sees the mark finds the whole training.
-The program owns the folder: no link in it or on the way to it is followed.
+Where: the supervisor starts one per folder with the program and finishes it before the host's work ends. Unlike
+checkpoints these files form no sets: each is stored by itself when it has changed. The end mark of a worker is stored
+after all files that were there before it, so that a reader of the store who sees the mark finds the whole training. The
+program owns the folder: no link in it or on the way to it is followed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from clary.contract.object_store import ObjectStore, parse_s3_uri
 
 INTERVAL_S = 3.0  # between two scans of the folder
 AGAIN_S = 30.0  # a file that grows is stored again after this time at the earliest
-# bytes/s: a growing file is stored again after its size over this at the earliest, since it is sent whole
+# bytes/s: a growing file, which is sent whole, is stored again after (its size / this) s at the earliest
 AGAIN_BYTES_PER_S = 8 * 1024 * 1024
 MOST_LOAD = 50  # the pause after a scan is at least this many times the scan's own time
-MAX_FILES = 200_000  # of one folder; further files are not stored
+MAX_FILES = 200_000  # per folder; further files are not stored
 LAST_NAMES = ("ended", "END_OF_JOB.ts")  # first part of the paths of end marks
 _MAX_KEY_BYTES = 1024  # of S3
 
@@ -93,11 +93,11 @@ class FolderMirror(Worker):
         return len(self._stored)
 
     def forget(self, names: Sequence[str]) -> None:
-        """Have files of earlier tries taken out of the store before any other is stored. Before `start`."""
+        """Have files of earlier tries deleted from the store before any file is stored; call it before `start`."""
         self._forgotten = tuple(names)
 
     def start(self) -> None:
-        """Begin."""
+        """Open the store and start the thread."""
         self._store = self._open_store()
         super().start()
 
@@ -112,11 +112,11 @@ class FolderMirror(Worker):
         super().flush()
 
     def wait_stored(self, timeout_s: float) -> bool:
-        """Wait, after `flush`, until all files are stored or never will be; return False on timeout."""
+        """Wait, after `flush`, until all files are stored or the mirror has ended; return False on timeout."""
         return self._store is None or self._settled.wait(timeout_s)
 
     def finish(self, limit_s: float) -> bool:
-        """Do a last round and end; return whether everything is stored. After `limit_s` it is broken off."""
+        """Do a last round, of at most `limit_s`, and end; return whether everything is stored."""
         if not super().finish(limit_s):
             self._error = self._error or f"it took longer than {limit_s:g} s"
         return self._is_complete
@@ -158,7 +158,7 @@ class FolderMirror(Worker):
                 logger.warning("%s of an earlier try stays in the store: %s", name, error)
 
     def _store_changed(self, *, is_quiet: bool) -> bool:
-        """Store the changed files that are due; return whether all of them are stored.
+        """Store the changed files that are due; return whether every changed file is stored.
 
         An unreadable file does not hold up the others.
         """

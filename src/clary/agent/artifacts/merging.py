@@ -1,10 +1,10 @@
 """Trees of several hosts as one, member by member, as they stream by.
 
-Rules: hosts come in the plan's order and the first one to have a path decides what it is. The same path with the same
-content from another host is dropped in silence (most hosts save the same model), with other content it is dropped
+Rules: hosts come in the plan's order, and the first host that has a path decides its content. The same path with the
+same content from another host is dropped in silence (most hosts save the same model), with other content it is dropped
 with a note that names both hosts. A path below a file or link of an earlier host counts as other content, because an
-archive that held both could not be unpacked.
-Content is compared by SHA-256, taken while the first copy passes; nothing is kept on disk.
+archive that held both could not be unpacked. Content is compared by SHA-256, taken while the first copy passes; nothing
+is kept on disk.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Merge:
                 )
 
     def _standing(self, member: Member) -> _Entry | None:
-        """Return the entry at a member's path, or the file or link above it that is in its way, or None."""
+        """Return the entry at a member's path, or the file or link above it that blocks the path, or None."""
         for depth in range(1, len(member.path)):
             above = self._entries.get(member.path[:depth])
             if above is not None and above.kind is not MemberKind.FOLDER:

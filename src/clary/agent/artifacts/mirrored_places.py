@@ -1,7 +1,7 @@
 """Paths of the folders that are mirrored while a program runs, on this machine and for the program.
 
-A LocalPath below `/opt/ml` is a folder of the host's tree. Any other lies beside the tree and is bound to its place;
-for plain processes, which see the machine's own files, the path is used unchanged.
+A LocalPath below `/opt/ml` is a folder of the host's tree. Any other LocalPath lies beside the tree and is bound to its
+place; for plain processes, which see the machine's own files, the path is used unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.contract.object_store import ObjectStore
 from clary.contract.settings.named_places import local_folder, real_folder_problem
 
 _BOUND_FOLDER = "mirrored"  # beside the host's tree
-_STORE_ATTEMPTS = 4  # they span 2 to 4 seconds; the next round tries again
+_STORE_ATTEMPTS = 4  # the attempts span 2 to 4 seconds; the next round tries again
 _STORE_TIMEOUT_S = 20.0
 
 
@@ -34,7 +34,7 @@ class MirroredPlace:
     below: tuple[str, ...]
     bind: Bind | None
     endpoint: Endpoint
-    is_shared: bool = False  # whether other hosts mirror theirs to the same prefix
+    is_shared: bool = False  # whether other hosts mirror their folders to the same prefix
 
     @property
     def path(self) -> Path:
@@ -44,7 +44,7 @@ class MirroredPlace:
     def make(self) -> None:
         """Make the folder, empty where it lies beside the tree; only safe while no program runs.
 
-        Raises: AgentError (fault USER) where it would hide or store the program's own world; OSError.
+        Raises: AgentError (fault USER) if the folder would hide or store the program's own system files; OSError.
         """
         problem = real_folder_problem(f"LocalPath of {self.plan.what}", self.plan.local_path, is_mirrored=True)
         if problem is not None:

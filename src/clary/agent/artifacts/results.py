@@ -1,6 +1,6 @@
 """`upload_results`: upload of a host's results, as its role asks.
 
-Where: the supervisor carries out an upload order with this, after the program has ended in whatever way; a job is
+Where: the supervisor carries out an upload order with this, after the program has ended, by itself or not; a job is
 Completed only after the leader's call has returned.
 
 STAGE puts the host's trees aside (see `staging`); a host without results puts nothing aside.
@@ -11,11 +11,11 @@ LEAD merges the trees of all hosts (see `merging`) into the final objects:
 An archive streams through gzip into a multipart upload without a copy on disk and is verified by the size that the
 store reports. Last of all, what was put aside is removed.
 
-[Note: repeated LEAD] An agent may be told to lead again because its report was lost. While the staged parts stand,
-doing all again gives the same objects. Once they are gone the merge must have been complete, because they are removed
-after everything was verified; that this was our removal and no accident is proved by a mark in the metadata of a
-final object, which names attempt and parts: of model.tar.gz, written after output.tar.gz; of a loose object, marked
-after all are verified. Without the mark a missing part is an error.
+[Note: repeated LEAD] An agent may get the order to lead again because its report was lost. While the staged parts
+exist, a repeated merge gives the same objects. Once they are gone the merge must have been complete, because they are
+removed after everything was verified; a mark in the metadata of a final object, which names attempt and parts, proves
+that Clary removed them: of model.tar.gz, written after output.tar.gz; of a loose object, marked after all are verified.
+Without the mark a missing part is an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore, parse_s3_uri
 
 _MARK = "clary-upload"
-_MAX_MARK_LOOKUPS = 100  # loose objects asked for the mark; it is on the first one of this attempt
+_MAX_MARK_LOOKUPS = 100  # loose objects whose mark is read; the first object of this attempt has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +74,10 @@ def upload_results(
         host: name of this host in the plan.
         tree: this host's `/opt/ml` as this process sees it; the program has ended.
         staged: with LEAD, what the other hosts have put aside.
-        mounts: what the program saw in `tree` and does not lie there; links in results may lead to it.
+        mounts: folders that the program saw in `tree` and that lie elsewhere; links in results may lead to them.
         omits_empty_model: with LEAD, whether no archive is written where no host has a model.
-    Raises: AgentError, ObjectStoreError naming what could not be read or written. Whatever was not verified counts
-        as not written; parts that were put aside then still stand.
+    Raises: AgentError, ObjectStoreError naming what could not be read or written. An object that was not verified
+        counts as not written; parts that were put aside then still exist.
     """
     if role is UploadRole.STAGE:
         return _stage(plan, host=host, tree=tree, store=store, mounts=mounts)

@@ -14,13 +14,13 @@ from clary.base.errors import AgentError
 from clary.contract.object_store import ObjectStore, S3Uri
 
 _MAX_SINGLE_BYTES = 16 << 20  # larger files are streamed in parts
-_NUM_PARALLEL = 8  # small files under way at once
+_NUM_PARALLEL = 8  # small files in upload at once
 _MAX_MARKED_BYTES = 5 * 10**9  # S3 copies no larger object in one request
 _READ_BYTES = 1 << 20
 
 
 class Sink(Protocol):
-    """Takes members; nothing counts before `finish` has returned."""
+    """Takes members; no member counts as stored before `finish` has returned."""
 
     def add(self, member: Member) -> None:
         """Take one member, its content whole before this returns."""
@@ -29,7 +29,7 @@ class Sink(Protocol):
         """Complete and verify everything. Raises: AgentError, ObjectStoreError if anything is missing."""
 
     def abort(self) -> None:
-        """Drop incomplete objects and end threads; harmless after `finish`."""
+        """Drop incomplete objects and end threads; does nothing after `finish`."""
 
 
 class ArchiveSink:
@@ -60,7 +60,7 @@ class ArchiveSink:
 
 
 class LooseSink:
-    """One object a file, below a prefix that ends in a slash; S3 has neither empty folders nor links."""
+    """One object per file, below a prefix that ends in a slash; S3 has neither empty folders nor links."""
 
     def __init__(self, store: ObjectStore, prefix: S3Uri, *, notes: NoteBook) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""One host's results put aside in the store, and taken from there by the leader.
+"""One host's results put aside in the store, from which the leader takes them.
 
 Where: hosts other than the leader write `<output>/.clary-staging/<attempt>/<host>-<kind>.tar` beside the final
 objects, in the user's own bucket, which is the one place that both hosts can reach. The archives are plain tar:
@@ -7,7 +7,7 @@ packing twice would cost more than the bytes on the cluster's own network.
 Two kinds of results:
 - `model`: what `/opt/ml/model` holds.
 - `output`: what `/opt/ml/output/data` holds, and the program's failure file as `failure` beside it, because
-  FailureReason keeps only the first 1024 characters of it.
+  FailureReason keeps only the file's first 1024 characters.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _has_failure(tree: MlTree) -> bool:
     try:
         with Folder.at(tree.root) as top:
             status = top.status(tree.failure.relative_to(tree.root).as_posix())
-    except OSError:  # nothing, or no folder on the way, which whoever reads the data beside it is told
+    except OSError:  # no file; or no folder on the way, which reading the data beside it reports
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
@@ -95,7 +95,7 @@ def stage_results(
     Args:
         kind: of the results.
         plan: of the attempt.
-        host: its name, part of the archive's.
+        host: name of the host; part of the archive's name.
         tree: of the host, as the agent sees it.
         store: where the job's output goes.
         notes: called for entries that are not archived as they are.
@@ -157,12 +157,12 @@ def remove_staging(plan: LaunchPlan, *, store: ObjectStore) -> None:
 
 
 def require_stored(store: ObjectStore, uri: S3Uri, *, size_bytes: int) -> None:
-    """Ask the store for an object that was just written. Raises: AgentError if it is not there in full.
+    """Ask the store for an object that was just written. Raises: AgentError if it is missing or incomplete.
 
     Args:
-        store: that it was written to.
+        store: the store that it was written to.
         uri: of the object.
-        size_bytes: that were written.
+        size_bytes: number of bytes that were written.
     """
     facts = store.head(uri.bucket, uri.key)
     if facts is None or facts.size_bytes != size_bytes:

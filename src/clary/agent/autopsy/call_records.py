@@ -1,6 +1,6 @@
 """Last collectives of a host's processes, killed ones included, from the records that they leave.
 
-Where: `host_dump`. Programs write these files and may write anything: what is no record is left out.
+Where: `host_dump`. Programs write these files and may write anything: a file that is no record is left out.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from clary.contract.collective_records import (
 )
 from clary.contract.stack_dumps import CollectiveCall, CollectiveGroup, LeftCalls
 
-MAX_FILES = 1024  # read: the folder is the program's
-_MAX_NAMES = 10_000  # looked at
+MAX_FILES = 1024  # read at most: the program can fill the folder
+_MAX_NAMES = 10_000  # listed at most
 _NS_PER_S = 1e9
-_DIGITS = 4  # of seconds
+_DIGITS = 4  # after the point of seconds
 
 
 def read_records(home: Path, roots: Sequence[str] = ("",), *, below: Sequence[str] = ()) -> list[CallRecord]:
@@ -58,7 +58,7 @@ def _read_linked(folder: Folder, name: str, roots: Sequence[str]) -> CallRecord 
     if not is_memory_path(target):
         return None
     for root in roots:
-        # The program owns what lies below its root: a link there would lead into this process's own.
+        # The program owns all files below its root: a link there would lead into this process's own root.
         home, below = (root, target.lstrip("/")) if root else os.path.split(target)
         with contextlib.suppress(OSError), Folder.at(home) as top:
             if (record := _read(top, below)) is not None:
@@ -69,11 +69,11 @@ def _read_linked(folder: Folder, name: str, roots: Sequence[str]) -> CallRecord 
 def match(
     records: Iterable[CallRecord], processes: Mapping[int, int], ranks: Mapping[int, int]
 ) -> tuple[dict[int, CallRecord], list[CallRecord]]:
-    """Return the record of each process, and of each rank that has no process the newest that is left. Pure.
+    """Return the record of each process, and the newest record left by each rank without a process. Pure.
 
     Args:
-        processes: number by which a process knows itself, by the machine's number.
-        ranks: of processes.
+        processes: number of each process on the machine -> the number by which it knows itself.
+        ranks: number of a process on the machine -> its rank.
     """
     left: dict[int, CallRecord] = {}
     by_own_number: dict[int, list[CallRecord]] = {}
@@ -83,7 +83,7 @@ def match(
             left[record.rank] = record
     found: dict[int, CallRecord] = {}
     for pid, own_number in processes.items():
-        # A number comes again: of several records the one with the process's rank is its own, else the newest.
+        # Processes reuse numbers: a record with the process's rank is its own; among several the newest is.
         fitting = by_own_number.get(own_number, [])
         fitting = [record for record in fitting if ranks.get(pid) in (None, record.rank)]
         if fitting:
@@ -93,7 +93,7 @@ def match(
 
 
 def own_number(pid: int) -> int:
-    """Return the number by which a process knows itself; its number on the machine where that is not told."""
+    """Return the number by which a process knows itself; its number on the machine if the kernel does not show it."""
     for line in process_state.read(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"NSpid:"):
             return int(line.split()[-1])
@@ -104,7 +104,7 @@ def groups_of(record: CallRecord, now_ns: int) -> tuple[CollectiveGroup, ...]:
     """Return the groups of a record, the most recently used first. Pure.
 
     Args:
-        now_ns: of the clock that rows have.
+        now_ns: present time, by the clock of the rows.
     """
     used = sorted(record.groups, key=lambda group: -_newest_of(group))
     return tuple(

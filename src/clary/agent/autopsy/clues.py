@@ -1,8 +1,8 @@
 """Clues to a failure that the processes left themselves, gathered when the program has ended.
 
 Where: `wiring` reads the records that ranks leave (`launchers.shims.clary_rank`), `error_scanner` finds tracebacks in
-output for processes that leave none; `program_end` brings both together. What they mean is decided by the service.
-Records are the program's to write, so that nothing about them is trusted but their place and size.
+output for processes that leave none; `program_end` brings both together. The service decides what they mean. The
+program can write these records, so only their place and size are trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_records(root: Path, parts: Sequence[str]) -> tuple[Clue, ...]:
 
     Args:
         root: folder that the program may write to.
-        parts: names that lead to the records; no link is followed, whichever of them it takes the place of.
+        parts: names of the folders that lead to the records; a link in place of one of them is not followed.
     """
     names = sorted(name for name in names_in(root, parts) if name.endswith(".json"))[:MAX_RECORDS]
     found = (_parse(read_start(root, (*parts, name), max_bytes=MAX_RECORD_BYTES)) for name in names)
@@ -34,7 +34,7 @@ def read_records(root: Path, parts: Sequence[str]) -> tuple[Clue, ...]:
 
 
 def merge(records: Iterable[Clue], scanned: Iterable[Clue]) -> tuple[Clue, ...]:
-    """Return the earliest clue of each rank; a record counts more than a line of output."""
+    """Return the earliest clue of each rank; a record takes precedence over a line of output."""
     by_rank: dict[int | None, Clue] = {}
     for clue in sorted(scanned, key=lambda clue: clue.at):
         by_rank.setdefault(clue.rank, clue)
@@ -46,7 +46,7 @@ def merge(records: Iterable[Clue], scanned: Iterable[Clue]) -> tuple[Clue, ...]:
 
 
 def bounded(clues: Iterable[Clue], *, begin: datetime, end: datetime) -> tuple[Clue, ...]:
-    """Return clues whose times lie where those of a program can that ran from `begin` to `end`."""
+    """Return the clues, with their times limited to those of a program that ran from `begin` to `end`."""
     return tuple(replace(clue, at=min(max(clue.at, begin), end)) for clue in clues)
 
 

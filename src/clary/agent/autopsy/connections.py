@@ -60,18 +60,18 @@ def parse_connections(lines: Iterable[str]) -> dict[int, SocketState]:
             peer=_address(fields[2]),
             state=_STATES.get(state, str(state)),
             unsent_bytes=unsent,
-            unread_bytes=unread,  # of a listener: connections that nobody has accepted
+            unread_bytes=unread,  # of a listener: connections that are not accepted yet
             num_retransmits=int(fields[6], 16),
         )
     return found
 
 
 def sockets_of(pid: int, connections: dict[int, SocketState]) -> tuple[SocketState, ...]:
-    """Return those connections that a process has open, the troubled first."""
+    """Return the connections that a process has open, troubled ones first."""
     inodes = set()
     try:
         names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # it has ended, or may not be looked at
+    except OSError:  # the process has ended, or access is denied
         return ()
     for name in names:
         try:
@@ -86,7 +86,7 @@ def sockets_of(pid: int, connections: dict[int, SocketState]) -> tuple[SocketSta
 
 
 def addresses_in(connections: Iterable[SocketState]) -> set[str]:
-    """Return the addresses of a network's own sockets, without addresses that every host has."""
+    """Return the local addresses of a network's sockets, without addresses that every host has."""
     found = {item.local.rpartition(":")[0].strip("[]") for item in connections}
     parsed = {address: ipaddress.ip_address(address) for address in found}
     return {address for address, value in parsed.items() if not (value.is_loopback or value.is_unspecified)}

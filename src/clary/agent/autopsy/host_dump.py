@@ -1,6 +1,6 @@
 """All processes of one host's program at one moment.
 
-Where: `autopsy.stack_dumps` takes one when the service asks for it, and when the program gets nowhere.
+Where: `autopsy.stack_dumps` takes one when the service asks for it, and when the program makes no progress.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, Soc
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
 LIMIT_S = 20.0  # for the stacks of a host; processes not reached by then have no stacks
-WATCHED_S = 0.7  # a running process waits for many things in this time, a blocked one for nothing
+WATCHED_S = 0.7  # in this time a running process waits many times, a blocked process never
 _NUM_READERS = 4
-_NUM_ROOTS = 3  # processes by whose view of files records are sought: one may end meanwhile
-_TRY_S = 6.0  # for py-spy, each time
+_NUM_ROOTS = 3  # processes whose /proc/PID/root is searched for records: one may end meanwhile
+_TRY_S = 6.0  # per run of py-spy
 _RANK = b"RANK="
 
 
@@ -47,22 +47,22 @@ def dump_host(
     Args:
         first_pid: as the machine numbers it.
         number: of the request.
-        reason: why it is taken.
+        reason: why the dump is taken.
         host: name of the host.
         addresses: of the host.
-        ranks: process -> rank, of those that the agent has started itself.
+        ranks: process -> rank, of processes that the agent itself has started as ranks.
         now: time of day.
         ml_folder: `/opt/ml`, in which ranks leave their last collectives; None reads none.
-        is_ending: whether nobody wants it any more: no further process is looked at then.
+        is_ending: whether the dump is no longer needed; no further process is looked at then.
     """
     entries = live_descendants(first_pid)
     known = with_ranks(entries, ranks, {pid: _rank_in_environment(pid) for pid in entries})
-    # Ranks first: they are what time and room are for.
+    # Ranks first: time and room may not suffice for every process.
     order = sorted(entries, key=lambda pid: (known.get(pid) is None, pid))[:MAX_PROCESSES]
     begin = {pid: _Counters.of(pid) for pid in entries}
-    time.sleep(WATCHED_S)  # before any stack is read: a pause counts as a wait
+    time.sleep(WATCHED_S)  # before any stack is read: py-spy's pause would count as a wait
     own = {pid: _Counters.of(pid).since(before) for pid, before in begin.items()}
-    # Its first process may stand outside of what the program sees.
+    # The first process may see other files than the program does.
     roots = [f"/proc/{pid}/root" for pid in (*order[:_NUM_ROOTS], first_pid)]
     records = read_records(ml_folder, roots, below=STEPS_FOLDER) if ml_folder is not None else []
     now_ns = time.monotonic_ns()
@@ -100,8 +100,8 @@ def with_ranks(
 ) -> dict[int, int]:
     """Return process -> rank. Pure.
 
-    What a launcher has started is known by its environment, and what such a process starts has the same: of those with
-    one rank, the topmost is it.
+    RANK in its environment shows a process that a launcher has started. Its children inherit the variable: of several
+    processes with one rank, the topmost is the rank.
 
     Args:
         entries: the processes of the host.
@@ -118,7 +118,7 @@ def with_ranks(
 
 
 def below(pid: int, entries: Mapping[int, ProcessEntry]) -> list[int]:
-    """Return the processes below one. Pure."""
+    """Return the descendants of a process. Pure."""
     found = [child for child, entry in entries.items() if entry.parent == pid]
     return found + [grandchild for child in found for grandchild in below(child, entries)]
 
@@ -160,7 +160,7 @@ class _Used(NamedTuple):
     runnable_s: float  # of the thread that ran, or waited for a processor, the longest
 
     def with_all(self, others: Iterable[_Used]) -> _Used:
-        """Return the sum of processor time and bytes with those of others, and the busiest thread's time."""
+        """Return the counters plus other processes' processor time and bytes, and the busiest thread's time."""
         kept = list(others)
         return _Used(
             self.num_waits,

@@ -11,7 +11,7 @@ import os
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _UTIME_FIELD, _STIME_FIELD = 11, 12  # behind the command's closing bracket
 _NS_PER_S = 1e9
-_MAX_COMMAND_CHARACTERS = 60  # what comes later may be a secret, and no line has room for it
+_MAX_COMMAND_CHARACTERS = 60  # later arguments may be secrets, and a line has no room for them
 
 
 def read(path: str) -> bytes:
@@ -30,7 +30,7 @@ def cpu_s(pid: int) -> float:
 
 
 def runnable_s(pid: int) -> dict[int, float]:
-    """Return thread -> how long it has run or waited for a processor; nothing where the kernel does not count it."""
+    """Return thread -> seconds that it has run or waited for a processor; empty if the kernel does not count them."""
     found = {}
     for thread in _threads(pid):
         fields = read(f"/proc/{pid}/task/{thread}/schedstat").split()
@@ -57,7 +57,7 @@ def bytes_moved(pid: int) -> int:
 
 
 def thread_states(pid: int) -> str:
-    """Return the state of each thread of a process, a letter each."""
+    """Return the states of a process's threads, one letter per thread."""
     stats = (read(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split() for thread in _threads(pid))
     return "".join(fields[0].decode("ascii", "replace") for fields in stats if fields)
 
@@ -71,7 +71,7 @@ def num_waits(pid: int) -> int:
 
 
 def wait_channel(pid: int) -> str:
-    """Return the function of the kernel in which a process's main thread sleeps; empty if it does not."""
+    """Return the function of the kernel in which a process's main thread sleeps; empty if it does not sleep."""
     channel = read(f"/proc/{pid}/wchan").decode("ascii", "replace").strip()
     return "" if channel == "0" else channel
 

@@ -1,13 +1,14 @@
 """Verdict on whether a program makes progress, judged by counters seen from outside. Pure.
 
 Where: `progress_watch` takes a reading every few seconds and asks. Nothing is known of steps or epochs here, so a
-program counts as alive while it prints, reads, writes or sends anything. One that does none of it is
+program counts as alive while it prints, reads, writes or sends anything. A program that does none of these is
 
-    idle      and uses no processor either: it waits for something that does not come. Ranks of a gang do, when one of
+    idle      and uses no processor either: it waits for an event that does not come. Ranks of a gang do so when one of
               them has stopped, skipped a collective, or lost its link.
     spinning  while it uses the processor: it compiles or computes for long, or waits in a loop that never sleeps. Only
-              time can tell, so it gets much more of it. Who waits for a GPU spins too, and so do ranks that wait for
-              each other there, until NCCL gives up after ten minutes: hosts with GPUs are looked at before that.
+              time can tell, so a spinning program gets a much longer limit. A process that waits for a GPU spins too,
+              and so do ranks that wait for each other there, until NCCL gives up after ten minutes: hosts with GPUs are
+              checked before that.
 
 A long checkpoint writes, a slow first step computes, an evaluation prints or computes: none of them is idle.
 """
@@ -37,15 +38,15 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Standstill:
-    """A program that gets nowhere."""
+    """A program that makes no progress."""
 
     kind: str  # idle or spinning
-    seconds: float  # since it was last seen to do something
+    seconds: float  # since it last printed, read, wrote or sent anything
     cpu_s: float  # processor time since then
 
 
 def judge(readings: Sequence[Reading], *, limit_s: float) -> Standstill | None:
-    """Return the standstill of a program, or None while it may well be fine.
+    """Return the standstill of a program, or None while it may still make progress.
 
     Args:
         readings: oldest first.
@@ -75,12 +76,12 @@ def quiet_s(readings: Sequence[Reading]) -> float:
 
 
 def horizon_s(limit_s: float) -> float:
-    """Return how far back readings are looked at."""
+    """Return the age in seconds of the oldest reading that counts."""
     return limit_s * SPINNING_FACTOR
 
 
 def _is_quiet(reading: Reading, last: Reading) -> bool:
-    """Whether nothing was to be seen from a reading to the last one; a counter that fell is of a process that ended."""
+    """Whether the program showed no activity from a reading to the last one; a counter that fell is activity."""
     moved = (last.io_bytes - reading.io_bytes) + (last.network_bytes - reading.network_bytes)
     allowed = MOVED_BYTES + MOVED_BYTES_PER_S * (last.at_s - reading.at_s)
     return last.num_outputs == reading.num_outputs and 0 <= moved < allowed and last.cpu_s >= reading.cpu_s

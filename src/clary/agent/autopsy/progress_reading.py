@@ -1,7 +1,7 @@
 """Progress of a program, and the waits of its processes, read from /proc.
 
-Where: `progress_watch`. Counters are summed over the live processes below the host's first one; what belongs to one
-that has ended is missing from then on, which the policy takes for a movement.
+Where: `progress_watch`. Counters are summed over the live processes below the host's first one; counters of an ended
+process are missing from then on, which the policy takes for activity.
 Source: proc(5): /proc/PID/net/dev; the rest in `autopsy.process_state`.
 """
 
@@ -51,7 +51,7 @@ def _waits_in(pid: int) -> str:
 
 
 def _network_bytes(pid: int) -> int:
-    """Return the bytes moved by interfaces but loopback: the host's own, or else the machine's."""
+    """Return the bytes moved by all interfaces except loopback: those of the host, or else of the machine."""
     total = 0
     for line in process_state.read(f"/proc/{pid}/net/dev").splitlines():
         name, colon, numbers = line.partition(b":")

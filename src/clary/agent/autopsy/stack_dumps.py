@@ -1,7 +1,7 @@
-"""Dumps of a host's processes, when the service asks for one and when the program gets nowhere.
+"""Dumps of a host's processes, when the service asks for one and when the program makes no progress.
 
-Where: `supervisor` passes on what a receipt asks for, `program_companions` say what runs, `hang_alarm` has one taken
-before a program that hangs is ended. A dump is taken on a thread of its own, one at a time.
+Where: `supervisor` passes on what a receipt asks for, `program_companions` set the program that runs, `hang_alarm` has
+one taken before a program that hangs is ended. A dump is taken on a thread of its own, one at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from clary.contract.launch_plan import HostPlan
 from clary.contract.stack_dumps import HostDump
 
 _JOIN_S = 2.0
-UNASKED = 0  # number of a dump that the watch takes by itself
-_SEND_S = 20.0  # for a service that is away; a dump is worth little later, and the next is asked for
+UNASKED = 0  # number of a dump that the agent takes without a request
+_SEND_S = 20.0  # while the service is unreachable; a later dump is worth little, and the service asks for the next one
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class StackDumps(Companion):
         self._ml_folder = ml_folder
 
     def ended(self) -> None:
-        """Have dumps say that nothing runs any more."""
+        """Have dumps report that no program runs any more."""
         self._first_pid = None
 
     def ask(self, number: int, reason: str) -> None:
-        """Take a dump for request `number` and send it; each number once. Returns at once."""
+        """Take a dump for request `number` and send it, once per number; returns at once."""
         if number > self._newest and not self._ending.is_set():
             self._newest = number
             self._start(number, reason)
@@ -73,13 +73,13 @@ class StackDumps(Companion):
         """Look at no further process, send nothing more, and wait for the dumps under way; returns True.
 
         Args:
-            timeout_s: longest wait; more than `_JOIN_S` counts as that.
+            timeout_s: longest wait; at most `_JOIN_S`.
         """
         self._ending.set()
         end_s = time.monotonic() + min(timeout_s, _JOIN_S)
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
-        return True  # a look that hangs in the kernel ends with the process
+        return True  # a reading that hangs in the kernel ends with the process
 
     def _start(self, number: int, reason: str) -> threading.Event:
         is_over = threading.Event()
@@ -147,7 +147,7 @@ class StackDumps(Companion):
 
 
 def shortened(dump: HostDump) -> HostDump:
-    """Return the dump with ranks and their main threads alone; without any process if it was that already. Pure."""
+    """Return the dump with ranks and their main threads alone; if they were alone already, with no process. Pure."""
     ranks = [process for process in dump.processes if process.rank is not None]
     kept = tuple(
         replace(

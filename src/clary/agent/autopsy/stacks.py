@@ -19,14 +19,14 @@ from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame, ThreadSta
 _NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in a call of the kernel that nothing interrupts: a pause would not end
 _NO_PYTHON = "Failed to find python version from target process"  # py-spy's words
 _MAX_CHARACTERS = 300  # of a name
-_INTERPRETER = ("libpython", "python3")  # files whose calls say nothing that the calls of Python do not
+_INTERPRETER = ("libpython", "python3")  # files whose calls add nothing to the calls of Python
 _STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # what starts a rank's script: outermost, of no interest
-_OURS = "/clary/train/"  # of the folder that jobs get; py-spy shortens it by the folder's name
-_MEASURING = ("clary/train/steps/", "clary/train/profiling/")  # stand around torch's calls and do nothing of their own
+_OURS = "/clary/train/"  # in the folder that jobs get; py-spy cuts the path off before it
+_MEASURING = ("clary/train/steps/", "clary/train/profiling/")  # wrappers around torch's calls
 
 
 def find_py_spy() -> str | None:
-    """Return the path of py-spy: of this Python environment, else of PATH; None if it is nowhere."""
+    """Return the path of py-spy: of this Python environment, else of PATH; None if it is not installed."""
     own = Path(sysconfig.get_path("scripts")) / "py-spy"
     return str(own) if own.is_file() else shutil.which("py-spy")
 
@@ -34,13 +34,14 @@ def find_py_spy() -> str | None:
 def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple[ThreadStack, ...], str]:
     """Return the stacks of a process's threads with an empty text, or no stacks with the reason.
 
-    Unwinding native code does not work in every process; what Python has called is read without it, then. A process
-    of which one thread cannot be paused is not paused at all: py-spy would hold the others until that one comes back.
+    Unwinding native code does not work in every process; where it fails, the calls of Python alone are read. A process
+    with a thread that cannot be paused is not paused at all: py-spy would hold its other threads until that thread
+    comes back.
 
     Args:
         pid: as the machine numbers it.
         program: path of py-spy; None says that it is missing.
-        limit_s: for one try; there are three at most.
+        limit_s: for one run of py-spy; at most three are made.
     """
     if program is None:
         return (), "py-spy is not installed beside the agent: pip install py-spy"
@@ -59,7 +60,7 @@ def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple
             )
         except subprocess.TimeoutExpired:
             why = f"py-spy did not come back within {limit_s:g} s"
-            ways = ways[-1:]  # without a pause, then
+            ways = ways[-1:]  # next without a pause
             continue
         except OSError as error:
             return (), f"py-spy could not be run: {error}"

@@ -5,7 +5,7 @@ Where: an agent fetches each channel through this while it prepares its host (se
 `CompressionType: Gzip`: every object is unpacked on its way and a final `.gz` leaves its name (`.tgz` becomes `.tar`),
 so that names still fit the content. SageMaker documents the setting for Pipe mode only.
 `InputMode: FastFile` is fetched like File; the service warns of it when the job is created.
-`InputMode: Pipe` fetches nothing here: the objects are found and counted, `PipeFeeder` feeds them.
+`InputMode: Pipe` fetches nothing here: `fetch_channel` finds and counts the objects, `PipeFeeder` feeds them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pipe channels: objects of the channel as one stream an epoch, through named pipes.
+"""Pipe channels: objects of the channel as one stream per epoch, through named pipes.
 
-Where: the supervisor starts one `PipeFeeder` a Pipe channel before the program and stops it after the program.
+Where: the supervisor starts one `PipeFeeder` per Pipe channel before the program and stops it after the program.
 
 Protocol of SageMaker: epoch 0 is read from `<data>/<channel>_0`; when the program has closed it, at its end or
 earlier, `<data>/<channel>_1` appears, and so on without end. The pipe of a finished epoch is removed, so that a
@@ -12,7 +12,7 @@ An object that cannot be read must not look like the end of the data: the pipe t
 and `failure` (and the callback) tell the supervisor, which ends the program.
 
 The program owns the folder of the pipes and may put a link, a file or another folder in the place of any of them. So
-the folder is held open from `start` on, and a pipe is opened only where it is one: anything else ends the feeding.
+the folder is held open from `start` on, and only a named pipe is opened: any other entry in its place ends the feeding.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from clary.contract.launch_plan import Channel
 from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore
 
-_POLL_S = 0.02  # until a stop is noticed, and until a reader that opened a pipe gets its first byte
+_POLL_S = 0.02  # at most until a stop is noticed, and until a reader that opened a pipe gets its first byte
 _PIPE_MODE = 0o644  # the program may run as another user
-_PIPE_BYTES = 1 << 20  # Linux lets any user have this much
+_PIPE_BYTES = 1 << 20  # the size that Linux grants every user
 _READ_BYTES = 1 << 18
 _SPOOL_MEMORY_BYTES = 64 << 20  # of an unpacked object whose size must be known before it is sent
-# What opening or making a pipe says where the program has put something else, or nothing, in its place.
+# Errors of opening or making a pipe after the program has removed it or put another entry in its place.
 _REPLACED = (errno.ELOOP, errno.EPERM, errno.EISDIR, errno.ENOENT, errno.EEXIST)
-_STOP_TIMEOUT_S = 90.0  # a read from the store may last this long before it notices
+_STOP_TIMEOUT_S = 90.0  # a read from the store may last this long before it notices the stop
 
 
 class PipeFeeder:
@@ -76,7 +76,7 @@ class PipeFeeder:
         self._thread = threading.Thread(target=self._run, name=f"pipe-{channel.name}", daemon=True)
         self._selection: Selection | None = None
         self.failure: ClaryError | None = None
-        self.num_epochs = 0  # finished ones, closed early or read to the end
+        self.num_epochs = 0  # finished epochs, closed early or read to the end
 
     def start(self) -> None:
         """Find the objects, make the first pipe and begin to feed.
@@ -91,7 +91,7 @@ class PipeFeeder:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the feeding and take the pipes away; harmless when repeated."""
+        """End the feeding and remove the pipe; a second call does nothing."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)
@@ -158,7 +158,7 @@ class PipeFeeder:
                 yield data
 
     def _record(self, item: ChannelObject) -> Iterator[bytes]:
-        """Yield an object as one record; its size comes first, so it is held back until it is known."""
+        """Yield an object as one record; the size comes first, so the content is buffered until its size is known."""
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL_MEMORY_BYTES) as spool:
             size_bytes = 0
             for data in self._content(item):
@@ -186,7 +186,7 @@ class PipeFeeder:
 
     def _make_pipe(self, epoch: int) -> None:
         folder, name = self._opened_folder(), self._name(epoch)
-        folder.remove(name, missing_ok=True)  # of an agent before this one
+        folder.remove(name, missing_ok=True)  # an earlier agent's pipe
         folder.make_fifo(name, mode=_PIPE_MODE)
 
     def _open(self, epoch: int) -> int | None:
@@ -199,7 +199,7 @@ class PipeFeeder:
                     raise
                 self._stop.wait(_POLL_S)
                 continue
-            with contextlib.suppress(OSError):  # only speed
+            with contextlib.suppress(OSError):  # a larger pipe only adds speed
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             return pipe
         return None

@@ -3,7 +3,7 @@
 Rules for `S3Prefix`, as the SageMaker SDK's local mode has them (contract 3.1):
 - If the URI is the key of an object, the channel is that object alone, under its base name.
 - Else it is every object whose key starts with the URI's key, under what follows it. `s3://b/input/code` and
-  `s3://b/input/code/` give the same names for what lies in that folder; the form without the slash also takes
+  `s3://b/input/code/` give the same names to objects in that folder; the form without the slash also takes
   `input/code-old/x` (as `-old/x`), as SageMaker does, and a note says so.
 - Keys that end in a slash are folders: made, not counted, not sharded.
 `ManifestFile`: a JSON array `[{"prefix": "s3://bucket/some/"}, "relative/key", ...]`; each entry is appended to the
@@ -36,7 +36,7 @@ class ChannelObject:
     bucket: str
     key: str
     path: tuple[str, ...]  # below the channel's folder; empty for pipes
-    size_bytes: int | None  # None where only the object itself knows (manifests)
+    size_bytes: int | None  # None if unknown (manifests)
     etag: str = ""  # with its quotes; empty where size_bytes is None
 
 
@@ -51,8 +51,8 @@ class Selection:
     def shard(self, channel: Channel, *, host_index: int, num_hosts: int, epoch: int = 0) -> tuple[ChannelObject, ...]:
         """Return the objects of one host in one epoch.
 
-        With a shuffle seed the objects of all hosts are shuffled before they are shared out, so that a host gets
-        others in another epoch; every host computes the same order.
+        With a shuffle seed the objects of all hosts are shuffled before they are shared out, so that a host gets other
+        objects in another epoch; every host computes the same order.
 
         Args:
             host_index: 0 for the first of the `num_hosts` hosts that get the channel.
@@ -67,7 +67,7 @@ class Selection:
 
 
 class ManifestSource(Protocol):
-    """The place where manifests are read: the object store, or this machine's cache of it."""
+    """The place where manifests are read: the object store, or this machine's cache."""
 
     def open_reader(self, bucket: str, key: str) -> BinaryIO:
         """Open an object as a stream. Raises: ObjectStoreError."""
@@ -170,7 +170,7 @@ def _manifest_object(base: S3Uri, entry: Any, *, channel: Channel, where: str) -
 
 
 def _file_path(relative_key: str, *, key: str, channel: Channel) -> tuple[str, ...]:
-    """Return where an object lies below the channel's folder; objects of pipes lie nowhere, so any key will do."""
+    """Return where an object lies below the channel's folder; empty for a pipe, where any key is allowed."""
     if channel.input_mode is InputMode.PIPE:
         return ()
     return checked_parts(relative_key, key=key, channel=channel.name)

@@ -1,4 +1,4 @@
-"""`CompressionType: Gzip`: objects unpacked on their way, and the names that are left.
+"""`CompressionType: Gzip`: objects unpacked on their way, and their names afterwards.
 
 Where: channels that are files and channels that are pipes read packed objects through this.
 """
@@ -35,7 +35,7 @@ def with_unpacked_names(
         objects: of one host.
         selection: of the channel; no object may take the place of one of its folders.
         channel: for messages.
-    Raises: AgentError (fault USER) if two of them meet in one file then.
+    Raises: AgentError (fault USER) if two objects get the same path.
     """
     renamed = tuple(replace(item, path=(*item.path[:-1], _unpacked_name(item.path[-1]))) for item in objects)
     require_distinct(((item.path, item.key) for item in renamed), selection.folders, channel=channel.name)

@@ -1,16 +1,15 @@
 """Choice of the files in the checkpoint folder that may join a set now, and reasons why others wait. Pure.
 
 [Note: whole files] A file is whole if there is evidence (`evidence`) and it has not changed for a moment: then it is at
-rest. If another file replaces it before that moment is over, the replaced file can still be at rest: it is kept
-open, and has rested if it is the same at the end of the moment and gone from every name
-(`held_files`). A file that only grows is never taken as it is: a log cannot be distinguished from a checkpoint that is
-being written.
+rest. If another file replaces it before that moment has passed, the replaced file can still be at rest: it is kept
+open, and has rested if it is unchanged at the end of the moment and has no name left (`held_files`). A file that only
+grows is never taken as it is: a log cannot be distinguished from a checkpoint that is being written.
 
-[Note: files that belong together] A group is taken whole, once all of it is at rest but for noise. Of noise each whole
-file is taken by itself. A file that was replaced together with others is taken only while those are unchanged since
-they were taken, so that no set mixes files of two saves. If a group has waited for too long, each whole file is
-taken by itself, unless a file of the group is known to be unfinished, or is new and not known to be whole. Files
-that are not taken with their group are named (`left_out`), except logs, because a set without them may be
+[Note: files that belong together] A group is taken whole once all its files except noise are at rest. Each whole file
+of the noise is taken by itself. A file that was replaced together with other files is taken only while those files are
+unchanged since they were taken, so that no set mixes files of two saves. If a group has waited for too long, each whole
+file is taken by itself, unless a file of the group is known to be unfinished, or is new and not known to be whole.
+Files that are not taken with their group are named (`left_out`), except logs, because a set without them may be
 incomplete.
 """
 
@@ -35,7 +34,7 @@ class Choice:
     whole: frozenset[str] = frozenset()  # groups
     noise: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths of noise
     single: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths
-    replaced: Mapping[str, FileFacts] = field(default_factory=dict)  # path -> the whole file that was there
+    replaced: Mapping[str, FileFacts] = field(default_factory=dict)  # path -> the whole file that had this path
     left_out: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group that is taken -> paths that it lacks
     waiting: Mapping[str, str] = field(default_factory=dict)  # group -> reason of its wait, in words
     unfinished: Mapping[str, Mapping[str, Decision]] = field(
@@ -109,7 +108,7 @@ def choose(
 
 
 def to_hold(sights: Mapping[str, Sight], *, now_s: float, pace: Pace) -> list[str]:
-    """Return the files that may be replaced before they have rested, those first that have always changed alone.
+    """Return the files that may be replaced before they have rested; files that always changed alone come first.
 
     A file that has changed for the first time, or together with others, is not returned, since it usually comes to
     rest.
@@ -117,7 +116,7 @@ def to_hold(sights: Mapping[str, Sight], *, now_s: float, pace: Pace) -> list[st
     Args:
         sights: group -> its sight after the last look.
         now_s: monotonic time of that look.
-        pace: tells how long a file has to rest.
+        pace: how long a file has to rest.
     """
     busy = [
         (not file.changes_alone, path)

@@ -1,6 +1,6 @@
 """The checkpoint folder as the agent opens it: part by part, no link followed.
 
-The program owns what lies in it and may put a link anywhere at any moment; the agent has more rights than it.
+The program owns the folder's content and may put a link anywhere at any moment; the agent has more rights than it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CheckpointFolder:
         self.inside = inside or str(self.path)
 
     def make(self) -> None:
-        """Make the folder; harmless when repeated. Raises: OSError, also where a link has taken its place."""
+        """Make the folder if it is missing. Raises: OSError, also if a link has taken its place."""
         with Folder.at(self._home, create=True) as home:
             home.folder(self._way, create=True).close()
 

@@ -1,7 +1,7 @@
 """Groups of files in the checkpoint folder that belong together. Pure.
 
 Files that share a top-level folder are a group; those at the top are one too, named "". Sets consist of groups;
-`choosing` says when one may be taken.
+`choosing` decides when a group may be taken.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class GroupContent:
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()  # names that the set lacks, or has an old state of
+    left_out: frozenset[str] = frozenset()  # names that the set lacks, or has in an old state
 
     def without(self, paths: Collection[str]) -> GroupContent:
-        """Return the same without some files."""
+        """Return the content without some files."""
         return replace(self, files={path: facts for path, facts in self.files.items() if path not in paths})
 
 
@@ -36,7 +36,7 @@ class GroupVersion:
     files: Mapping[str, CheckpointFile] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()  # names that it may lack, as `CheckpointSet.may_lack`
+    left_out: frozenset[str] = frozenset()  # names that the set may lack, as `CheckpointSet.may_lack`
 
 
 NOTHING = GroupContent()
@@ -84,10 +84,10 @@ def versions_of(checkpoints: CheckpointSet | None) -> dict[str, GroupVersion]:
 def without_collisions(
     old: Mapping[str, GroupVersion], new: Mapping[str, GroupVersion]
 ) -> tuple[dict[str, GroupVersion], frozenset[str]]:
-    """Put groups of two moments together; return all groups, and which new ones had to stay out.
+    """Put groups of two moments together; return the merged groups and the names of new groups left out.
 
-    A name that was a file at the top and became a folder belongs to two groups. If only one of them can be taken, the
-    folder and the file would be in one set: then the new one waits for the other.
+    A name that was a file at the top and became a folder belongs to two groups. If only one of these groups can be
+    taken, the set would hold both the folder and the file: then the new group waits for the other.
     """
     kept = dict(new)
     held_back: set[str] = set()

@@ -9,9 +9,9 @@ was at rest until another file took its place. While the file is open, its space
 A file that its writer gave up looks the same: a write fails, the writer unlinks the half-written file and uses the name
 again. But a writer unlinks a half-written file at once, whereas a whole file keeps its name until the next one has been
 written. So the time between a file's last change and the loss of its name has to reach `min_rest_s`; the kernel records
-the loss of the name as the inode's last change. If a writer leaves a half-written file alone for longer than
-`min_rest_s` and then removes it, the file is taken for whole. The same holds for a file that is left alone from one
-look to the next. Files that are replaced faster than `min_rest_s` are never stored as long as that goes on.
+the loss of the name as the inode's last change. If a writer does not touch a half-written file for longer than
+`min_rest_s` and then removes it, the file is taken for whole. The same holds for a file that is untouched from one look
+to the next. Files that are replaced faster than `min_rest_s` are never stored while that continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.scanning import FileFacts, facts_of
 
-_MAX_HELD = 64  # open files of the agent
+_MAX_HELD = 64  # most files that the agent holds open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class HeldFiles:
             try:
                 descriptor = self._folder.open_file(path)
             except OSError:
-                continue  # it has gone, or the next reading of it says what is wrong
+                continue  # the file was removed, or the next reading of it reports the error
             try:
                 status = os.fstat(descriptor)
             except OSError:
@@ -82,17 +82,17 @@ class HeldFiles:
         return {path: held.descriptor for path, held in self._held.items()}
 
     def keep_only(self, paths: Collection[str]) -> None:
-        """Close all others."""
+        """Close all files except `paths`."""
         for path in self._held.keys() - set(paths):
             _close(self._held.pop(path).descriptor)
 
     def release(self) -> None:
-        """Close all."""
+        """Close all files."""
         self.keep_only(())
 
 
 def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # it was only read, and is closed as well
+    with contextlib.suppress(OSError):  # the descriptor is closed nevertheless; it was only read
         os.close(descriptor)
 
 

@@ -15,7 +15,7 @@ class History:
     last: CheckpointSet | None = None  # this host's set that was restored
     numbers: frozenset[int] = frozenset()  # of this host's manifests, damaged ones included
     standing: frozenset[str] = frozenset()  # plain paths that have an object
-    contents: frozenset[str] = frozenset()  # keys of this host's content without a place of its own
+    contents: frozenset[str] = frozenset()  # keys of this host's content that has no plain path
     announced: frozenset[str] = frozenset()  # pieces of sets that were never finished; they are not restored
     inherited: Snapshot = field(default_factory=Snapshot)  # restored files that do not come from this host's own set
     of_others: frozenset[str] = frozenset()  # paths of other hosts' sets
@@ -27,7 +27,7 @@ class Writer:
     """The writer of sets: its host, job and attempt."""
 
     host: str
-    is_first: bool  # the host with the lowest number, the only one that writes where people look
+    is_first: bool  # whether it has the lowest number: only this host writes to the paths that users read
     others: tuple[str, ...]  # the job's other hosts
     job_arn: str
     attempt: int

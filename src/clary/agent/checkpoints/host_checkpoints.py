@@ -36,9 +36,9 @@ from clary.contract.step_counts import FOLDER as STEP_COUNTS_FOLDER
 
 _BOUND_FOLDER = "checkpoints"  # beside the host's tree
 _STORE_TIMEOUT_S = 20.0
-_STORE_ATTEMPTS = 4  # they span 2 to 4 seconds; the next round tries again
+_STORE_ATTEMPTS = 4  # the attempts span 2 to 4 seconds; the next round tries again
 _JOIN_S = 5.0
-_REST_INTERVALS = 6  # half a minute, where nothing but time says that a file is whole
+_REST_INTERVALS = 6  # intervals that a file has to rest without other evidence that it is whole
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _UNIT = 1000
 
@@ -97,7 +97,7 @@ class HostCheckpoints:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings: sets and files that the restore passed over, and parts of the request not taken to the letter."""
+        """Warnings: sets and files that the restore passed over, and parts of the request not taken literally."""
         found = self._restored.warnings if self._restored is not None else ()
         given = self._plan.checkpoint_s3_uri or ""
         if parse_s3_uri(given) != self.prefix.uri:
@@ -144,13 +144,13 @@ class HostCheckpoints:
         """
         assert self._restored is not None, "the restore comes first"
         clock = SystemClock()
-        # A client of its own: it is broken off without harm to anything else, and does not wait as long.
+        # The mirror has a client of its own, which can be aborted alone and has shorter timeouts.
         store = ObjectStore(self._plan.object_store, timeout_s=_STORE_TIMEOUT_S, attempts=_STORE_ATTEMPTS)
         given_up = threading.Event()
 
         def break_off() -> None:
             given_up.set()
-            # Closing waits for a connection that is being made, and whoever gives up has no time for that.
+            # Closing waits for a connection that is being made: do not wait for it here.
             closer = threading.Thread(target=store.close, name="checkpoint-store-closing", daemon=True)
             closer.start()
             self._closers.append(closer)
@@ -202,17 +202,17 @@ class HostCheckpoints:
         return self._mirror.store_last(limit_s, end=end) if self._mirror is not None else Flushed()
 
     def shorten(self, limit_s: float) -> None:
-        """Let a flush that runs, or the next one, take `limit_s` from now at most."""
+        """Limit the running flush, or the next one, to `limit_s` from now."""
         if self._mirror is not None:
             self._mirror.shorten(limit_s)
 
     def abort(self) -> None:
-        """Break off the mirror and the flush; does not wait."""
+        """Abort the mirror and the flush without waiting."""
         if self._mirror is not None:
             self._mirror.abort()
 
     def close(self) -> None:
-        """End, within a few seconds."""
+        """End the mirror and the witness within a few seconds."""
         if self._mirror is not None:
             self._mirror.abort()
             if not self._mirror.join(_JOIN_S):

@@ -1,6 +1,6 @@
 """Objects below a prefix: plain objects, sets of hosts, their content. Pure but for `list_prefix`.
 
-A prefix without a slash at its end matches names that go on, as in the original: `ckpt/ASHA-1` also matches
+A prefix without a slash at its end also matches longer names, as in the original: `ckpt/ASHA-1` also matches
 `ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. The log names such neighbours.
 """
 
@@ -17,10 +17,10 @@ from clary.contract.object_store import ObjectInfo, ObjectStore
 
 @dataclass(frozen=True, kw_only=True)
 class PlainObject:
-    """An object that people see, and the path that it is restored to."""
+    """An object at a path that users read, and the path that it is restored to."""
 
     path: str
-    key: str  # whole
+    key: str  # the whole key
     size_bytes: int
     is_neighbour: bool = False  # beside the folder, matched by a prefix without a slash at its end
 

@@ -1,7 +1,7 @@
 """Which files of the checkpoint folder are logs. Pure.
 
-Nothing but its name tells a log from a checkpoint on its way: both grow. Names that checkpoints have too, `vocab.txt`
-for one, are not among them.
+Only its name distinguishes a log from a checkpoint that is being written: both grow. Names that checkpoints have too,
+`vocab.txt` for one, are not among them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Looks at the checkpoint folder, one after the other, and the choices that follow from them.
+"""Successive looks at the checkpoint folder, and the choices that follow from them.
 
-Where: the mirror looks once a round, and a second time if something is busy; files that may be replaced meanwhile are
+Where: the mirror looks once a round, and a second time if files are busy; files that may be replaced meanwhile are
 kept open from the first look on.
 """
 
@@ -23,7 +23,7 @@ class Looks:
     """The looks at one folder; belongs to one thread. Call `forget` after each round to close files.
 
     Args:
-        judge: says of files whether they are whole.
+        judge: decides which files are whole.
         min_rest_s: how long a file that was replaced has to have lain unchanged before.
     """
 
@@ -34,7 +34,7 @@ class Looks:
         self._held = HeldFiles(folder, min_rest_s=min_rest_s)
         self.snapshot = Snapshot()
         self.sights: dict[str, Sight] = {}
-        self._decisions: Mapping[str, Decision] = {}  # of the last look
+        self._decisions: Mapping[str, Decision] = {}  # decisions of the last look
 
     @property
     def held(self) -> Mapping[str, int]:

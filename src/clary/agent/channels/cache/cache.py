@@ -32,7 +32,7 @@ class ChannelCache:
 
     Args:
         root: folder of the cache, made with the first use.
-        limit_bytes: bound on its size; 0 switches it off, then everything is `CacheUnusable`.
+        limit_bytes: bound on its size; 0 switches the cache off: every call raises `CacheUnusable`.
         endpoint_url: of the object store that is fetched from.
         stop: breaks off waits when set.
         lock_wait_s: for objects that other agents fetch.
@@ -87,7 +87,7 @@ class ChannelCache:
         Args:
             bucket: of the object.
             key: of the object.
-            store: asked for the object's version, and read where the cache cannot serve.
+            store: asked for the object's version, and read if the cache cannot provide the object.
         Raises: ObjectStoreError.
         """
         facts = store.head(bucket, key) if self.is_on else None
@@ -109,10 +109,10 @@ class ChannelCache:
         return CachedSource(self, store)
 
     def refusal(self, name: str, find_out: Callable[[], str | None]) -> str | None:
-        """Return why this machine refuses something, None if it does not.
+        """Return the reason why this machine refuses an operation, None if it permits it.
 
-        That it does not is remembered until the machine starts again; a refusal may pass, and `find_out` is called
-        each time. Raises: what `find_out` raises.
+        A permission is remembered until the machine starts again. A refusal may pass, so `find_out` is called each
+        time. Raises: what `find_out` raises.
         """
         path = self._root / name
         boot = self._boot or boot_id()

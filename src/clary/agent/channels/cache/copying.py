@@ -1,6 +1,6 @@
 """A snapshot as files of a host's own.
 
-Where: hosts that have no mounts of their own get a copy, and so does what the agent itself reads or keeps watch over.
+Where: hosts without mounts of their own get a copy, and so do channels that the agent itself reads or watches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def copy_snapshot(source: Path, target: Path, *, size_bytes: int) -> None:
     Args:
         source: top of the tree.
         target: the folder.
-        size_bytes: of all files; that much must be free before the first one is copied.
+        size_bytes: of all files; as many bytes must be free before the first file is copied.
     State after failure: no file of the tree is in the folder.
     Raises: AgentError (fault USER) for a full disk; OSError.
     """
@@ -48,7 +48,7 @@ def _pairs(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy content alone, within the file system where it can (copy_file_range shares blocks on some)."""
+    """Copy content alone, within the file system if possible (copy_file_range shares blocks on some file systems)."""
     try:
         with source.open("rb") as reading, target.open("wb") as writing:
             left = os.fstat(reading.fileno()).st_size

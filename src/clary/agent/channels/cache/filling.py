@@ -1,7 +1,7 @@
 """A snapshot of a channel: links to cached objects; missing ones are fetched into the cache first.
 
 Where: `ChannelCache` calls it for each channel of each host. Hosts that fill the same channel at once share the work:
-an object that another holder fetches is passed over and looked for again at the end.
+an object that another holder fetches is skipped and looked up again at the end.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _POLL_S = 0.1
 
 
 class CacheUnusable(AgentError):
-    """Why something has to be fetched without the cache; never the reason for a failure."""
+    """The reason why objects must be fetched without the cache; a job never fails for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A channel as it lies in the cache, held against removal until `release`. Nobody may write into it."""
+    """A channel's tree in the cache, protected against removal until `release`; writing into it is forbidden."""
 
     path: Path
-    descriptor: int  # that holds it
-    num_cached: int  # objects that this machine had
+    descriptor: int  # holds the lock against removal
+    num_cached: int  # objects that were in the cache
     num_fetched: int
     size_bytes: int  # of all files
 
     def release(self) -> None:
-        """Let the cache remove it; once."""
+        """Permit the cache to remove the tree; call it once."""
         os.close(self.descriptor)
 
 
@@ -56,7 +56,7 @@ class Snapshot:
 class _Item:
     wanted: ChannelObject
     identity: Identity
-    size_bytes: int | None  # that the file will have; None where only the object itself knows
+    size_bytes: int | None  # size of the file; None if it is unknown until the object is read
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class Filler:
         store: ObjectStore,
         is_copied: bool = False,
     ) -> Snapshot:
-        """Return a snapshot with these objects and folders, out of the cache as far as it goes.
+        """Return a snapshot with these objects and folders; fetch the objects that are not in the cache.
 
         Args:
             is_copied: whether a copy of all of it will follow, for which the disk must have room too.
@@ -161,7 +161,7 @@ class Filler:
         return items
 
     def _found(self, name: str, items: Sequence[_Item]) -> Snapshot | None:
-        """Return the snapshot if it is there and as it was made; one that is not is removed."""
+        """Return the snapshot if it exists unchanged; remove a changed one."""
         held = self.folder.hold_snapshot(name)
         if held is None:
             return None
@@ -222,7 +222,7 @@ class Filler:
                 raise CacheUnusable(f"{wanted.key!a} was replaced while it was fetched") from error
             raise
         except AgentError as error:
-            if "free_bytes" in error.details:  # of a full disk: without the cache it may still fit
+            if "free_bytes" in error.details:  # the disk is full: without the cache the data may still fit
                 raise CacheUnusable(error.message) from error
             raise
         is_what_it_says = item.identity.content is not None and md5 == item.identity.md5
@@ -233,7 +233,8 @@ class Filler:
 class _Work:
     """Objects for several workers; the first error of one stops all.
 
-    The workers are one holder of locks, and its locks do not stop itself: what one of them fetches is written down too.
+    The workers share one holder of locks, whose locks do not exclude each other: `under_way` has the objects being
+    fetched.
     """
 
     missing: deque[_Item]
@@ -242,10 +243,10 @@ class _Work:
     fetch: Callable[[_Item], None]
     stop: threading.Event
     lock_wait_s: float
-    elsewhere: deque[_Item] = field(default_factory=deque)  # what other holders or workers fetch
-    under_way: set[str] = field(default_factory=set)  # names that a worker fetches
+    elsewhere: deque[_Item] = field(default_factory=deque)  # objects that other holders or workers fetch
+    under_way: set[str] = field(default_factory=set)  # names of objects that a worker fetches
     has_failed: bool = False
-    guard: threading.Lock = field(default_factory=threading.Lock)  # for names under way and their locks
+    guard: threading.Lock = field(default_factory=threading.Lock)  # for `under_way` and its locks
 
     def run(self) -> int:
         """Fetch or link the remaining objects; returns how many objects this worker fetched."""
@@ -275,9 +276,9 @@ class _Work:
         return self._bring_begun(item)
 
     def _begin(self, item: _Item, *, is_late: bool = False) -> bool:
-        """Claim an object for the calling worker; return whether it is to fetch the object.
+        """Claim an object for the calling worker; return whether the worker has to fetch it.
 
-        With `is_late` a lock of another holder does not stop it.
+        With `is_late` another holder's lock is ignored.
         """
         name = item.identity.name
         with self.guard:
@@ -288,7 +289,7 @@ class _Work:
 
     def _bring_begun(self, item: _Item) -> int:
         try:
-            if self.link(item):  # its last holder may have brought it just now
+            if self.link(item):  # the last holder may have stored it just now
                 return 0
             self.fetch(item)
             return 1
@@ -322,7 +323,7 @@ def _fetch_unpacked(wanted: ChannelObject, path: Path, *, channel: Channel, stor
         summed = _SummedReader(packed)
         write_unpacked(cast("BinaryIO", summed), wanted, descriptor, channel=channel)
         while summed.read(1 << 20):
-            continue  # the sum is over all of it, also what may follow the packed data
+            continue  # the sum covers the whole object, also bytes after the packed data
         return summed.md5.hexdigest()
 
 

@@ -1,17 +1,17 @@
 """The cache on disk: objects, trees of hard links to them, and trees being made.
 
-    objects/kept/ab/NAME          content of an object that is on the disk for certain
+    objects/kept/ab/NAME          content of an object that was synced to the disk
     objects/boot-ID/ab/NAME       content that was written since this machine started, perhaps in its memory only
     snapshots/boot-ID/NAME/       a channel: a tree of hard links
-    filling/RANDOM/               a tree on its way, locked by who makes it
+    filling/RANDOM/               a tree being made, locked by its maker
     object-locks, keeping-lock
 
 [Note: what a crash leaves] A file is written inside `filling`, gets its stamp, and is linked into `objects`; a tree is
 made inside `filling` and renamed: nothing has its final name before it is whole, and a process that is killed leaves
-nothing but a folder in `filling` that nobody holds. A machine that loses its power may also lose content of files whose
-names it kept. Waiting for the disk at each file would make many small files slow, so files and trees carry the boot in
-which they were made: those of another one are thrown away unread. `settle` moves objects to `kept` once their content
-is on the disk; trees cost nothing to make again.
+only an unlocked folder in `filling`. A machine that loses its power may also lose content of files whose names it kept.
+Waiting for the disk at each file would make many small files slow, so files and trees carry the boot in which they were
+made: files and trees of another boot are deleted unread. `settle` moves objects to `kept` once their content is on the
+disk; trees are made again at no cost.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _OWN_ONLY = 0o700
 _FAN_OUT_CHARACTERS = 2  # of names, so that no folder has millions of entries
-_MAX_NEW_FOLDERS = 20  # a sweep may take one away in the moment before it is locked
-_LOOKS = 2  # a file may move from this boot's folder to `kept` between two of them
+_MAX_NEW_FOLDERS = 20  # a sweep may remove a new folder before it is locked
+_LOOKS = 2  # between two lookups a file may move from this boot's folder to `kept`
 
 
 def boot_id() -> str:
@@ -49,7 +49,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """A file of the cache, as a look at its folder finds it."""
+    """A file of the cache with its status."""
 
     path: Path
     status: os.stat_result
@@ -84,10 +84,10 @@ class CacheFolder:
             folder.mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str, *, size_bytes: int | None) -> Path | None:
-        """Return where an object lies, None if it is not there; one that is not as it was stored is removed.
+        """Return the path of an object, None if it is not in the cache; remove an object that was changed.
 
         Args:
-            size_bytes: size that it must have; None where only the object itself knows.
+            size_bytes: size that it must have; None if unknown.
         """
         for folder in (self._fresh_objects, self._kept_objects) * _LOOKS:
             path = _place(folder, name)
@@ -101,7 +101,7 @@ class CacheFolder:
         return None
 
     def link(self, name: str, target: Path, *, size_bytes: int | None) -> os.stat_result | None:
-        """Show an object at `target`, which must not be there; returns its facts, or None if it is not in the cache.
+        """Link an object to `target`, which must not exist; return its status, or None if it is not in the cache.
 
         Args:
             name: of the object.
@@ -115,11 +115,12 @@ class CacheFolder:
             try:
                 os.link(path, target)
             except FileNotFoundError:
-                continue  # taken away, or moved to `kept`, since it was found
+                continue  # removed, or moved to `kept`, since it was found
             except OSError as error:
                 if error.errno != errno.EMLINK:
                     raise
-                # As many links as the file system lets a file have: trees keep it, the next fetch makes another one.
+                # The file has the most links that the file system allows: trees keep it, the next fetch makes a new
+                # file.
                 path.unlink(missing_ok=True)
                 return None
             status = target.lstat()
@@ -129,7 +130,7 @@ class CacheFolder:
         return None
 
     def publish(self, path: Path, name: str) -> None:
-        """Make a whole file of a tree an object; if there is one, the file becomes that one. Raises: OSError."""
+        """Make a whole file of a tree an object; replace the file by the object if it exists. Raises: OSError."""
         size_bytes = path.lstat().st_size
         time_ns = stamped_ns(time.time_ns(), name=name, size_bytes=size_bytes)
         os.utime(path, ns=(time_ns, time_ns))
@@ -151,7 +152,7 @@ class CacheFolder:
     def put_in_place(self, filling: Filling, name: str) -> int | None:
         """Give a tree its final name; returns the descriptor that holds it against removal.
 
-        None if another tree stands there already.
+        None if a tree with that name exists already.
         """
         held = hold_folder(filling.tree, alone=False)
         assert held is not None, "a tree inside a folder that is locked cannot vanish"
@@ -165,14 +166,14 @@ class CacheFolder:
         return held
 
     def snapshot(self, name: str) -> Path:
-        """Where a tree lies, or would."""
+        """Return the path of a tree, which need not exist."""
         return self._snapshots / name
 
     def hold_snapshot(self, name: str) -> int | None:
         """Return a descriptor that holds a tree against removal; None if it does not exist or is being removed."""
         held = hold_folder(self.snapshot(name), alone=False)
         if held is not None:
-            os.utime(held)  # the moment of its last use, by which the oldest is found
+            os.utime(held)  # the time of its last use, which sets the order of removal
         return held
 
     def remove_snapshot(self, path: Path) -> bool:
@@ -181,7 +182,7 @@ class CacheFolder:
         if held is None:
             return False
         try:
-            # Out of sight at once: whoever finds the name from here on makes the tree anew.
+            # Move it away first: an agent that looks for the name from now on makes the tree anew.
             grave = self._filling / secrets.token_hex(8)
             path.rename(grave)
         finally:
@@ -190,7 +191,7 @@ class CacheFolder:
         return True
 
     def snapshots(self) -> list[Path]:
-        """Every tree, the one whose last use is longest ago first."""
+        """Return every tree, the least recently used first."""
         found = []
         for path in self._snapshots.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -198,7 +199,7 @@ class CacheFolder:
         return [path for _, path in sorted(found)]
 
     def objects(self) -> list[StoredObject]:
-        """Every object, the one whose last use is longest ago first."""
+        """Return every object, the least recently used first."""
         found = list(_files(self._fresh_objects)) + list(_files(self._kept_objects))
         # The last link to an object that was made or removed, or the last call of `touch`, set this time.
         return sorted(found, key=lambda stored: stored.status.st_ctime_ns)
@@ -223,9 +224,9 @@ class CacheFolder:
             path.rename(place)
 
     def sweep(self) -> None:
-        """Remove unusable trees: trees of fillers that are gone, and everything of other boots.
+        """Remove unusable trees: trees of fillers that have ended, and all files of other boots.
 
-        Several may do so at once.
+        Several agents may sweep at once.
         """
         for path in self._filling.iterdir():
             held = hold_folder(path, alone=True)

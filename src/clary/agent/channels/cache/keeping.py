@@ -1,9 +1,9 @@
 """The bound on the size of the cache: the order of removal, and entries that are never removed.
 
-Trees go first, the one whose last use is longest ago before the others, then the objects that no tree holds, in the
-same order. A tree that a running host uses stays, and with it its objects. Nobody but the holder of one lock removes
-anything of these, so that two agents do not make room for each other's objects at once. Looking whether there is room
-and sweeping what nobody can use need no lock: both take long where there are many objects.
+Trees are removed first, the least recently used before the others, then the objects that no tree holds, in the same
+order. A tree that a running host uses stays, and with it its objects. Only the holder of one lock removes them, so that
+two agents do not make room for each other's objects at once. Looking for free room and sweeping unusable trees need no
+lock: both take long if there are many objects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clary.agent.channels.cache.folder import CacheFolder
 from clary.agent.channels.cache.locks import hold_file
 from clary.base.disk_space import free_bytes
 
-_LOCK_WAIT_S = 10.0  # removing files takes no longer, but on a machine under heavy load
+_LOCK_WAIT_S = 10.0  # removing files takes less, except on a machine under heavy load
 
 
 class CacheKeeper:
@@ -38,7 +38,7 @@ class CacheKeeper:
         """Remove the least recently used entries until `needed_bytes` fit; return why they do not, or None if they do.
 
         Args:
-            beside_bytes: that the disk must have room for as well, outside the cache.
+            beside_bytes: bytes outside the cache that must be free on the disk as well.
         Raises: OSError.
         """
 
@@ -94,7 +94,7 @@ class CacheKeeper:
         self.make_room(0)
 
     def _remove_until(self, fits: Callable[[int], bool]) -> int:
-        """Remove until `fits` says of the size that is left that it is enough; returns that size."""
+        """Remove entries until `fits` accepts the remaining size; return that size."""
         while True:
             objects = self._folder.objects()
             size_bytes = sum(stored.status.st_size for stored in objects)

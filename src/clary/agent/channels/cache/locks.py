@@ -1,7 +1,7 @@
-"""Locks between the agents of a machine; the kernel releases all of them when their process ends, however it ends.
+"""Locks between the agents of a machine; the kernel releases all of them when their process ends, by itself or not.
 
-An object is locked while it is fetched, as one byte of one file, so that no lock file has to be made and removed for
-each of millions. A folder is locked itself: shared while it is used, alone while it is taken away.
+An object is locked while it is fetched, as one byte of one file, so that millions of objects need no lock files of
+their own. A folder is locked itself: shared while it is used, exclusively while it is removed.
 Source: fcntl(2), "Open file description locks"; flock(2).
 """
 
@@ -25,7 +25,7 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class ObjectLocks:
-    """Locks of objects that this holder fetches; one holder's locks stop others, not itself."""
+    """Locks of objects that this holder fetches; one holder's locks exclude other holders, not itself."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -61,7 +61,7 @@ class ObjectLocks:
 
 
 def hold_folder(path: Path, *, alone: bool) -> int | None:
-    """Lock a folder and return the descriptor that holds the lock; None if it is gone or others hold it.
+    """Lock a folder and return the descriptor that holds the lock; None if it is missing or another holder has it.
 
     Args:
         alone: whether the lock is exclusive, as for removing an object.
@@ -72,7 +72,7 @@ def hold_folder(path: Path, *, alone: bool) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        # Whoever took it away between the two calls has moved it first.
+        # An agent that removed it between the two calls has renamed it first.
         if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -85,7 +85,7 @@ def hold_folder(path: Path, *, alone: bool) -> int | None:
 
 
 def hold_file(path: Path, *, within_s: float) -> int | None:
-    """Lock a file alone, which is made if need be; None if others hold it for that long."""
+    """Lock a file exclusively, making it if missing; None if others hold it for `within_s`."""
     deadline_s = time.monotonic() + within_s
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     while True:

@@ -1,12 +1,12 @@
 """Names in the cache. Pure.
 
 An object whose ETag is an MD5 sum has two names: one of its content (MD5 and size, wherever it lies) and one of its
-place (endpoint, bucket, key, ETag, size). It is stored under the first only when the sum was compared with what
-arrived, since ETags of some stores look like sums but are not (encryption by KMS keys). SDKs upload the same
-code and data under a new prefix for every job: only the name of the content finds them again.
+place (endpoint, bucket, key, ETag, size). It is stored under the first only after the sum was compared with the fetched
+content, since ETags of some stores look like sums but are not (encryption by KMS keys). SDKs upload the same code and
+data under a new prefix for every job: only the name by content finds them again.
 
-A stored file carries a stamp in the nanoseconds of its time of last change: a hash of its name and size. Whoever
-writes to the file or cuts it gives it another time, and it is not taken for the object any more.
+A stored file carries a stamp in the nanoseconds of its time of last change: a hash of its name and size. A write or a
+cut gives the file another time, and it no longer counts as the object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 SECOND_NS = 1_000_000_000
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
-_NAME_CHARACTERS = 40  # of hexadecimal SHA-256: 160 bits
+_NAME_CHARACTERS = 40  # characters of hexadecimal SHA-256: 160 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Identity:
 
     content: str | None  # None if the ETag is no MD5 sum
     place: str
-    md5: str | None  # what the ETag says of the content
+    md5: str | None  # MD5 sum of the content according to the ETag
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ def identity_of(*, endpoint_url: str, bucket: str, key: str, etag: str, size_byt
         endpoint_url: of the store.
         bucket: of the object.
         key: of the object.
-        etag: with or without quotes; one that is no MD5 sum gives no name by content.
+        etag: with or without quotes; an ETag that is no MD5 sum gives no name by content.
         size_bytes: of the object in the store, also if it is unpacked here.
         is_unpacked: whether the cache holds its unpacked content.
     """
@@ -63,7 +63,7 @@ def snapshot_name(files: Iterable[tuple[tuple[str, ...], str]], folders: Iterabl
 
     Args:
         files: (path parts, name of the object) of every file.
-        folders: path parts of folders that hold nothing of these.
+        folders: path parts of folders without any of these files.
     """
     return _digest("snapshot", sorted(files), sorted(set(folders)))
 

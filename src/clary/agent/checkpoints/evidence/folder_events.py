@@ -3,9 +3,9 @@
 Where: the witness calls `read` whenever events wait, and at every look. A name's history is that of the file that has
 the name. An event is evidence for the state that the file had at that moment, and for no later state.
 
-[Note: new folders] A program makes a folder and writes into it before anybody can watch it. So a folder is looked
-through once it is watched: files that no process has open any more were closed before that. A folder that was renamed
-into the tree is watched anew, and everything below it has been named with it.
+[Note: new folders] A program may make a folder and write into it before a watch exists. So a folder is read through
+once it is watched: files that no process has open any more were closed before that. A folder that was renamed into the
+tree is watched anew, and every file below it counts as renamed too.
 
 [Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Files in an
 unwatched folder have no history, and are judged by the processes that have them open; the log says so once. If a
@@ -43,11 +43,11 @@ class History:
 
     Attributes:
         facts: of the file when it was closed, renamed or linked; None if it was written to since.
-        told: number of the event, counted over the folder; None if the history is not from an event.
-        is_named: whether it got its name whole, by a rename or a link.
-        close: when it was closed last.
-        written_s: time of the last event of a write to it; None if it was closed since.
-        longest_pause_s: between two writes to it.
+        told: number of the event in the folder; None if the history does not come from an event.
+        is_named: whether the file was whole when it got its name, by a rename or a link.
+        close: when the file was closed last.
+        written_s: time of the last write event; None if the file was closed since.
+        longest_pause_s: longest pause between two writes to the file.
     """
 
     facts: FileFacts | None = None
@@ -58,7 +58,7 @@ class History:
     longest_pause_s: float = 0.0
 
     def says_of(self, facts: FileFacts) -> bool:
-        """Whether the history holds for this state of the file."""
+        """Whether the history is that of this state of the file."""
         return self.facts is not None and self.facts.is_written_as(facts)
 
 
@@ -67,7 +67,7 @@ class FolderEvents:
 
     Args:
         is_free: whether no process has an open file open for writing.
-        note: told once of each limit that leaves folders unwatched.
+        note: called once for each limit that leaves folders unwatched.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class FolderEvents:
         self._inotify: Inotify | None = None
         self._paths: dict[int, str] = {}  # watch -> folder, empty for the folder itself
         self._histories: dict[str, History] = {}
-        self._drained_s = -inf  # when there was last nothing left to read
+        self._drained_s = -inf  # start of the last reading that emptied the queue
         self._num_events = 0
-        self.longest_pause_s = 0.0  # histories of the files that were closed when the folder was first watched
+        self.longest_pause_s = 0.0  # between two writes to any file closed since
 
     def start(self) -> None:
         """Begin to watch."""
@@ -157,7 +157,7 @@ class FolderEvents:
             try:
                 descriptor = self._open(path)
             except OSError:
-                return  # it has gone again; or it cannot be opened, which the next scan tells
+                return  # removed again, or unreadable, which the next scan reports
             self._watch_below(descriptor, path, is_named=bool(mask & inotify.MOVED_TO), is_new=True)
 
     def _take_file(self, path: str, mask: int) -> None:
@@ -167,7 +167,7 @@ class FolderEvents:
             self._histories.pop(path, None)
             return
         if mask & inotify.CREATE:
-            # A file that is made is written next. If it is not, and is not empty, it has come by a link.
+            # A new file is empty and written next. A new name of a file with content was made by a link.
             known = History(facts=self._facts(path), told=self._num_events, is_named=True)
             if known.facts is not None and not known.facts.size_bytes:
                 known = History()
@@ -193,7 +193,7 @@ class FolderEvents:
                 close=Close(after_s=self._drained_s, before_s=self._clock.monotonic()),
             )
         elif mask & inotify.ATTRIB and known.facts is not None:
-            # Times or permissions were set; what was written would have been told before.
+            # Times or permissions were set; a write would have caused an earlier event.
             known = replace(known, facts=self._facts(path))
         if len(self._histories) < _MAX_HISTORIES or path in self._histories:
             self._histories[path] = known
@@ -202,15 +202,15 @@ class FolderEvents:
         try:
             descriptor = self._folder.open()
         except OSError:
-            return  # the next scan says what is wrong with it
+            return  # the next scan reports the error
         self._watch_below(descriptor, "", is_named=False)
 
     def _watch_below(self, descriptor: int, path: str, *, is_named: bool, is_new: bool = False, depth: int = 0) -> None:
-        """Watch an open folder, which is closed then, and those in it.
+        """Watch an open folder and the folders in it; close its descriptor.
 
         Args:
-            is_named: whether it was renamed into the tree.
-            is_new: whether it has come since the watch began, and so has all that is in it.
+            is_named: whether the folder was renamed into the tree.
+            is_new: whether the folder, with all its files, has appeared since the watch began.
         """
         assert self._inotify is not None
         try:

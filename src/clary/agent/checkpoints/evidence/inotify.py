@@ -31,7 +31,7 @@ class Event:
 
 
 class Inotify:
-    """One queue of events. Raises: OSError from every call, in words of errno."""
+    """One queue of events. Raises: OSError from every call, with errno."""
 
     def __init__(self) -> None:
         self.descriptor = _checked(_libc().inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1")
@@ -42,7 +42,7 @@ class Inotify:
         return _checked(_libc().inotify_add_watch(self.descriptor, path, _WANTED), "inotify_add_watch")
 
     def forget(self, watch: int) -> None:
-        """Watch a folder no more."""
+        """Stop watching a folder."""
         _checked(_libc().inotify_rm_watch(self.descriptor, watch), "inotify_rm_watch")
 
     def read(self) -> Iterator[Event]:

@@ -1,6 +1,6 @@
 """Markers that known writers leave last, and the files that each declares whole. Pure.
 
-| marker | writer | says so of |
+| marker | writer | declares whole |
 |---|---|---|
 | `.metadata` | torch.distributed.checkpoint, by the rank that coordinates | its folder |
 | `trainer_state.json` | Trainer of transformers | its folder |
@@ -8,10 +8,10 @@
 | `latest`, which names a folder | DeepSpeed | that folder |
 | `latest_checkpointed_iteration.txt`, which holds a number | Megatron | `iter_NUMBER` beside it |
 
-A marker says nothing of what was written after it: a folder that is written again has the marker of the last time. What
-was seen tells which of the two came last. Only where nobody has seen it their times do, that of the last write and that
-of the inode both: the first is set by whoever copies a file with its times, and any clock may be set back. In the
-checkpoint folder itself a marker says so of the files beside it and not of folders: those may be saves of their own.
+A marker is no evidence for files written after it: a folder that is written again still has the earlier save's marker.
+Events and looks show which of the two came last. Without them the times of both decide, of the last write and of the
+inode: a copy that keeps times sets the first, and any clock may be set back. In the checkpoint folder itself a marker
+declares the files beside it whole, but not folders: those may be saves of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mark:
 
     Attributes:
         path: of the marker.
-        is_seen: whether it was seen that the marker came last; else only times tell.
+        is_seen: whether the marker was seen to come last; otherwise only times show it.
     """
 
     path: str
@@ -59,15 +59,15 @@ def marked(
     text_of: Callable[[str], str],
     came_last: Callable[[str, str], bool | None],
 ) -> dict[str, Mark]:
-    """Return file -> marker, of the files that a marker says are whole.
+    """Return file -> marker, for the files that a marker declares whole.
 
     Args:
         is_whole: whether a marker is whole itself.
-        text_of: what a marker that names a folder holds; empty if it cannot be read, or is too long for a name.
-        came_last: whether the first of two paths was seen to be closed or renamed after the second was; None where
-            nobody has seen which came last.
+        text_of: text of a marker that names a folder; empty if it cannot be read, or is too long for a name.
+        came_last: whether the first of two paths was seen to be closed or renamed after the second was; None if
+            unknown.
     """
-    folders: dict[str, str] = {}  # folder, with a slash at its end unless it is the whole -> its marker
+    folders: dict[str, str] = {}  # folder, empty or ending in a slash -> its marker
     for path, name in marker_candidates(files).items():
         above = path[: -len(name)]
         if name == _OURS and not any(
@@ -109,6 +109,6 @@ def _named_folder(above: str, name: str, text_of: Callable[[str], str]) -> str |
 
 
 def _folders_of(path: str) -> list[str]:
-    """Return the folders that a file lies in, innermost first, each with a slash at its end; the whole is empty."""
+    """Return the folders that a file lies in, innermost first, each ending in a slash; the last is empty."""
     parts = path.split("/")[:-1]
     return [*("/".join(parts[:depth]) + "/" for depth in range(len(parts), 0, -1)), ""]

@@ -8,7 +8,7 @@ from enum import Enum
 
 from clary.contract.checkpoint_evidence import Evidence
 
-# A process that one of these ends has not chosen to; SIGTERM and the like also end helpers that have done their work.
+# Signals that end a process against its will; SIGTERM and the like also end helpers that have done their work.
 _SUDDEN_SIGNALS = frozenset(
     {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGXFSZ}
 )
@@ -17,16 +17,16 @@ _SUDDEN_SIGNALS = frozenset(
 class Hold(Enum):
     """Whether something can still write to a file without opening it."""
 
-    FREE = "free"  # no descriptor and no memory map of anybody on this machine
-    HELD = "held"  # whatever for: one that only appends may be in the midst of a shard
+    FREE = "free"  # no process on this machine has a descriptor or memory map for writing
+    HELD = "held"  # also for appending alone: the writer may be in the midst of a shard
     UNKNOWN = "unknown"  # unknown, as on a file system that other machines share
 
 
 class ProgramEnd(Enum):
-    """How the program has ended, once nothing of it runs."""
+    """How the program has ended, once none of its processes runs."""
 
-    FINISHED = "finished"  # every process of it that the agent started ended with 0
-    BROKEN = "broken"  # it was killed, or failed
+    FINISHED = "finished"  # every process that the agent started ended with 0
+    BROKEN = "broken"  # the program was killed, or failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class Close:
 
 @dataclass(frozen=True, kw_only=True)
 class Death:
-    """The end of a process of the program that is not known to be a good one.
+    """The end of a process of the program that is not known to have ended with 0.
 
     Attributes:
-        alive_s: when it was last seen alive, with its end not begun.
-        noticed_s: when it was seen to be gone.
+        alive_s: when it was last seen alive and not yet ending.
+        noticed_s: when its end was noticed.
         wait_status: as wait(2) gives it; None if the kernel does not tell.
     """
 
@@ -55,7 +55,7 @@ class Death:
 
     @property
     def is_sudden(self) -> bool:
-        """Whether it is known that something ended the process that it cannot have chosen."""
+        """Whether the process is known to have been ended by a signal against its will."""
         return self.wait_status is not None and self.wait_status & 0x7F in _SUDDEN_SIGNALS
 
     @property
@@ -78,11 +78,11 @@ class Observation:
     holders: tuple[str, ...] = ()  # processes that have it open, in words
     writers: frozenset[int] = frozenset()  # pids that were seen to have this inode open for writing
     is_named: bool = False  # whether it was renamed or linked into place and not written to since
-    close: Close | None = None  # None: it was not seen to be closed, only that it is
-    was_disk_full: bool = False  # whether there was no room left while it was written
+    close: Close | None = None  # None: its closing was not seen
+    was_disk_full: bool = False  # whether the disk was full while it was written
     marker: str = ""  # path of the marker that was written after it
-    is_marker_seen: bool = False  # whether it was seen which of the two came last; else only their times tell
-    longest_pause_s: float = 0.0  # that any writer of the folder was seen to make in the midst of a file
+    is_marker_seen: bool = False  # whether the marker was seen to come last; otherwise only times show it
+    longest_pause_s: float = 0.0  # longest pause of any writer of the folder within a file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,9 @@ class Decision:
     """Whether a file may be taken as whole.
 
     Attributes:
-        evidence: what says so; where it may not be taken yet, what is nearest to it.
-        reason: why not, in words.
-        is_blocking: whether it is known to be unfinished, so that no time alone makes it, or its group, whole.
+        evidence: the evidence that it is whole; if it may not be taken yet, the nearest evidence.
+        reason: why it may not be taken, in words.
+        is_blocking: whether it is known to be unfinished; then rest alone never makes it, or its group, whole.
         is_torn: whether its writer is gone without having finished it.
     """
 

@@ -1,13 +1,13 @@
-"""Processes that can still write to a file without opening it: asked of the kernel, and of /proc for names.
+"""Processes that can still write to a file without opening it: the kernel answers, and /proc gives their names.
 
-[Note: leases] The kernel grants a read lease on a file only while nobody has it open for writing. It counts descriptors
-of every process in every namespace, those that a child has inherited, those on their way through a socket, and shared
-memory maps whose descriptor was closed long ago. The lease is given back at once. Should a program open the file for
-writing in that moment, its `open` waits for that and nothing else; the signal that tells us so is one that is ignored.
+[Note: leases] The kernel grants a read lease on a file only while no process has it open for writing. It counts
+descriptors of every process in every namespace, those that a child has inherited, those on their way through a socket,
+and shared memory maps whose descriptor was closed long ago. The lease is given back at once. If a program opens the
+file for writing in that moment, its `open` waits only for that; the signal that reports the open is ignored.
 
-Leases take the file's owner or CAP_LEASE, and a file system that has them. On one that other machines share they tell
-nothing of those. Then the descriptors and maps of the program's processes are looked through: what is found is held,
-and of what is not found nothing is known.
+Leases need the file's owner or CAP_LEASE, and a file system that supports them. On a file system that other machines
+share, leases do not show the writers on those machines. Then the descriptors and maps of the program's processes are
+searched: a file that is found there is held, any other file is unknown.
 
 Source: fcntl(2) F_SETLEASE, F_SETSIG; proc(5) for /proc/PID/fd, fdinfo and maps.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from clary.agent.checkpoints.evidence.observations import Hold
 
-# Of /proc/self/mountinfo. FUSE is among them because nobody can tell what is behind it.
+# Of /proc/self/mountinfo. FUSE is among them because the storage behind it is unknown.
 _SHARED_TYPES = (
     "nfs",
     "cifs",
@@ -61,14 +61,15 @@ class Holder:
 
     @property
     def words(self) -> str:
-        """The process by number and name."""
+        """Return the process by number and name."""
         return f"process {self.pid} ({self.name})"
 
 
 def probe(descriptor: int) -> Hold:
-    """Ask the kernel whether an open file is open for writing elsewhere; UNKNOWN where it does not say."""
+    """Ask the kernel whether an open file is open for writing elsewhere; UNKNOWN if the kernel does not answer."""
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # else a lease that is broken would end this process
+        # The default signal of a broken lease would end this process.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
         return Hold.HELD
@@ -120,7 +121,7 @@ def _open_for_writing(pid: int, wanted: Collection[FileId]) -> Iterator[FileId]:
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             with contextlib.suppress(OSError, ValueError):
-                status = os.stat(f"{folder}/{name}")  # of what it stands for; nothing is opened
+                status = os.stat(f"{folder}/{name}")  # status of the open file; nothing is opened
                 file = FileId(status.st_dev, status.st_ino)
                 if not stat.S_ISREG(status.st_mode) or file not in wanted:
                     continue

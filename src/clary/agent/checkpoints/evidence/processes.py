@@ -1,11 +1,11 @@
-"""The processes of the program: the living ones, and the ends of the others.
+"""The processes of the program: the living processes, and the ends of the others.
 
-Where: the witness asks it at every look and whenever something was closed. A process that is seen alive, with its end
+Where: the witness queries it at every look and after every close. A process that is seen alive, with its end
 not begun, after a file was closed has not closed it by ending: the kernel marks a process as ending before it closes
-what that process had open.
+that process's files.
 
-Exit statuses come through pidfds, which tell them from Linux 6.15 on whoever has waited for the process. An older
-kernel tells nothing, and nothing is known of a process that began and ended between two looks.
+Exit statuses come through pidfds, which have them from Linux 6.15 on, whichever process has waited for it. An older
+kernel has no exit statuses, and a process that began and ended between two looks remains unknown.
 
 Source: proc(5); PIDFD_GET_INFO of linux/pidfd.h.
 """
@@ -26,7 +26,7 @@ from clary.base.clock import Clock
 from clary.base.processes import live_descendants, parse_stat, read_entry
 
 _MAX_PIDFDS = 256
-_MAX_DEATHS = 1000  # that are remembered
+_MAX_DEATHS = 1000  # most deaths that are remembered
 _INFO_BYTES = 64
 _PIDFD_GET_INFO = 3 << 30 | _INFO_BYTES << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
 _INFO_EXIT = 1 << 3
@@ -46,7 +46,7 @@ class ProgramProcesses:
     """The program's processes, living and dead; used only under the witness's lock.
 
     Attributes:
-        first_pid: first process of the program, as this machine numbers it; None: nothing is known of any.
+        first_pid: first process of the program, as this machine numbers it; None: no process is known.
         newest_s: when any process was last seen alive.
     """
 
@@ -105,7 +105,7 @@ class ProgramProcesses:
                 process.alive_s = self.newest_s = now_s
 
     def close(self) -> None:
-        """Close the pidfds; harmless when repeated."""
+        """Close the pidfds; a second call does nothing."""
         for process in self._living.values():
             self._close_pidfd(process)
         self._living.clear()
@@ -144,7 +144,7 @@ class ProgramProcesses:
 
 
 def _status_of_zombie(pid: int, started_at: int) -> int | None:
-    """Return how a process that waits to be reaped has ended, as wait(2) gives it; None for any other."""
+    """Return the wait(2) status of a process that waits to be reaped; None for any other process."""
     try:
         line = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -156,7 +156,7 @@ def _status_of_zombie(pid: int, started_at: int) -> int | None:
 
 
 def _status_of_reaped(pidfd: int | None) -> int | None:
-    """Return the same of a process that was reaped; None if the kernel does not tell."""
+    """Return the wait(2) status of a process that was reaped; None if the kernel does not have it."""
     if pidfd is None:
         return None
     info = bytearray(_INFO_BYTES)

@@ -1,9 +1,10 @@
-"""Watches one checkpoint folder and its program, and says of files whether they are whole, with evidence.
+"""Watches one checkpoint folder and its program, and decides which files are whole, with evidence.
 
-Where: the mirror starts it with the program; the looks ask it about what has changed. What it decides is `judging`'s.
+Where: the mirror starts it with the program; the looks ask it about changed files. `judging` has the rules of its
+decisions.
 
-Threads: one of its own notes what happens between looks, above all who is alive after a close. The looks ask from
-theirs. One lock lies over both, and is held for no longer than reading takes.
+Threads: a thread of its own records events between looks, above all the processes that are alive after a close. The
+looks call from their own thread. One lock guards both, and is held only while states are read.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from clary.agent.checkpoints.scanning import FileFacts, Snapshot, facts_of, scan
 from clary.agent.worker import Worker
 from clary.base.clock import Clock
 
-_TICK_S = 2.0  # from one look at who is alive to the next, when nothing happens
-_PAUSE_S = 0.02  # after news, so that a crowd of them costs one look
-_NUM_PAUSES = 20  # of a look's own length, so that no more than a twentieth of a core goes there
-_FIND_S = 0.25  # at least, between two readings of the machine's process list
-_FILE_CLOCK_S = 0.01  # that times of files are behind, at most: a tick of the kernel's clock
+_TICK_S = 2.0  # between two checks of the living processes, without events
+_PAUSE_S = 0.02  # after an event, so that many events cost one check
+_NUM_PAUSES = 20  # pause between searches, in durations of a search: at most a twentieth of a core is used
+_FIND_S = 0.25  # least time between two readings of the machine's process list
+_FILE_CLOCK_S = 0.01  # most that times of files are behind: a tick of the kernel's clock
 _FULL_BYTES = 1 << 20  # a disk with less room is full
 _JOIN_S = 5.0
 
@@ -49,15 +50,15 @@ logger = logging.getLogger(__name__)
 
 
 class Judge(Protocol):
-    """Says of files whether they are whole."""
+    """Decides which files are whole."""
 
     def decide(
         self, snapshot: Snapshot, paths: Collection[str], *, end: ProgramEnd | None = None
     ) -> Mapping[str, Decision]:
-        """Return path -> decision, for files of a snapshot that was taken a moment ago.
+        """Return path -> decision, for files of a snapshot taken just before.
 
         Args:
-            paths: files that are not as the newest set has them.
+            paths: files that differ from the newest set.
             end: how the program has ended; None while it runs.
         """
 
@@ -68,18 +69,18 @@ class _Trail:
 
     facts: FileFacts
     since_s: float  # the first look that saw this state
-    before_s: float  # the look before that one; -inf if it was there when the witness began
-    begun_s: float  # the look before the first that saw it as it was after it was whole last
-    held_s: float | None = None  # the last look that found it open in some process
-    free_s: float | None = None  # the first look since then that found it open in none
-    writers: frozenset[int] = frozenset()  # of this inode
+    before_s: float  # the look before that look; -inf if the file existed when the witness began
+    begun_s: float  # the last look that found it whole, or the look before the first that saw it
+    held_s: float | None = None  # the last look that found it open in a process
+    free_s: float | None = None  # the first look since then that found it closed
+    writers: frozenset[int] = frozenset()  # pids of the writers of this inode
     longest_pause_s: float = 0.0  # between the states that looks have seen, by the times of the file itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Probed:
     kernel_says: Hold
-    file: FileId | None  # None: it is not there any more, or not as it was
+    file: FileId | None  # None: the file is missing or has changed
 
 
 class Witness(Worker):
@@ -98,7 +99,7 @@ class Witness(Worker):
         note: Callable[[str], None],
         least_rest_s: float,
     ) -> None:
-        # Looks go on without what happens between them.
+        # Without this thread looks continue, but events between them are not seen.
         super().__init__("checkpoint-witness", failure="unexpected error in the witness of checkpoints")
         self._folder = folder
         self._clock = clock
@@ -109,7 +110,7 @@ class Witness(Worker):
         self._trails: dict[str, _Trail] = {}
         self._shared: dict[int, bool] = {}  # device -> whether other machines may write to it
         self._looked_s = -inf
-        self._find_again_s = -inf  # not before
+        self._find_again_s = -inf  # earliest time of the next search for new processes
         self._full_s = -inf  # when the disk was last seen full
         self._is_early = self._is_closed = False
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -124,22 +125,22 @@ class Witness(Worker):
                         facts=facts, since_s=self._clock.monotonic(), before_s=-inf, begun_s=-inf
                     )
             except OSError as error:
-                logger.warning("checkpoints: %s", error)  # the first look says so aloud
+                logger.warning("checkpoints: %s", error)  # the first look reports it to the user
             self._looked_s = self._clock.monotonic()
         super().start()
 
     def follow(self, first_pid: int | None) -> None:
-        """Watch the program too.
+        """Begin to watch the program's processes.
 
         Args:
-            first_pid: its first process, as this machine numbers it; None: its end tells nothing of files.
+            first_pid: its first process, as this machine numbers it; None: its end is no evidence for files.
         """
         with self._lock:
             self._processes.first_pid = first_pid
             self._look_for_processes()
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """End; harmless when repeated."""
+        """End the watch; a second call does nothing."""
         if self._is_closed:
             return not self.is_running
         self._is_closed = True
@@ -166,7 +167,7 @@ class Witness(Worker):
             self._events.read()
             probed = {path: self._probe(path, snapshot.files[path]) for path in paths}
             held = {p.file for p in probed.values() if p.file is not None and p.kernel_says is not Hold.FREE}
-            # After the probes: whoever is alive now has closed nothing of what was free then by ending.
+            # After the probes: a process alive now did not close, by ending, a file that the probes found free.
             if paths:
                 self._processes.find()
                 self._processes.check()
@@ -208,7 +209,7 @@ class Witness(Worker):
             return _Probed(kernel_says=Hold.UNKNOWN, file=None)
         try:
             if facts_of(os.fstat(descriptor)) != facts:
-                return _Probed(kernel_says=Hold.HELD, file=None)  # it has just changed: some process writes
+                return _Probed(kernel_says=Hold.HELD, file=None)  # the file has just changed: a process writes it
             file = file_id(descriptor)
             return _Probed(kernel_says=self._hold(descriptor, file), file=file)
         except OSError:
@@ -273,7 +274,7 @@ class Witness(Worker):
             return known
         is_same_file = known.facts.inode == facts.inode
         pause_s = max(0.0, (facts.modified_ns - known.facts.modified_ns) / 1e9) if is_same_file else 0.0
-        pause_s = min(pause_s, now_s - known.before_s)  # the time of day was set, and was no pause of the writer's
+        pause_s = min(pause_s, now_s - known.before_s)  # bounds the effect of a clock that was set
         was_held = known.held_s is not None and is_same_file
         return _Trail(
             facts=facts,
@@ -286,21 +287,21 @@ class Witness(Worker):
 
     @staticmethod
     def _close_of(trail: _Trail, history: History | None, *, written_s: float) -> Close | None:
-        """Return when the file was closed as it is now; None if that was not seen."""
+        """Return when the present state of the file was closed; None if the close was not seen."""
         closed = history.close if history is not None else None
         if closed is not None:
             after_s, before_s = closed.after_s, closed.before_s
         elif trail.free_s is not None:
-            # Whoever wrote it while it was watched has it open no more.
+            # Every process that wrote it during the watch has closed it.
             after_s, before_s = trail.held_s if trail.held_s is not None else trail.before_s, trail.free_s
         else:
             return None
         if closed is None and after_s == -inf:
-            return None  # it was there before anybody watched, and nobody knows who left it so
+            return None  # it existed before the watch began: its writer is unknown
         return Close(after_s=written_s if after_s < written_s < before_s else after_s, before_s=before_s)
 
     def _came_last(self, marker: str, path: str, snapshot: Snapshot) -> bool | None:
-        """Whether a marker was seen to be closed or renamed after a file was; None if the last one is unknown."""
+        """Whether a marker was seen to be closed or renamed after a file was; None if it is unknown which came last."""
         told = []
         for name in (marker, path):
             history = self._events.history(name)
@@ -308,7 +309,7 @@ class Witness(Worker):
             told.append(history.told if history is not None and says else None)
         if told[0] is not None and told[1] is not None and told[0] != told[1]:
             return told[0] > told[1]
-        # Events tell nothing: folders were new, or there were too many. The looks may have come between the two.
+        # Without events (folders were new, or too many): a look may have come between the two.
         last, first = self._trails.get(marker), self._trails.get(path)
         if last is None or first is None or last.facts != snapshot.files[marker] or first.facts != snapshot.files[path]:
             return False
