@@ -39,7 +39,7 @@ UNRESERVED = "-_.~"  # besides letters and digits; RFC 3986 section 2.3
 PATH_SAFE = "/" + UNRESERVED
 KEY_CACHE_SIZE = 4096
 SECURITY_TOKEN = "x-amz-security-token"  # noqa: S105 - the name of a header and of a parameter of URLs
-# What to do about a session token that this service has not made.
+# Advice on a session token that this service did not issue.
 TOKEN_HINT = "Keys of `clary env` come without a session token: unset AWS_SESSION_TOKEN."  # noqa: S105
 
 # Hop-by-hop headers that proxies rewrite and that clients therefore leave unsigned.
@@ -194,7 +194,7 @@ def canonical_request(
     if service == "s3":
         path = _once_encoded(path, safe=PATH_SAFE) if normalize else path
     else:
-        # Elsewhere an encoded slash belongs to a name and divides nothing.
+        # For other services an encoded slash is part of a name and divides nothing.
         path = "/".join(_once_encoded(part) for part in path.split("/")) if normalize else path
         path = _twice_encoded(path)
     values: dict[str, str] = {}

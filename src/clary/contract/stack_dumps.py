@@ -1,7 +1,7 @@
 """State of a host's processes at one moment: their stacks, their waits, their connections.
 
 Where: the service asks for it in the answer to a report (`ReportReceipt.dump`), the agent sends it with
-`POST /clary/v1/agents/{job}/{attempt}/{host}/dumps`; an agent that sees a program get nowhere sends one unasked.
+`POST /clary/v1/agents/{job}/{attempt}/{host}/dumps`; an agent whose program makes no progress sends a dump unasked.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class CollectiveCall:
 
     @property
     def is_held(self) -> bool:
-        """Whether the thread that trains stood in it."""
+        """Whether the training thread was inside the operation."""
         return self.state in ("entered", "waited for")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveGroup:
-    """A group of ranks, and the last calls that one of them made on it.
+    """A group of ranks, and the last calls that one rank made on it.
 
     Attributes:
         kind: of its backend; `DDP` for gradients.
@@ -110,17 +110,17 @@ class ProcessDump:
     rank: int | None  # None for a process that is no rank: a wrapper, a worker of a data loader
     command: str
     state: str  # letter of proc(5): R, S, D, T, Z...
-    wait_channel: str  # function of the kernel in which its main thread sleeps; empty if it does not, or is not told
+    wait_channel: str  # function of the kernel in which its main thread sleeps; empty if awake or unknown
     cpu_s: float
-    num_waits: int  # that its main thread began while it was watched
+    num_waits: int  # waits that its main thread began while it was watched
     cpu_used_s: float  # while it was watched, with all processes below it
     bytes_moved: int  # read and written while it was watched, files and connections, with all processes below it
     threads: tuple[ThreadStack, ...]
     sockets: tuple[SocketState, ...]
-    error: str = ""  # why there are no stacks
-    runnable_s: float = 0.0  # that its busiest thread, or one of a process below it, ran or waited for a processor
+    error: str = ""  # reason why the stacks are missing
+    runnable_s: float = 0.0  # time that its busiest thread, or a descendant's, ran or waited for a processor
     collectives: tuple[CollectiveGroup, ...] = ()  # empty where nothing is recorded
-    num_groups_left_out: int = 0  # that found no room in the record
+    num_groups_left_out: int = 0  # groups that found no room in the record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class HostDump:
     """One host's processes at one moment.
 
     Attributes:
-        number: of the request that it answers; 0 for one that the agent took by itself.
+        number: of the request that it answers; 0 for a dump that the agent took by itself.
         reason: why it was taken.
         addresses: of the host, so that connections can be matched to hosts.
         num_left_out: processes beyond MAX_PROCESSES.
@@ -144,5 +144,5 @@ class HostDump:
     processes: tuple[ProcessDump, ...]
     watched_s: float = 0.0
     num_left_out: int = 0
-    error: str = ""  # why there is nothing
+    error: str = ""  # reason why the dump is empty
     left: tuple[LeftCalls, ...] = ()

@@ -19,34 +19,34 @@ class TrainingJobStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing can change this status any more."""
+        """Whether no later event can change this status."""
         return self in (TrainingJobStatus.COMPLETED, TrainingJobStatus.FAILED, TrainingJobStatus.STOPPED)
 
 
 class WarmPoolStatus(StrEnum):
-    """Where the hosts of a job with a warm pool are.
+    """State of the hosts of a job with a warm pool.
 
     Source: WarmPoolStatus in the AWS API reference.
     """
 
     IN_USE = "InUse"  # the job runs on them
-    AVAILABLE = "Available"  # the job has ended, they wait for a matching one
+    AVAILABLE = "Available"  # the job has ended; its hosts wait for a matching job
     REUSED = "Reused"  # a matching job has taken them
-    TERMINATED = "Terminated"  # they are gone
+    TERMINATED = "Terminated"  # the hosts were given back
 
 
 class RuleStatus(StrEnum):
-    """How the evaluation of a rule stands.
+    """State of a rule's evaluation.
 
     Source: RuleEvaluationStatus in the AWS API reference.
     """
 
     IN_PROGRESS = "InProgress"
-    NO_ISSUES_FOUND = "NoIssuesFound"  # has looked at everything there was
+    NO_ISSUES_FOUND = "NoIssuesFound"  # the rule has evaluated all data
     ISSUES_FOUND = "IssuesFound"
-    ERROR = "Error"  # could not go on; the job is none the worse for it
+    ERROR = "Error"  # the evaluation failed; the job is not affected
     STOPPING = "Stopping"
-    STOPPED = "Stopped"  # ended before it had looked at everything
+    STOPPED = "Stopped"  # the evaluation was ended before it had seen all data
 
 
 class SecondaryStatus(StrEnum):
@@ -57,9 +57,9 @@ class SecondaryStatus(StrEnum):
     DOWNLOADING = "Downloading"  # code, environment and File channels are fetched
     TRAINING = "Training"  # the program runs
     INTERRUPTED = "Interrupted"  # hosts were taken away; the job waits for new ones
-    RESTARTING = "Restarting"  # it failed through no fault of its own; the job is tried again
+    RESTARTING = "Restarting"  # the attempt failed through no fault of the job, which is tried again
     UPLOADING = "Uploading"  # model and output are written to S3
-    STOPPING = "Stopping"  # programs were told to stop
+    STOPPING = "Stopping"  # programs were signalled to stop
     COMPLETED = "Completed"  # terminal
     FAILED = "Failed"  # terminal
     STOPPED = "Stopped"  # terminal

@@ -1,4 +1,4 @@
-"""How far the debugger had counted steps when a checkpoint was written, so that a later attempt goes on from there.
+"""Step counts of the debugger at each checkpoint, from which a later attempt continues to count.
 
 Where: a hook (`train.debugger.capture.step_counting`) writes one file a process into the folder that `FOLDER_VARIABLE`
 names, a row for each step that begins; `agent.checkpoints.step_counts` reads it when it takes a set of checkpoints, and
@@ -6,7 +6,7 @@ the manifest of the set keeps the row that was the last when its newest file was
 the restored sets into `RESTORED_FILE` of the same folder. The folder of checkpoints holds nothing of this, because
 scripts list it.
 
-    0      magic, worker, when the process began, what it had counted before
+    0      magic, worker, start of the process, its counts before the first row
     128    row 1, row 2, ...; row N + NUM_ROWS takes the place of row N
 
 A row has its number at both ends; they differ while the row is being written. Times are nanoseconds since
@@ -23,9 +23,9 @@ from typing import NamedTuple
 FOLDER = (".clary", "step-counts")  # below a host's /opt/ml
 FOLDER_VARIABLE = "CLARY_STEP_COUNTS_FOLDER"  # set where a job has checkpoints
 ENDING = ".counts"  # of a file's name, WORKER-PROCESS.counts
-RESTORED_FILE = "restored.json"  # a RestoredCounts; absent where nothing is known
+RESTORED_FILE = "restored.json"  # a RestoredCounts; absent if no counts are known
 
-NUM_ROWS = 4096  # kept of a process: 40 s of a hundred steps a second, and checkpoints are looked at every 5 s
+NUM_ROWS = 4096  # of a process: 40 s at a hundred steps a second; checkpoints are looked at every 5 s
 HEADER_BYTES = 128
 MAX_COUNT = 1 << 53  # numbers of JSON are exact up to here
 _MAGIC = b"CLARYSC1"
@@ -56,8 +56,8 @@ class StepCounts:
 class RestoredCounts:
     """Step counts of the sets from which a host was restored."""
 
-    own: StepCounts | None = None  # of the host's own set: for hosts that train each by itself
-    first: StepCounts | None = None  # of the host with the lowest number: for those that train together
+    own: StepCounts | None = None  # of the host's own set: for hosts that train independently
+    first: StepCounts | None = None  # of the host with the lowest number: for hosts that train together
 
 
 class CountsHeader(NamedTuple):
@@ -94,7 +94,7 @@ def read_header(data: bytes) -> CountsHeader | None:
 
 
 def offset_of(number: int) -> int:
-    """Return where in the file a row is."""
+    """Return the offset of a row in the file."""
     return HEADER_BYTES + (number - 1) % NUM_ROWS * ROW_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Where the time of each training step went, as a rank leaves it for the agent of its host.
+"""Time of each training step by its use, which a rank records for the agent of its host.
 
 Where: `train.steps` writes one file a process into the folder that CLARY_STEPS_FOLDER names;
 `agent.metrics.step_source` reads it while it grows and makes series of it. A file is a header and a ring of rows:
@@ -6,7 +6,7 @@ Where: `train.steps` writes one file a process into the folder that CLARY_STEPS_
     0      magic, rank, process
     64     row of step 1, row of step 2, ...; step N + NUM_ROWS takes the place of step N
 
-A row bears its number at both ends, so that one that is being written is seen to be torn. All times are seconds.
+A row bears its number at both ends, so that a reader recognises a row that is being written. All times are seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER_VARIABLE = "CLARY_STEPS_FOLDER"
 SWITCH_VARIABLE = "CLARY_STEPS"  # 0: nothing is recorded
 ENDING = ".steps"  # of a file's name, RANK-PROCESS.steps
 
-NUM_ROWS = 512  # kept of a process: at two looks a second, a thousand steps a second
+NUM_ROWS = 512  # of a process: enough for a thousand steps a second at two looks a second
 HEADER_BYTES = 64
 _MAGIC = b"CLARYST1"
 _HEADER = struct.Struct("<8sqq")
@@ -31,7 +31,7 @@ _MAX_RANK = 1 << 31
 
 
 class StepRow(NamedTuple):
-    """One step of one rank. The rest of `step_s` beside the parts was spent outside of all of them.
+    """One step of one rank. `step_s` less its parts is time outside of all of them.
 
     Attributes:
         number: of the step, from 1.
@@ -40,7 +40,7 @@ class StepRow(NamedTuple):
         data_wait_s: waiting for batches of a DataLoader.
         forward_s: from a batch to its backward pass.
         backward_s: in backward passes, less what of them was communication.
-        communication_s: held up in collectives, wherever that was.
+        communication_s: blocked in collectives, in any part of the step.
         optimizer_s: in the optimizer's step.
     """
 
@@ -71,7 +71,7 @@ def read_header(data: bytes) -> int | None:
 
 
 def offset_of(number: int) -> int:
-    """Return where in the file the row of a step is."""
+    """Return the offset of a step's row in the file."""
     return HEADER_BYTES + (number - 1) % NUM_ROWS * ROW_BYTES
 
 

@@ -1,8 +1,8 @@
 """Numbers and pictures that a program writes into files about its own training, and its progress.
 
 Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/training` carries a TrainingBatch and is answered by a
-TrainingReceipt. Findings are numbered from 0 over the life of one host in one attempt, so that none is stored twice.
-A program itself may report its progress to STATUS_PATH (`control.server.training_routes`).
+TrainingReceipt. Findings are numbered from 0 over the life of one host in one attempt, so that no finding is stored
+twice. A program itself may report its progress to STATUS_PATH (`control.server.training_routes`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FindingKind(StrEnum):
 
     SCALAR = "scalar"  # a metric's value
     HISTOGRAM = "histogram"  # data: JSON of [[left, right, count], ...], from left to right
-    IMAGE = "image"  # data: the file in base64; empty for one that is not kept (`contract.picture_files`)
+    IMAGE = "image"  # data: the file in base64; empty for an image that is not kept (`contract.picture_files`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,10 @@ class Finding:
         kind: what it is.
         name: of the metric, or tag.
         at_ms: milliseconds since 1970, as the program wrote them.
-        step: of the training; None where the program gave none.
-        value: of a scalar; None for one that is no finite number.
+        step: of the training; None if the program gave no step.
+        value: of a scalar; None unless it is a finite number.
         data: of a histogram or an image.
-        file: where it stands, below the host's `/opt/ml`.
+        file: path of the file that holds it, below the host's `/opt/ml`.
         offset: of the record in the file, in bytes.
         size_bytes: of an image as the program wrote it.
     """
@@ -60,16 +60,16 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingProgress:
-    """How far a program is.
+    """Progress of a program.
 
     Attributes:
         done: of `total`, in `unit`; of the whole training where that is known.
-        total: None where the program does not say.
+        total: None if unknown.
         unit: steps, epochs or percent.
         source: kubeflow, trainer_state or log.
         at_ms: milliseconds since 1970.
         eta_s: seconds until the end; None until a rate is known.
-        epoch: the one that runs, from 1; None if not said.
+        epoch: number of the current epoch, from 1; None if unknown.
         max_epoch: number of epochs in all.
         step_in_epoch: steps of the current epoch that are done.
         steps_per_epoch: number of steps of an epoch.
@@ -88,7 +88,7 @@ class TrainingProgress:
 
     @property
     def percent(self) -> float | None:
-        """How much is done, from 0 to 100; None if the total is not known."""
+        """Share that is done, from 0 to 100; None if the total is unknown."""
         return None if not self.total else max(0.0, min(100.0, 100.0 * self.done / self.total))
 
 
@@ -96,10 +96,10 @@ class TrainingProgress:
 class TrainingBatch:
     """Findings of one host in the order in which they were found."""
 
-    first: int  # number of the first
+    first: int  # number of the first finding
     findings: tuple[Finding, ...] = ()
-    progress: TrainingProgress | None = None  # None where nothing new is known
-    num_dropped: int = 0  # findings that were given up so far, over the host's life
+    progress: TrainingProgress | None = None  # None without news
+    num_dropped: int = 0  # findings dropped so far, over the host's life
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def tls_variables(tls_folder: Path, *, proxy_url: str, environ: Mapping[str, str
         # Python's clients read the lower-case name first.
         "HTTPS_PROXY": proxy_url,
         "https_proxy": proxy_url,
-        # The proxy opens nothing on this machine but the service's own names.
+        # On this machine the proxy connects only to the service's own names.
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
     }

@@ -1,6 +1,6 @@
-"""`custom_mpi_options`: which options of mpirun are understood, and which are refused by name.
+"""`custom_mpi_options`: the options of mpirun that Clary applies, and those that it refuses by name.
 
-Where: `distribution.refusals` at submit; the mpi launchers apply what was understood.
+Where: `distribution.refusals` at submit; the mpi launchers apply the parsed options.
 Source: mpirun(1) of Open MPI 4.1; sagemaker-training 5.1.4 splits the string at white space and takes
 `--NCCL_DEBUG X` out of it (`mpi._parse_custom_mpi_options`).
 """
@@ -33,7 +33,7 @@ _FLAGS = frozenset(
 # Options with one value that may be handed to mpirun as they are.
 _VALUED = frozenset({"bind-to", "map-by", "rank-by", "report-state-on-timeout", "timeout"})
 _MCA = frozenset({"mca", "gmca", "omca", "pmca", "prtemca"})
-# Options with one value that would take the platform's part.
+# Options with one value that would override the platform, with the reason for the refusal.
 _PLATFORM_PART = {
     "np": "the number of ranks comes from the hosts and processes_per_host",
     "n": "the number of ranks comes from the hosts and processes_per_host",
@@ -53,16 +53,16 @@ _REFUSED_MCA = frozenset({"plm_rsh_agent", "plm_ssh_agent", "plm"})
 
 @dataclass(frozen=True, kw_only=True)
 class MpiOptions:
-    """`custom_mpi_options`, understood."""
+    """Parsed `custom_mpi_options`."""
 
-    variables: dict[str, str | None]  # -x NAME (None: as the environment has it) and -x NAME=VALUE
+    variables: dict[str, str | None]  # -x NAME (None: the environment's value) and -x NAME=VALUE
     mca: tuple[tuple[str, str, str], ...]  # (option, name, value), option as it was written without dashes
     flags: tuple[str, ...]  # other options, as they were written
     problems: tuple[str, ...]  # one sentence for each option that is refused
 
     @property
     def only_mpirun(self) -> tuple[str, ...]:
-        """Options that mean something to a real mpirun alone."""
+        """Options that only a real mpirun can apply."""
         return tuple(f"-{option} {name} {value}" for option, name, value in self.mca) + self.flags
 
 

@@ -1,8 +1,7 @@
 """Places that a request names and agents use: S3 addresses, the source of the code, the folder of checkpoints.
 
-Where: the service refuses a request by these rules when it comes, agents hold plans against the same ones before they
-open anything. Each rule returns what is wrong, or None. Pure, but for
-`real_folder_problem`, which follows links of the machine.
+Where: the service checks a request by these rules on arrival; agents check plans by the same rules before they open
+files. Each rule returns the problem, or None. Pure, but for `real_folder_problem`, which follows links of the machine.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from clary.contract.settings import hyperparameters as hps
 S3_SCHEME = "s3://"
 FILE_SCHEME = "file://"
 
-# Wider than S3's own rule, which the store applies: what is not in here changes the meaning of a URL.
+# Wider than S3's own rule, which the store applies: any other character could change the meaning of a URL.
 _BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 _DOTS = frozenset({".", ".."})
-# The first process of a host works with these while it builds the host and starts programs; nothing covers them.
+# The first process of a host works with these while it builds the host and starts programs; nothing may cover them.
 _OF_THE_KERNEL = tuple(PurePosixPath("/", name) for name in ("proc", "sys", "dev", "run"))
-_SHARED_MEMORY = PurePosixPath("/dev/shm")  # noqa: S108 - a folder as others, once it is there
+_SHARED_MEMORY = PurePosixPath("/dev/shm")  # noqa: S108 - an ordinary folder, once it is mounted
 # A folder in the place of one of these leaves a host without programs, users or settings.
 _SYSTEM = frozenset(
     PurePosixPath(path)
@@ -58,7 +57,7 @@ def s3_uri_problem(uri: str) -> str | None:
 def code_source_problem(source: str) -> str | None:
     """Return why an address cannot be the source of a job's code.
 
-    An agent reads with rights that the job does not have, so of the machine's paths only the job's own are meant.
+    An agent may read more than the job: of the machine's paths only the job's own are allowed.
     """
     if source.startswith(S3_SCHEME):
         problem = s3_uri_problem(source)
@@ -84,7 +83,8 @@ def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = Fa
 
     Args:
         member: of the request, as "CheckpointConfig.LocalPath".
-        is_mirrored: whether all that lies there is stored as it is, so that it must not be input or the system's.
+        is_mirrored: whether the whole folder is stored as it is, so that it must hold no input and no files of the
+            system.
     """
     example = _MIRRORED_EXAMPLE if is_mirrored else _CHECKPOINTS_EXAMPLE
     path = local_folder(local_path)
@@ -108,7 +108,7 @@ def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = Fa
 def real_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
     """Return the problem of a folder's path with links of this machine followed, or None.
 
-    So /var/run is /run. What lies below /opt/ml is the host's own, whatever the machine has there.
+    For example, /var/run is /run. Paths below /opt/ml are the host's own, whatever the machine has there.
     The rules are those of `local_folder_problem`; links lead to the same places inside of hosts.
 
     Args: as `local_folder_problem`.

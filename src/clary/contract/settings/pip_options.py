@@ -1,7 +1,7 @@
 """pip's configuration of a machine: its files, then its variables.
 
-Where: the agent says it in uv's words when it installs requirements; the service lets hosts reach the indexes that it
-names. Standard library only.
+Where: the agent translates it into uv's options when it installs requirements; the service lets hosts reach the indexes
+in it. Standard library only.
 Source: pip documentation, "Configuration".
 """
 
@@ -40,7 +40,7 @@ def pip_options(machine: Mapping[str, str], prefix: str | None) -> dict[str, str
         try:
             parser.read_string(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, configparser.Error):
-            continue  # absent or not pip's format: pip itself then says so
+            continue  # absent, or not in pip's format: pip itself reports that
         for section in _SECTIONS:
             if parser.has_section(section):
                 options |= {name: parser.get(section, name) for name in _OPTIONS if parser.has_option(section, name)}

@@ -51,10 +51,10 @@ SENT_BY_SDKS = frozenset(
     }
 )
 KNOWN_KEYS = LAUNCHER_KEYS | TOOLKIT_KEYS
-# Switches of which one decides on the launcher.
+# Switches of the launchers; the first one that is on chooses.
 LAUNCHERS = tuple(name for name, _ in distribution.LAUNCH_ORDER)
 SWITCHES = (*LAUNCHERS, COMPILER_ENABLED, COMPILER_DEBUG_MODE, MIXED_PRECISION, CUDA_ON_CPU)
-NEARNESS = 0.8  # of difflib: one or two letters of a name
+NEARNESS = 0.8  # cutoff of difflib: one or two letters of a name may differ
 
 
 def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[str, ...]:
@@ -62,8 +62,8 @@ def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[
 
     Args:
         hyperparameters: as the request gave them.
-        has_command: whether ContainerEntrypoint says what runs: then a key is told of only where it nearly is a known
-            one, as the program may read keys of its own from hyperparameters.json.
+        has_command: whether ContainerEntrypoint names the program: then only keys that nearly equal a known one are
+            reported, because the program may read keys of its own from hyperparameters.json.
     """
     found = []
     for name in hyperparameters:
@@ -81,7 +81,7 @@ def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[
 
 
 def _switch_warnings(hyperparameters: Mapping[str, str]) -> list[str]:
-    """Return a sentence on each switch that is neither true nor false, and on launchers that give way to another."""
+    """Return a sentence on each switch that is neither true nor false, and on each launcher that another overrides."""
     found = []
     for name in SWITCHES:
         value = parse_value(hyperparameters.get(name, "null"))
@@ -91,6 +91,6 @@ def _switch_warnings(hyperparameters: Mapping[str, str]) -> list[str]:
     found += [
         f"hyperparameter {name!r} has no effect beside {first!r}, which chooses the launcher"
         for name in others
-        if name != distribution.DATAPARALLEL_ENABLED  # the library goes with every launcher
+        if name != distribution.DATAPARALLEL_ENABLED  # the library works with every launcher
     ]
     return found

@@ -1,7 +1,7 @@
 """Cause that holds a job up, read from its hosts' dumps: waiting ranks, awaited ranks, odd ranks. Pure.
 
-Where: the page `dump` of a job asks. Ranks are grouped by the calls of Python on their main threads; what is said of a
-rank names what was seen, so that a reader can judge it.
+Where: the page `dump` of a job calls it. Ranks are grouped by the calls of Python on their main threads; the words on a
+rank name the evidence, so that a reader can judge it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from clary.control.analysis.rank_doings import (
 )
 
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
-_FEW_RETRANSMITS = 2  # one happens on a link that is well
+_FEW_RETRANSMITS = 2  # a healthy link may have one
 _ORDER = "the order of collectives"
 
 
 class Weight(StrEnum):
-    """How a suspicion is to be taken."""
+    """Strength of a suspicion."""
 
-    SUSPECT = "suspect"  # it does nothing while others wait for it
-    WAITED_FOR = "waited for"  # it does something: an evaluation, a checkpoint, a compiler
+    SUSPECT = "suspect"  # the rank does nothing while others wait for it
+    WAITED_FOR = "waited for"  # the rank is at work: an evaluation, a checkpoint, a compiler
     NOTE = "note"
 
 
@@ -55,7 +55,7 @@ class Group:
     doing: Doing
     operation: str  # of the collective that they wait in; empty for none
     frames: tuple[Frame, ...]  # of the first member, innermost first
-    is_odd: bool  # whether others wait and these do not, or in another operation than most
+    is_odd: bool  # whether only other ranks wait, or these wait in another operation than most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def examine(dumps: Mapping[str, HostDump], *, hosts: Sequence[str], num_ranks: i
         dumps: by host, of those that have answered.
         hosts: all hosts of the job.
         num_ranks: of the job; 0 where that is not known.
-        is_final: whether hosts that have not answered had time to.
+        is_final: whether hosts without an answer had enough time for one.
     """
     counted = count_collectives(dumps, num_ranks=num_ranks)
     groups = _groups(dumps, counted)
@@ -121,8 +121,8 @@ def _groups(dumps: Mapping[str, HostDump], counted: Counted) -> tuple[Group, ...
 def _odd_places(places: Sequence[tuple[Doing, str, int]]) -> list[bool]:
     """Return for each place (its activity, operation and number of ranks) whether it stands out.
 
-    Where ranks wait, those are odd that do not; where all wait, those in another operation than most. Ranks of a
-    pipeline send and receive as they stand in it, so that there no operation is odd.
+    If only some ranks wait, the other ranks stand out; if all wait, the ranks in another operation than most do. Ranks
+    of a pipeline send or receive by their place in it, so that there no operation stands out.
     """
     waiting = [doing in (Doing.WAITS_FOR_RANKS, Doing.WAITS_FOR_GPU) for doing, _, _ in places]
     if not any(waiting) or not all(waiting):
@@ -171,7 +171,7 @@ def _cut_links(dumps: Mapping[str, HostDump]) -> list[Suspicion]:
     for host, dump in dumps.items():
         for address in dump.addresses:
             owners.setdefault(address, set()).add(host)
-    # Hosts that are plain processes share the machine's addresses, which tell nothing.
+    # Hosts that are plain processes share the machine's addresses, which identify no host.
     names = {address: next(iter(hosts)) for address, hosts in owners.items() if len(hosts) == 1}
     found: dict[tuple[str, str], SocketState] = {}
     for host, dump in dumps.items():
@@ -199,14 +199,14 @@ def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: 
     """Yield a suspicion for each rank that is elsewhere than the waiting ranks, or called another collective than most.
 
     Suspects the order of collectives where all ranks wait in different ones and no rank is odd, or where ranks wait for
-    each other. Yields nothing while at least half of the waiting ranks get on.
+    each other. Yields nothing while at least half of the waiting ranks make progress.
     """
     processes = {(host, process.pid): process for host, process in _ranks(dumps)}
     waiting = [group for group in groups if group.doing in (Doing.WAITS_FOR_RANKS, Doing.WAITS_FOR_GPU)]
     usual = [group for group in waiting if not group.is_odd]
     waiters = [processes[member.host, member.pid] for group in usual for member in group.members]
     still = [process for process in waiters if process.num_waits < FEW_WAITS]
-    if len(still) * 2 <= len(waiters):  # most of those who wait get on: so does the job
+    if len(still) * 2 <= len(waiters):  # the waiting ranks make progress, and so does the job
         return
     operations = {group.operation for group in usual}
     out_of_order = [*(found.words for found in counted.disagreements if not found.odd), counted.crossing]

@@ -27,7 +27,7 @@ class JobPrice:
     usd_per_hour: float | None  # on demand; None when a type has no price
     spot_fraction: float  # price of spot capacity over that on demand, above 0, at most 1
     source: str = ""  # where the figures come from, in words
-    notes: tuple[str, ...] = ()  # what is missing, in sentences
+    notes: tuple[str, ...] = ()  # sentences on missing prices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def training_time(job: TrainingJob, *, now: datetime) -> timedelta | None:
     Args:
         job: the record.
         now: how far the time of a job that has not ended is counted.
-    Returns: None while no attempt has come so far that it downloads.
+    Returns: None while no attempt has begun to download.
     """
     stretches = list(_stretches(job, now))
     return sum((end - start for start, end in stretches), timedelta()) if stretches else None

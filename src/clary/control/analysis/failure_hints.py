@@ -1,7 +1,7 @@
 """Advice on the commonest failures, in a sentence. Pure.
 
-Where: `clary describe --why` and the console show it below the cause. A hint is given for what is certain from the
-words alone; nothing is guessed.
+Where: `clary describe --why` and the console show it below the cause. A hint is given only if the words alone prove the
+cause.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from clary.control.jobs.verdicts import Verdict
 
-# Packages that are called otherwise than what they bring.
+# Packages whose name differs from that of their module.
 _PACKAGES = {
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
@@ -34,7 +34,7 @@ CATEGORIES = {
 
 
 def category(verdict: str) -> str:
-    """Return a verdict as people say it; `unknown` for jobs that failed before there were verdicts."""
+    """Return a verdict in everyday words; `unknown` for jobs that failed before there were verdicts."""
     return CATEGORIES[Verdict(verdict)] if verdict else "unknown"
 
 
@@ -42,7 +42,7 @@ def hint(words: str, *, channels: Sequence[str] = ()) -> str:
     """Return advice on a failure, or an empty text if nothing is certain.
 
     Args:
-        words: the failure's, and those of the program before it, with newlines between.
+        words: text of the failure and the program's lines before it, with newlines between.
         channels: names of the job's input channels.
     """
     for pattern, advise in _HINTS:

@@ -111,7 +111,7 @@ def _root(job: TrainingJob, trace_id: str, root_id: str, *, end: datetime, num_l
 
 
 def _attempts(job: TrainingJob, end: datetime) -> dict[int, tuple[datetime, datetime, dict[str, str]]]:
-    """Return number -> begin, end, and how it ended where it ended early."""
+    """Return number -> begin, end, and the kind and reason of an early end."""
     begins: dict[int, datetime] = {}
     for row, index in zip(job.transitions, attempts_of_rows(job.transitions), strict=True):
         begins.setdefault(index + 1, row.started_at)

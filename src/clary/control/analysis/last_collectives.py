@@ -1,8 +1,9 @@
 """Ranks that are behind in a collective or called another one than their peers, by the ranks' records. Pure.
 
-Where: `autopsy` adds it to what stacks say. Operations of a group are numbered by each of its ranks for itself, so that
-equal numbers are one operation. A rank without a record is never said to be behind; sends and receives are shown and
-not compared. Where numbers do not fit together - operations that ended well differ - nothing is said of that group.
+Where: `autopsy` adds it to the evidence of stacks. Operations of a group are numbered by each of its ranks for itself,
+so that equal numbers are one operation. A rank without a record is never said to be behind; sends and receives are
+shown and not compared. A group whose numbers do not match is left out: its ranks finished different operations under
+one number.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ _HASH_CHARACTERS = 40  # torch names some groups by a digest of their ranks
 _SHOWN_CHARACTERS = 12
 _FINISHED = "finished"
 _LOOKED_BACK = 16  # operations; records hold fewer
-# Backends whose operations have ended when a wait for them has; with others they are in line then.
+# Backends whose operations have ended when a wait for them returns; with others they are only queued then.
 _ENDED_WHEN_WAITED_FOR = frozenset({"gloo", "mpi", "smddp"})
-# Operations that may meet each other: they are ways to write one.
+# Operations that ranks may mix in one call: they are spellings of the same operation.
 _FAMILIES = {
     "all_gather_into_tensor": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
     "all_gather_into_tensor_coalesced": "all_gather_coalesced",
 }
-# Operations to which all ranks bring as many elements.
+# Operations to which all ranks bring the same number of elements.
 _EQUAL_COUNTS = frozenset({"all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"})
 
 
@@ -68,7 +69,7 @@ class Disagreement:
     """Ranks that called different operations under one number.
 
     Attributes:
-        odd: who called another than most; empty where there is no majority.
+        odd: ranks that called another operation than most; empty without a majority.
     """
 
     odd: tuple[int, ...]
@@ -81,7 +82,7 @@ class Counted:
 
     Attributes:
         crossing: how ranks wait for each other in different groups; empty if they do not.
-        about: of a rank, what the others that wait have to do with it.
+        about: of a rank, whether it has entered the operation in which others wait, in words.
         cleared: waiting ranks that no other rank waits for, while other ranks are waited for.
     """
 
@@ -145,9 +146,9 @@ class _Table:
     def signatures(self, number: int) -> dict[tuple[str, str, int], list[int]]:
         """Return rank lists by their call under a number, the most common call first."""
         calls = self.at(number)
-        # Of several ways to write an operation each counts elements in its own way.
+        # Each spelling of an operation counts elements in its own way.
         names = {call.operation for call in calls.values()}
-        has_types = all(call.dtype for call in calls.values())  # else nobody has looked at what a rank brings
+        has_types = all(call.dtype for call in calls.values())  # else the tensors of some rank were not recorded
         has_counts = has_types and len(names) == 1 and names <= _EQUAL_COUNTS
         found: dict[tuple[str, str, int], list[int]] = {}
         for rank, call in sorted(calls.items()):
@@ -159,7 +160,7 @@ class _Table:
     def has_ended_well(self, number: int) -> bool:
         """Whether an operation has ended on all ranks that record it: then its differences held no rank up.
 
-        Known only of backends whose operations have ended when a wait for them has.
+        Known only of backends whose operations have ended when a wait for them returns.
         """
         return self.key[1] in _ENDED_WHEN_WAITED_FOR and all(
             call.state == _FINISHED for call in self.at(number).values()
@@ -186,7 +187,7 @@ def count_collectives(dumps: Mapping[str, HostDump], *, num_ranks: int) -> Count
     tables = [_Table(key, ranks, num_ranks) for key in keys]
     compared = [table for table in tables if table.is_compared]
     disagreements = {table.key: found for table in compared if (found := _disagreement(table)) is not None}
-    # What tells the most comes first.
+    # Groups with disagreements come first, then those with the most waiting ranks.
     tables.sort(key=lambda table: (table.key not in disagreements, -len(table.held)))
     crossing = _crossing(compared)
     return Counted(
@@ -253,7 +254,7 @@ def _disagreement(table: _Table) -> Disagreement | None:
     return None
 
 
-_Edge = tuple[int, _Table, list[int]]  # a rank, the group that it waits in, those who have not come there
+_Edge = tuple[int, _Table, list[int]]  # a rank, the group that it waits in, the ranks that have not arrived
 
 
 def _waits(tables: Iterable[_Table]) -> dict[int, tuple[_Table, list[int]]]:
@@ -296,9 +297,9 @@ def _crossing_words(crossing: Iterable[_Edge]) -> str:
 
 
 def _about(tables: Sequence[_Table], ranks: Iterable[_Rank]) -> dict[int, str]:
-    """Say of each rank whether it has come to where most others wait."""
+    """Return for each rank, in words, whether it has entered the operation in which others wait."""
     found: dict[int, str] = {}
-    # Where most wait comes last: it is what is said.
+    # The group with the most waiting ranks comes last: its words replace earlier ones.
     for table in sorted(tables, key=lambda table: len(table.held)):
         for rank, entered in table.entered.items():
             held = sorted(call.number for other, call in table.held.items() if other != rank)

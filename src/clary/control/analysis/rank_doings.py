@@ -23,8 +23,8 @@ _COLLECTIVE_FILES = (
     "horovod/",
 )
 _COLLECTIVE_CODE = ("c10d::", "gloo::")  # in names of native functions
-# Calls that come back when a GPU has got so far: waits, copies to the host (`.item()`), memory that is given back, and
-# anything that is asked of a GPU whose queue is full, as it is soon when a collective hangs.
+# Calls that return only when a GPU has done its earlier work: waits, copies to the host (`.item()`), frees of memory,
+# and any call while the GPU's queue is full, as it soon is when a collective hangs.
 _GPU_CODE = (
     "StreamSynchronize",
     "EventSynchronize",
@@ -35,14 +35,14 @@ _GPU_CODE = (
     "cuLaunch",
 )
 _GPU_LIBRARIES = ("libcudart", "libcuda.so", "libamdhip64")
-# In names of functions of the NVIDIA driver in the kernel, where who waits for a driver in trouble stands.
+# In names of the NVIDIA driver's functions in the kernel, where a process waits for a driver in trouble.
 _GPU_WAITS = ("nvidia_", "uvm_", "os_acquire_", "rm_ioctl", "_nv")
 _ENGINE_CODE = "torch::autograd::"  # in native functions of a thread that computes a backward pass
 _ENGINE_RESTS = "ReadyQueue::pop"  # in such a thread while it has nothing to do
 _THREAD_STARTER = "_bootstrap"  # outermost call of threads that Python has started
-_BETWEEN = ("threading.py", "selectors.py", "socket.py", "queue.py")  # where a wait of the libraries above may end
+_BETWEEN = ("threading.py", "selectors.py", "socket.py", "queue.py")  # innermost files of waits in the libraries above
 _BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; what it calls is native
-_WRAPPERS = frozenset({"wrapper", "inner", "_wrap", "wait", "synchronize"})  # between a caller and what it calls
+_WRAPPERS = frozenset({"wrapper", "inner", "_wrap", "wait", "synchronize"})  # functions that only call another
 _LOADER_FILES = ("torch/utils/data/",)
 _LOADER_WAITS = ("torch/utils/data/", "multiprocessing/connection.py", "multiprocessing/queues.py", *_BETWEEN)
 # In names of the kernel's functions: pipes and FIFOs, pages of files, network file systems, FUSE.
@@ -58,11 +58,11 @@ _FILE_WAITS = (
     "jbd2",
 )
 _UNINTERRUPTIBLE = "D"
-FEW_WAITS = 3  # of a main thread while it is watched: who is held up asks now and then whether it is over
+FEW_WAITS = 3  # of a main thread while it is watched: a blocked one wakes now and then to check
 _SOME_CPU = 0.2  # of the time in which it was watched
 _MOSTLY = 0.6  # of it: a thread that only wakes now and then waits less for its processor, even on a crowded machine
 _SOME_BYTES = 64 * 1024  # while it was watched
-_HELD_S = 0.5  # records are read before stacks are: who has only just come may be gone by then
+_HELD_S = 0.5  # records are read before stacks: a rank that has just entered may have left by then
 
 
 class Doing(StrEnum):
@@ -109,13 +109,13 @@ def doing_of(process: ProcessDump) -> Doing:
         return Doing.WAITS_FOR_RANKS
     if any(map(_waits_for_gpu, _native(frames))) or process.wait_channel.startswith(_GPU_WAITS):
         return Doing.WAITS_FOR_GPU
-    # Of a loader in the process itself the innermost calls are the user's data set, and are shown as that.
+    # A loader that works in the process itself has calls of the user's data set innermost, which are shown instead.
     waits = itertools.takewhile(lambda frame: frame.file.startswith(_LOADER_WAITS), python_calls(frames))
     if any(frame.file.startswith(_LOADER_FILES) for frame in waits):
         return Doing.WAITS_FOR_DATA
     if process.state == _UNINTERRUPTIBLE or any(word in process.wait_channel for word in _FILE_WAITS):
         return Doing.READS
-    # `wait` of what an operation returned, called by the script itself, shows on no stack where native code does not.
+    # A script's own `wait` on the handle of an operation is native code, which some stacks do not show.
     return Doing.WAITS_FOR_RANKS if held_call(process) else Doing.OTHER
 
 
@@ -145,7 +145,7 @@ def operation_of(process: ProcessDump) -> str:
 
 
 def held_call(process: ProcessDump) -> CollectiveCall | None:
-    """Return the operation in which a process has recorded that it waits for a while; None without one."""
+    """Return the newest recorded operation in which a process has waited for `_HELD_S`; None without one."""
     calls = (call for group in process.collectives for call in group.calls)
     held = [call for call in calls if call.is_held and call.age_s >= _HELD_S]
     return min(held, key=lambda call: call.age_s, default=None)
@@ -164,7 +164,7 @@ def _waits_in_collective(frames: Sequence[Frame]) -> bool:
 
 
 def _sleeps_in_backward(process: ProcessDump, frames: Sequence[Frame]) -> bool:
-    """Whether a rank's backward pass sleeps: gradients are reduced in it, and nothing else of it waits for long."""
+    """Whether a rank's backward pass sleeps: of its work only the reduction of gradients waits for long."""
     return frames[0].function == _BACKWARD and process.state == "S" and process.num_waits < FEW_WAITS
 
 
@@ -178,7 +178,7 @@ def standing_calls(process: ProcessDump) -> tuple[Frame, ...]:
     """Return the calls that say where a process stands: of its main thread, inside them those of its backward pass.
 
     A backward pass on a GPU is computed by a thread of torch while the main thread sleeps; its nodes and hooks may be
-    Python, as what is computed again for a checkpoint is.
+    Python, such as the recomputation of activation checkpoints.
     """
     frames = main_thread(process).frames
     inner = next(iter(python_calls(frames)), None)

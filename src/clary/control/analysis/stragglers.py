@@ -3,7 +3,7 @@
 Where: `server.pages.stragglers_page` gathers what hosts measured (`agent.metrics.step_source`) and asks.
 
 [Note: who is slow]
-Ranks that train together have steps of one length: who is slow works longer, and the others wait in collectives for the
+Ranks that train together have steps of one length: a slow rank works longer, and the others wait in collectives for the
 difference. So each rank's own time is compared, its step less its communication. The slowest is a straggler if it works
 a tenth of a step longer than the others, and did so for most of the time that is looked at.
 
@@ -31,7 +31,7 @@ REFUSED_PERCENT = 20.0  # of a processor, more than the others' hosts are refuse
 LEAST_COMMUNICATION = 0.2  # of a step, for the network to matter
 RTT_FACTOR, CLEAR_RTT_FACTOR = 4.0, 10.0
 RTT_EXCESS_MS = 2.0  # hosts of one job are a fraction of a millisecond apart
-PAIR_RTT_MS = 10.0  # of two hosts there are no others to compare with
+PAIR_RTT_MS = 10.0  # for jobs of two hosts, where no third host allows a comparison
 RESENT_PERCENT, RESENT_FACTOR = 1.0, 5.0  # of segments; a fraction of a percent is sent again on any busy link
 SHORT_S = 0.1  # shorter spans are shown in milliseconds
 _MS_PER_S = 1000
@@ -99,7 +99,7 @@ class RankSteps:
         return StepTimes(**medians)
 
     def mean_step_s(self) -> float:
-        """Return the mean of the moments, in which waiting now and then has its weight."""
+        """Return the mean of the moments, which counts occasional waits."""
         return statistics.fmean(item.step_s for item in self.moments.values())
 
 

@@ -2,8 +2,8 @@
 
 Where: the ledger adds the stretches up. Rows of SecondaryStatusTransitions say what the job as a whole was doing; facts
 of each host (timings of its preparation, its connections to the master port, ends of its processes, its newest
-checkpoint) say where in such a row it was. What the facts do not say stays with the row: a stretch is never guessed
-from two clocks at once, and never negative.
+checkpoint) say how it spent such a row. Time that the facts do not explain stays with the row: a stretch is never
+computed from two clocks, and never negative.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from clary.control.jobs.training_job import EndCause, StatusTransition, Training
 class TimePart(StrEnum):
     """Use of a host's time; docs/spot.md maps the names to those of ML goodput measurement."""
 
-    QUEUED = "queued"  # there was no host: waiting for capacity, at first or again
+    QUEUED = "queued"  # no host: the job waits for capacity, at first or again
     STARTING = "starting"  # hosts and processes are being started
     DOWNLOADING = "downloading"  # code and channels
     RESTORING = "restoring"  # checkpoints, where nothing was downloaded at the same time
     INSTALLING = "installing"  # the environment, where nothing was downloaded or restored at the same time
     RENDEZVOUS = "rendezvous"  # the program ran, and not all of its ranks had found each other
-    PRODUCTIVE = "productive"  # the program ran, and what it did was kept
-    LOST_TO_RESTART = "lost_to_restart"  # the program ran, and the next attempt began behind it
-    LOST_TO_FAILURE = "lost_to_failure"  # the program ran, the job failed, and no checkpoint holds what it did
-    LOST_TO_STOP = "lost_to_stop"  # the program ran, the job was stopped, and no model or checkpoint holds what it did
-    STALLED = "stalled"  # something of the job had failed, and the rest still ran
+    PRODUCTIVE = "productive"  # the program ran, and its work was kept
+    LOST_TO_RESTART = "lost_to_restart"  # the program ran, and the next attempt began from an earlier point
+    LOST_TO_FAILURE = "lost_to_failure"  # the program ran, the job failed, and no checkpoint holds its work
+    LOST_TO_STOP = "lost_to_stop"  # the program ran, the job was stopped, and no model or checkpoint holds its work
+    STALLED = "stalled"  # a part of the job had failed, and the rest still ran
     CHECKPOINTING = "checkpointing"  # the program had ended, its last checkpoints were being stored
     STOPPING = "stopping"  # from the order to stop until everything has ended
     UPLOADING = "uploading"  # model and output
-    IDLE_WAITING = "idle_waiting"  # done with its part, the other hosts were not
+    IDLE_WAITING = "idle_waiting"  # the host had done its part, others had not
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Stretch:
 
     @property
     def length(self) -> timedelta:
-        """How long it was."""
+        """Duration of the stretch."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Attempt:
-    """One try of the job, as far as cutting needs it."""
+    """Facts of one attempt that the cut needs."""
 
     facts: Mapping[str, HostFacts]  # of each host, at its end or now
     ended_at: datetime | None = None  # when an attempt that ended early was gone
-    loss: TimePart | None = None  # what becomes of time that no checkpoint holds; None: all that it did is kept
+    loss: TimePart | None = None  # use of the time that no checkpoint holds; None: all work is kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +77,10 @@ class _Piece:
 _ENDINGS = (SecondaryStatus.INTERRUPTED, SecondaryStatus.RESTARTING)
 _BEFORE_PROGRAM = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED)
 _NEVER = datetime.max.replace(tzinfo=UTC)
-# A host that has not come this long after the last one that has, or after the programs' start, meets nobody: not every
-# program uses the master port, and its time must not be rendezvous to its end. Longer than a cold import takes.
+# A host that has not connected this long after the last host that has, or after the programs' start, takes part in no
+# rendezvous: not every program uses the master port. Longer than a cold import takes.
 _PATIENCE = timedelta(minutes=5)
-_LONGEST_S = 1e9  # of a timing: what is longer than thirty years was not measured
+_LONGEST_S = 1e9  # of a timing: a value above thirty years was not measured
 
 
 def cut_time(job: TrainingJob, *, now: datetime) -> dict[str, tuple[Stretch, ...]]:
@@ -170,7 +170,7 @@ def _of_host(name: str, pieces: list[_Piece]) -> Iterator[Stretch]:
                 yield from _running(facts, piece)
             case SecondaryStatus.UPLOADING:
                 yield from _uploading(name, facts, piece)
-            case _:  # on the way to an end; a terminal row has no time of its own
+            case _:  # the job is ending; a terminal row has no time of its own
                 yield from _stopping(facts, piece)
 
 
@@ -180,7 +180,7 @@ def _preparation(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
     downloaded = (piece.start + _downloaded(timings), TimePart.DOWNLOADING)
     restored = (piece.start + _restored(timings), TimePart.RESTORING)
     installed = (piece.start + _prepared(timings), TimePart.INSTALLING)
-    if not timings:  # nothing is known of the host, but that it was told to prepare
+    if not timings:  # of the host only the order to prepare is known
         yield from _cut(piece, rest=TimePart.DOWNLOADING)
     elif piece.is_prepared:
         slowest = max(_prepared(other.timings_s) for other in piece.attempt.facts.values())
@@ -281,7 +281,7 @@ def _prepared(timings: Mapping[str, float]) -> timedelta:
 
 
 def _took(timings: Mapping[str, float], part: str) -> timedelta:
-    # Agents are believed in much, but not in times that no date can hold.
+    # Agents are trusted, but not with times beyond the range of dates.
     seconds = timings.get(part, 0.0)
     return timedelta(seconds=seconds if 0 <= seconds <= _LONGEST_S else 0.0)
 
@@ -305,13 +305,12 @@ def _met_at(facts: HostFacts | None, attempt: _Attempt, *, began_at: datetime, u
     """Return when the last host of an attempt had found the others, `_NEVER` while one is missing.
 
     Args:
-        facts: of the host that is asked for.
+        facts: of the host in question.
         attempt: with the facts of all.
         began_at: when the programs were started.
         until: up to when programs ran that had not failed.
 
-    Returns: None where nothing tells that this host meets others at all: no host was seen to connect, or the others
-        were and this one was not for as long as it is waited for, or until its program ended well.
+    Returns: None if this host seems to take part in no rendezvous: no host connected, or it alone did not in time.
     """
     last = _last_to_come(attempt, began_at)
     if last is None or facts is None:
@@ -342,7 +341,7 @@ def _is_missing(facts: HostFacts) -> bool:
 
 
 def _failure_time(facts: HostFacts) -> datetime | None:
-    """Return when something of a host failed by itself; None if nothing has."""
+    """Return when a host or a process of it first failed by itself; None without such a failure."""
     times = [item.ended_at for item in facts.exits if item.exit_code != 0 and not item.is_consequence]
     if facts.phase is HostPhase.LOST:
         times.append(facts.phase_started_at)

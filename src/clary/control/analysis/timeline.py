@@ -15,13 +15,13 @@ from clary.control.jobs.training_job import TrainingJob
 
 STATUS = "status"
 CAUSE = "cause"
-FAILURE = "failure"  # went wrong by itself, later than the cause
-CASCADE = "cascade"  # went wrong because of something else
+FAILURE = "failure"  # failed by itself, later than the cause
+CASCADE = "cascade"  # failed as a consequence of the cause
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineRow:
-    """One thing that happened; several of a kind that follow from the cause are folded into one row."""
+    """One event; a host's processes that failed because of the cause share one row."""
 
     at: datetime
     kind: str  # STATUS, CAUSE, FAILURE or CASCADE

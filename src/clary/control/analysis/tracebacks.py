@@ -17,8 +17,8 @@ def last_traceback(lines: Sequence[str]) -> list[str]:
     """Return the last frames and the exception, or an empty list if the lines hold no traceback.
 
     Args:
-        lines: of one process, oldest first. What launchers put before each line, `[rank0]: ` as torchrun does, is
-            left out.
+        lines: of one process, oldest first. A prefix that a launcher puts before each line, such as torchrun's
+            `[rank0]: `, is left out.
     """
     begins = [index for index, line in enumerate(lines) if line.rstrip().endswith(_BEGIN)]
     if not begins:
@@ -40,7 +40,7 @@ def _of_traceback(lines: Sequence[str]) -> list[str]:
     """Return the indented lines of frames, and the message of the exception."""
     frames_end = next((index for index, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
     said_end = frames_end + 1
-    # What an exception says may go on over lines; the last words of a program end at the next thing that it says.
+    # An exception's message may continue on indented lines; it ends at the next line that is not indented.
     while said_end < len(lines) and lines[said_end].startswith(("  ", "\t")):
         said_end += 1
     return list(lines[:said_end])

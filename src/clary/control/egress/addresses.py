@@ -60,9 +60,9 @@ _ISATAP = (0x00005EFE, 0x02005EFE)  # third quarter of the address; the fourth i
 
 
 def plain(text: str) -> Address:
-    """Return the address that a text of `getaddrinfo` stands for, without zone, and of IPv4 where it only wraps one.
+    """Return the address that a text of `getaddrinfo` spells, without zone; an IPv4 address in IPv6 is unwrapped.
 
-    Raises: ValueError for anything that is no address.
+    Raises: ValueError for a text that is no address.
     """
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):

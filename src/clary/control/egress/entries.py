@@ -1,6 +1,6 @@
 """Entries of setting `reachable_networks`: services of the owner's own network that programs may reach.
 
-Where: `settings` reads and refuses them, `policy` holds targets against them, `outlets` makes listeners of them.
+Where: `settings` reads and validates them, `policy` compares targets with them, `outlets` makes listeners of them.
 
     10.1.0.0/16           every TCP port of every address of the network
     10.1.0.0/16:5432      one port of each
@@ -23,7 +23,7 @@ EXPECTED = "an entry like 10.1.0.0/16, 192.168.7.20:5432, [fd00::20]:5432, regis
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
-# What a resolver takes for an address although no address is written so: 127.1, 0x7f000001, 017700000001.
+# Unusual spellings that a resolver takes for an address: 127.1, 0x7f000001, 017700000001.
 _NUMBER_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+(?:/[0-9]{1,3})?)\](?::([0-9]{1,5}))?")
 
@@ -52,12 +52,12 @@ class Reachable:
         return self.network.network_address
 
     def has_port(self, port: int) -> bool:
-        """Whether the entry is good for a port."""
+        """Whether the entry covers a port."""
         return self.port is None or self.port == port
 
 
 def is_name(text: str) -> bool:
-    """Whether a lower-case text is a name that DNS may be asked for, and no odd spelling of an address."""
+    """Whether a lower-case text is a name that DNS may be asked for, and not an unusual spelling of an address."""
     last = text.rpartition(".")[2]
     return len(text) <= MAX_NAME and bool(_NAME.fullmatch(text)) and not _NUMBER_LABEL.fullmatch(last)
 
@@ -73,7 +73,7 @@ def literal(text: str) -> Address | None:
 def parse_entry(text: str) -> Reachable:
     """Read one entry.
 
-    Raises: ValueError saying what is wrong with it.
+    Raises: ValueError naming the problem.
     """
     place, port_text = _split(text.strip().lower())
     port = _port(text, port_text)

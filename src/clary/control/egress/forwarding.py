@@ -32,7 +32,7 @@ async def forward(asked: Asked, near: Ends, far: Ends, *, idle_timeout_s: float)
         near: reader and writer of the client.
         far: reader and writer of the target.
         idle_timeout_s: longest time in which nothing passes in either direction.
-    Raises: BadHead for what is not clear HTTP, while nothing has been answered; TimeoutError if nothing passes for too
+    Raises: BadHead for unclear HTTP, before any byte of an answer was sent; TimeoutError if nothing passes for too
         long; OSError or IncompleteReadError if an end breaks off.
     """
     length = heads.body_length(asked)
@@ -48,7 +48,7 @@ async def _exchange(near: Ends, far: Ends, length: int | None, activity: Activit
         await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             sending.result()
-        # A target may answer before it has read everything; the rest of the body is then nobody's.
+        # A target may answer before it has read everything; the rest of the body is then dropped.
         await answering
     finally:
         for task in (sending, answering):

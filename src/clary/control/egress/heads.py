@@ -21,7 +21,7 @@ _ABSOLUTE = re.compile(
 # No pattern has two ways to match the same blanks: a head of nothing else would take hours (docs/adr/0049).
 _FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _STATUS_LINE = re.compile(r"HTTP/1\.[01] ([1-9][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
-# Said between neighbours only; a new connection of our own to the target is said to end after the answer.
+# Headers of one hop, which are not forwarded; the connection to the target is announced to end after the answer.
 _HOP_BY_HOP = frozenset(
     {"connection", "proxy-connection", "keep-alive", "proxy-authorization", "proxy-authenticate", "te", "upgrade"}
 )
@@ -57,7 +57,7 @@ class Asked:
 def read_request(head: bytes) -> Asked:
     """Read the head of a request: CONNECT HOST:PORT, or any method with a URL of http://.
 
-    Raises: BadHead saying what is wrong.
+    Raises: BadHead naming the problem.
     """
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     tunnel = _CONNECT.fullmatch(first)
@@ -86,7 +86,7 @@ def request_head(asked: Asked) -> bytes:
 def answer_head(head: bytes) -> tuple[int, bytes]:
     """Return the status of a target's answer, and its head as the client gets it.
 
-    Raises: BadHead for what is no answer of HTTP.
+    Raises: BadHead for a head that is no answer of HTTP.
     """
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     status = _STATUS_LINE.fullmatch(first)
@@ -100,7 +100,7 @@ def answer_head(head: bytes) -> tuple[int, bytes]:
 def body_length(asked: Asked) -> int | None:
     """Return how many bytes follow the head of a request; None for a body in chunks.
 
-    Raises: BadHead where that is not clear: another server could read it differently.
+    Raises: BadHead for an ambiguous length, which another server could read differently.
     """
     lengths = [value for name, value in asked.fields if name.lower() == "content-length"]
     codings = [value.lower() for name, value in asked.fields if name.lower() == "transfer-encoding"]

@@ -1,7 +1,7 @@
-"""Which user of this machine a connection comes from: the kernel's list of sockets says so.
+"""User of this machine that a connection comes from, by the kernel's list of sockets.
 
-Where: `connect_proxy`, whose clients prove nothing. A connection of the service's own user, whose clients and relays
-of jobs those are, is known; another user's gives way to it.
+Where: `connect_proxy`, whose clients do not authenticate. Connections of the service's own user, such as its jobs'
+relays, take precedence over those of other users.
 Source: sock_diag(7), linux/inet_diag.h.
 """
 
@@ -23,7 +23,7 @@ _ANSWER_TIMEOUT_S = 1.0
 
 
 def user_of(client: object, end: object) -> int | None:
-    """Return the user of a client on this machine; None for one elsewhere, and where the kernel does not say.
+    """Return the user of a client on this machine; None for a client elsewhere, and if the kernel does not say.
 
     Args:
         client: the client's end of a connection of TCP, as the socket names it.

@@ -28,7 +28,7 @@ class Outlet:
 
     address: str
     port: int
-    name: str = ""  # for /etc/hosts; empty where the entry is an address, or a name that every host has
+    name: str = ""  # for /etc/hosts; empty for an address, and for a name that every host has
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _outlet(
     if address is None:
         return ""
     if entry.port in _WEB_PORTS and is_internet(address):
-        return ""  # such names move from address to address, and their clients know proxies
+        return ""  # such names change their address, and their clients know proxies
     if address in taken:
         return f"{address} lies in {taken}, where hosts of jobs have their addresses"
     has_name_anyway = entry.name == "localhost"

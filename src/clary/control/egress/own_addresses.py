@@ -42,7 +42,7 @@ def is_own(address: Address) -> bool:
     if kind == NLMSG_ERROR:
         number = -struct.unpack_from("i", answer, 16)[0]
         if number in _UNREACHABLE:
-            return False  # there is no way to it at all
+            return False  # the machine has no route to it
         raise OSError(number, f"the kernel does not say where {address} is")
     # rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type
     return bool(struct.unpack_from("8B", answer, 16)[7] != RTN_UNICAST)

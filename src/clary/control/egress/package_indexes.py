@@ -1,7 +1,7 @@
 """Package indexes that the owner has set up for pip and uv on this machine, as entries that programs may reach.
 
-Where: `server.service` adds them to setting `reachable_networks`: requirements of jobs are installed inside hosts, from
-where nothing else leads to an index. Whoever sets PIP_INDEX_URL for the service has named that place.
+Where: `server.service` adds them to setting `reachable_networks`: requirements of jobs are installed inside hosts,
+which have no other route to an index. An owner who sets PIP_INDEX_URL for the service allows that place.
 Source: pip documentation, "Configuration"; uv documentation, "Environment variables" and "Indexes".
 """
 
@@ -56,7 +56,7 @@ def _urls_of_uv(file: Path) -> Iterator[str]:
     try:
         document: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return  # absent or not TOML: uv itself then says so
+        return  # absent, or not TOML: uv itself reports that
     for table in (document, document.get("pip", {})):
         for name in _PIP_OPTIONS:
             value = table.get(name, [])

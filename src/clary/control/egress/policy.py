@@ -1,8 +1,8 @@
-"""Which targets programs may be connected to. Pure: names were resolved before, once, and are not asked for again.
+"""Targets that programs may be connected to. Pure: names were resolved before, once, and are not resolved again.
 
 Where: `connect_proxy` asks before it resolves a name (`may_ask`) and judges every address that the name has (`judge`)
-before it opens a connection; `outlets` judges what hosts reach without a proxy. The refusal says nothing of what
-listens at the target, because the proxy has not connected to it.
+before it opens a connection; `outlets` judges what hosts reach without a proxy. A refusal does not reveal whether the
+target listens, because the proxy has not connected to it.
 
     an entry of `reachable_networks` covers it    -> connected; of this machine only by a port of the entry's own
     an address of the internet, port 443          -> connected where setting `internet` is on
@@ -19,21 +19,21 @@ from clary.control.egress.addresses import Address, is_internet, is_never, plain
 from clary.control.egress.entries import Reachable, is_name, literal
 
 INTERNET_PORT = 443
-# pip's and uv's own index: where a company's DNS puts a mirror in its place, that mirror is what programs are to get.
+# pip's and uv's own index: where a company's DNS puts a mirror in its place, programs get that mirror.
 INDEX_NAMES = frozenset({"pypi.org", "files.pythonhosted.org"})
 ADVICE = "the owner of the service may name it in setting reachable_networks"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Where to connect, in this order; without addresses: why not."""
+    """Addresses to connect to, in this order; without addresses, the reason why not."""
 
     addresses: tuple[str, ...] = ()
     reason: str = ""
 
     @property
     def is_allowed(self) -> bool:
-        """Whether there is somewhere to connect."""
+        """Whether the target is allowed."""
         return bool(self.addresses)
 
 
@@ -43,9 +43,9 @@ class EgressPolicy:
 
     Args:
         has_internet: setting `internet`.
-        reachable: setting `reachable_networks`, and what else the owner has named.
+        reachable: setting `reachable_networks`, and further places that the owner has named.
         own_ports: ports of this machine that belong to the service itself and its store.
-        own_places: addresses and ports elsewhere that do, such as its database's.
+        own_places: addresses and ports of the service on other machines, such as its database's.
     """
 
     has_internet: bool

@@ -1,7 +1,7 @@
-"""Look names up in threads of its own, so that names which take for ever hold nobody else up.
+"""Look names up in separate threads, so that names which take for ever delay no other work.
 
-Where: under `connect_proxy`. `getaddrinfo` can not be broken off, and the loop's own threads do the service's work.
-A client has a few threads at most: who asks for names whose servers never answer holds up himself.
+Where: under `connect_proxy`. `getaddrinfo` can not be cancelled, and the loop's own threads do the service's work. A
+client has a few threads at most: names whose servers never answer delay only the client that asks for them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Resolver:
         """Return every address of a name, best first.
 
         Args:
-            client: whose threads are used.
-        Raises: OSError or UnicodeError for a name without any.
+            client: the client whose threads are used.
+        Raises: OSError or UnicodeError for a name without an address.
         """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="proxy-names")
@@ -38,15 +38,15 @@ class Resolver:
         asked = self._threads.submit(addresses_of, name, port)
 
         def tell(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: no caller gets a turn any more
+            with contextlib.suppress(RuntimeError):  # the loop has closed: no caller waits for a turn
                 loop.call_soon_threadsafe(give_back)
 
-        # A thread that waits for an answer keeps the turn, also when nobody waits for the thread any more.
+        # A thread that waits for an answer keeps the turn, even if its caller was cancelled.
         asked.add_done_callback(tell)
         return await asyncio.wrap_future(asked)
 
     def close(self) -> None:
-        """Let the threads go; one that waits for an answer ends when it comes."""
+        """End the threads; a thread that waits for an answer ends when the answer comes."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None

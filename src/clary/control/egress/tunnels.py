@@ -1,4 +1,4 @@
-"""Bytes between a client and its target: both ways as they come, until both have ended or nothing passes any more.
+"""Bytes between a client and its target: both ways as they come, until both have ended or no byte passes any more.
 
 Where: `connect_proxy` for CONNECT; `forwarding` for the answer to an http:// request.
 """
@@ -14,18 +14,18 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class Activity:
-    """When something passed last, in either direction."""
+    """Time of the last byte, in either direction."""
 
     def __init__(self, idle_timeout_s: float) -> None:
         self._idle_timeout_s = idle_timeout_s
         self._last_s = asyncio.get_running_loop().time()
 
     def note(self) -> None:
-        """Something has passed."""
+        """Record that bytes have passed."""
         self._last_s = asyncio.get_running_loop().time()
 
     async def ended(self) -> None:
-        """Return when nothing has passed for as long as is allowed."""
+        """Wait until no byte has passed for the idle timeout."""
         loop = asyncio.get_running_loop()
         while (left_s := self._last_s + self._idle_timeout_s - loop.time()) > 0:  # noqa: ASYNC110 - waits for a moment, no event
             await asyncio.sleep(left_s)
@@ -67,7 +67,7 @@ async def until_idle(work: asyncio.Future[Any], activity: Activity) -> None:
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, activity: Activity) -> None:
     """Copy until the end and pass the end on; the other direction stays open.
 
-    An end that was no end, a broken connection, is not passed on: whoever called breaks the other one off.
+    A broken connection is not passed on as an end: the caller closes the other connection.
 
     Args:
         reader: where bytes come from.

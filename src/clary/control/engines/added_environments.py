@@ -1,10 +1,9 @@
 """Python environments that `clary environments add` has made, in a folder of their own each below the state folder.
 
-Where: `interpreters` tells them to `images`; `clary environments` makes, lists and removes them.
+Where: `interpreters` offers them to `images`; `clary environments` makes, lists and removes them.
 
     environments/<name>/            the environment
-    environments/<name>/clary.json  what it was made for; written last: a folder without it is incomplete, and is made
-    again
+    environments/<name>/clary.json  its requirements; written last: a folder without it is incomplete, and is made again
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ FOLDER = "environments"
 MAKE_TIMEOUT_S = 1800.0  # torch with CUDA is gigabytes
 _MARKER = "clary.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # of modules whose distribution has another name
-_NUMPY = {"mxnet": "numpy<1.24"}  # its last release, 1.9.1, reads names that numpy 1.24 took away
-# After an install that failed with a build of torch that another index has.
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose distribution has another name
+_NUMPY = {"mxnet": "numpy<1.24"}  # its last release, 1.9.1, reads names that numpy 1.24 removed
+# Advice after a failed install of a build of torch from another index.
 _OTHER_INDEX = "This build of torch comes from PyTorch's own index: --torch-backend index takes the package index's."
-# What people write before the version, beside the repositories of AWS's images.
+# Names of frameworks that are accepted before the version, beside the repositories of AWS's images.
 _SHORT_NAMES = {
     "pytorch": Rule("", "torch"),
     "torch": Rule("", "torch"),
@@ -48,7 +47,7 @@ _SHORT_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class AddedEnvironment:
-    """An environment that stands."""
+    """A complete environment."""
 
     name: str
     python: str  # path of its interpreter
@@ -57,7 +56,7 @@ class AddedEnvironment:
 
 
 def added_environments(home: Path) -> tuple[AddedEnvironment, ...]:
-    """Return the environments below a state folder that are whole, by name."""
+    """Return the environments below a state folder that are complete, by name."""
     found = []
     for marker in sorted((home / FOLDER).glob(f"*/{_MARKER}")):
         try:
@@ -113,18 +112,18 @@ def add_environment(
     torch_backend: str = "",
     say: Callable[[str], None],
 ) -> AddedEnvironment:
-    """Make an environment with uv; one of this name that was made for the same stays.
+    """Make an environment with uv; an existing one of this name and these requirements is kept.
 
     Args:
         home: state folder.
         name: of `parse_wish`.
-        wanted: versions; an interpreter that is not told is that of the machine.
+        wanted: versions; without a version of Python, uv chooses the interpreter.
         uv: path of the program.
         variables: environment of uv.
         further: requirements beside those of `wanted`.
         torch_backend: uv's --torch-backend; empty takes the build of the package index.
-        say: told what is done.
-    Raises: EngineError with uv's own last words; no half environment is taken for a whole one then.
+        say: called with each step, in words.
+    Raises: EngineError with uv's own last words; an incomplete environment is never used.
     """
     requirements = (*requirements_of(wanted), *further)
     parent = home / FOLDER
@@ -157,7 +156,7 @@ def add_environment(
 def remove_environment(home: Path, name: str) -> None:
     """Remove an environment that was added.
 
-    Raises: EngineError if there is none of that name.
+    Raises: EngineError if no environment has that name.
     """
     known = {one.name: one for one in added_environments(home)}
     if name not in known:
@@ -171,7 +170,7 @@ def remove_environment(home: Path, name: str) -> None:
 def _python_of_pyenv(version: str, variables: Mapping[str, str]) -> str:
     """Return the newest interpreter of a version, say 3.12, that pyenv has, or an empty string.
 
-    uv sees those alone that pyenv has put on PATH, and tries to download others.
+    uv sees only the interpreters that pyenv has put on PATH, and tries to download others.
     """
     root = Path(variables.get("PYENV_ROOT") or Path(variables.get("HOME") or "/nowhere") / ".pyenv")
     found = [path for path in (root / "versions").glob(f"{version}.*/bin/python") if version]

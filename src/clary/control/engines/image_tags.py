@@ -57,7 +57,7 @@ _TAG_EXTRA = re.compile(r"(?:^|-)transformers([0-9]+(?:\.[0-9]+){1,2})(?=-|$)")
 
 @dataclass(frozen=True)
 class Wanted:
-    """The modules and versions in an image's name; versions that it does not tell are empty."""
+    """The modules and versions in an image's name; missing versions are empty."""
 
     module: str
     version: str = ""
@@ -75,7 +75,7 @@ class Choice:
 
 
 def rule_for(repository: str) -> Rule | None:
-    """Return the rule for an image's repository, of which the last part counts; None for a name that AWS has not."""
+    """Return the rule for an image's repository, of which the last part counts; None if AWS has no such image."""
     last = repository.rpartition("/")[2]
     return next((rule for rule in RULES if fnmatch.fnmatchcase(last, rule.pattern)), None)
 
@@ -101,13 +101,13 @@ def choose_environment(
     further modules. The default one is taken where no other is more like the image.
 
     Args:
-        wanted: says what the image has.
+        wanted: the image's modules and versions.
         modules_by_name: environment -> module -> version; `PYTHON` among them.
-        default: name of the default environment, which need not be there.
-    Returns: None if no environment has the framework in the version that the tag tells; then the default stands for
-        it, unlike as it is.
+        default: name of the default environment, which may be missing.
+    Returns: None if no environment has the framework in the tag's version; the default then stands for the image
+    despite the difference.
     """
-    names = sorted(modules_by_name, key=lambda name: (name != default, name))  # the first of equal ones is taken
+    names = sorted(modules_by_name, key=lambda name: (name != default, name))  # of equal ones, min takes the first
     fitting = [name for name in names if _fits(wanted, modules_by_name[name])]
     if not fitting:
         return None
@@ -137,13 +137,14 @@ def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
 
 
 def variables_like(wanted: Wanted, modules: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
-    """Return the variables that make an environment more like an image, and a sentence that says so or why not.
+    """Return the variables that make an environment more like an image, and a sentence on the change, or on why there
+    is none.
 
     TensorFlow's images before 2.16 have Keras 2, later versions of TensorFlow Keras 3 under the same name `tf.keras`,
     unless TF_USE_LEGACY_KERAS is set and the package tf_keras is there.
 
     Args:
-        wanted: says what the image has.
+        wanted: the image's modules and versions.
         modules: of the environment, with their versions.
     """
     has_keras_3 = not _is_before(modules.get("tensorflow", ""), _FIRST_KERAS_3)
@@ -155,7 +156,7 @@ def variables_like(wanted: Wanted, modules: Mapping[str, str]) -> tuple[Mapping[
 
 
 def _is_before(version: str, first: tuple[int, int]) -> bool:
-    """Whether a known version comes before another one; False for one that is not known."""
+    """Whether a version comes before another one; False for an unknown version."""
     found = _TAG_VERSION.match(version)
     return found is not None and tuple(map(int, found.group(1).split(".")[:2])) < first
 

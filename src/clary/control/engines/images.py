@@ -1,4 +1,4 @@
-"""Which Python environment stands for a container image.
+"""Choice of the Python environment that stands for a container image.
 
 Where: CreateTrainingJob resolves the image to refuse unknown ones at once; the planner resolves it again for the plan.
 There are no containers: an image is mapped by its `repo:tag`, the registry is ignored, because it only says account
@@ -22,8 +22,8 @@ from clary.control.engines.image_tags import choose_environment, differences, ru
 from clary.control.settings import Settings
 
 DEFAULT_ENVIRONMENT = "default"
-TORCH_PACKAGES = ("torch", "numpy")  # numpy: DataLoader and most scripts ask for it, torch does not bring it
-WANTED_MODULE = "torch"  # what makes an interpreter the default one
+TORCH_PACKAGES = ("torch", "numpy")  # numpy: DataLoader and most scripts need it, and torch does not install it
+WANTED_MODULE = "torch"  # module that makes an interpreter the default one
 
 
 class Probe(Protocol):
@@ -140,7 +140,7 @@ def default_python(settings: Settings, probe: Probe) -> str | None:
 
 
 def no_torch(probe: Probe) -> str:
-    """Say that no Python here has torch, and the one command that mends it; refusals and commands say the same."""
+    """Return the sentence that no Python here has torch, with the command that installs it."""
     return (
         f"no Python with {WANTED_MODULE} was found; to have one, run: {probe.install_command(*TORCH_PACKAGES)} "
         f"(without a GPU, {probe.cpu_build_option()} at its end takes the build without CUDA, a tenth of the size; the "
@@ -177,7 +177,7 @@ def _environments(settings: Settings, probe: Probe) -> Mapping[str, str]:
 def _modules_or_none(python: str, probe: Probe) -> Mapping[str, str]:
     try:
         return probe.modules(python)
-    except EngineError:  # one that does not run is like no image; it is refused where it is named
+    except EngineError:  # an environment that does not run resembles no image; it is refused where it is named
         return {}
 
 
@@ -206,7 +206,7 @@ def _modules(image: str, python: str, environment_name: str, probe: Probe) -> Ma
 
 
 def _likened(name: ImageName, environment: Environment, probe: Probe) -> tuple[Environment, tuple[str, ...]]:
-    """Return the environment made more like the image, and notes on how it still differs, as far as the name tells."""
+    """Return the environment made more like the image, and notes on the remaining differences, by the image's name."""
     modules = _modules(environment.image, environment.python, environment.name, probe)
     rule = rule_for(name.repository)
     if rule is None or not rule.module:
@@ -230,9 +230,9 @@ def _refused(image: str, why: str, lines: str, *, is_mended: bool = False) -> Wi
 
     Args:
         image: as the request names it.
-        why: nothing stands for it; with what to do, if it `is_mended` by that.
-        lines: of settings.toml that name an environment for it.
-        is_mended: whether the lines are another way.
+        why: reason for the refusal; with the remedy if `is_mended`.
+        lines: of settings.toml that name an environment for the image.
+        is_mended: whether `why` names a remedy already, so that the lines are an alternative.
     """
     add = "To take a Python that you have instead, add" if is_mended else "Add"
     return WireError(

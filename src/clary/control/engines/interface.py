@@ -1,8 +1,8 @@
 """The interface of engines: give hosts to an attempt of a job, start agents on them, take them back.
 
 Where: the reconciler drives it with launch plans; nothing above knows which engine it is. Engines decide nothing about
-jobs. Every method may be called again with the same arguments, after a crash of the service too, and then leaves what
-is done already as it is.
+jobs. Every method may be called again with the same arguments, after a crash of the service too; a repeated call
+changes nothing that is done already.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clary.control.scheduling.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """Processes killed and things removed by a release; empty if the attempt had left by itself."""
+    """Processes killed and things removed by a release; empty if the attempt had left nothing."""
 
     killed: tuple[str, ...] = ()  # processes, in words
     removed: tuple[str, ...] = ()  # mounts, cgroups and folders
@@ -29,7 +29,7 @@ class CutOff:
     """The facts of a host whose network is gone."""
 
     why: str  # in words
-    last_well_at: datetime | None = None  # when its link was certainly well; None where nobody has noticed
+    last_well_at: datetime | None = None  # when its link certainly worked; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +45,16 @@ class CapacityEnds:
     """The end of a host's capacity, which the engine takes back."""
 
     why: str  # in words, such as "Slurm job 4711 was preempted"
-    ends_at: datetime | None = None  # aware, UTC; None where nobody has said it
+    ends_at: datetime | None = None  # aware, UTC; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
     """An engine's knowledge of one host that it gave."""
 
-    is_alive: bool  # whether its agent runs, or may run; false for one that was never started
-    why_dead: str = ""  # in words, as far as the engine knows more than that its agent has ended
-    capacity_ends: CapacityEnds | None = None  # where the engine takes the host back
+    is_alive: bool  # whether its agent runs, or may run; false if it was never started
+    why_dead: str = ""  # reason, if the engine knows more than that its agent has ended
+    capacity_ends: CapacityEnds | None = None  # set if the engine takes the host back
     cut_off: CutOff | None = None  # the host's network is gone, though its agent may still report
 
 
@@ -62,7 +62,7 @@ class HostState:
 class Capacity:
     """All that an engine has."""
 
-    machine: Machine  # to divide among hosts; of an engine of many nodes their sum, for pages
+    machine: Machine  # to divide among hosts; for an engine of many nodes their sum, for pages
     isolation: Isolation  # the best that hosts have
     gaps: tuple[str, ...] = ()  # sentences on everything that is not isolated
 
@@ -80,7 +80,8 @@ class Engine(Protocol):
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Build the pool's network and return the plan with network, addresses and work folder filled in.
 
-        Nothing that runs code of a user is started. State after failure: what was made stays until it is released.
+        Nothing that runs code of a user is started. State after failure: all parts that were made stay until they are
+        released.
         """
 
     async def start_agents(self, plan: LaunchPlan) -> None:
@@ -111,7 +112,7 @@ class Engine(Protocol):
         """Remove the folders of a job's released attempts; called when the job itself is deleted."""
 
     async def unreleased(self) -> list[HeldAttempt]:
-        """Return the attempts and pools of this service that nobody has released, known to it or not."""
+        """Return this service's attempts and pools that are not released, even if its database lacks them."""
 
     async def set_aside(self, job_name: str) -> str:
         """Move the folder of a released job that the database does not know aside; return its new path.

@@ -32,7 +32,7 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "autogluon": "autogluon",
 }
-# A distribution may come under another name: tensorflow-cpu, tensorflow-macos...
+# Variants of a distribution have other names: tensorflow-cpu, tensorflow-macos...
 _PROBE_CODE = """
 import importlib.metadata, importlib.util, json, sys
 
@@ -54,12 +54,11 @@ print(json.dumps({"modules": found, "folders": [path for path in sys.path if pat
 
 
 class InterpreterProbe:
-    """Asks interpreters, and remembers.
+    """Runs interpreters to list their modules, and caches the answers.
 
     Args:
-        environ: what the interpreters are started with; PYTHONPATH and PYTHONHOME are left out, for the programs of
-            jobs do not get them from the service either.
-        home: state folder, whose added environments count; None has none.
+        environ: environment of the interpreters; PYTHONPATH and PYTHONHOME are left out, as for the programs of jobs.
+        home: state folder, whose added environments count; None for none.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, *, home: Path | None = None) -> None:
@@ -95,7 +94,7 @@ class InterpreterProbe:
     def modules(self, python: str) -> Mapping[str, str]:
         """Return module -> version of the frameworks of `DISTRIBUTIONS` that `python` can import; blocks.
 
-        Raises: EngineError naming the interpreter and what it said.
+        Raises: EngineError naming the interpreter, with its output.
         """
         known = self._answers.get(python)
         if known is not None and known[0] == _stamps(path for path, _ in known[0]):
@@ -132,7 +131,7 @@ class InterpreterProbe:
 
 
 def _stamps(paths: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return the modification times of an interpreter and its package folders: installing something changes one."""
+    """Return the modification times of an interpreter and its package folders: an installation changes one."""
     stamps = []
     for path in paths:
         try:

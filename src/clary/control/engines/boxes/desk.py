@@ -1,7 +1,7 @@
 """Serves boxes and their owner: adding, joining, orders, draining, removing.
 
-Where: `server.box_routes` calls it, `server.authorization` has it check tokens. Only digests of tokens are kept: who
-reads the state folder can not speak for a box.
+Where: `server.box_routes` calls it, `server.authorization` has it check tokens. Only digests of tokens are kept: a
+reader of the state folder can not impersonate a box.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NewBox:
     """A box as it presents itself."""
 
     name: str
-    machine: str  # SHA-256 over what tells the machine and its user from others
+    machine: str  # SHA-256 that identifies the machine and its user
     facts: BoxFacts
 
 
@@ -66,7 +66,7 @@ class BoxDesk:
         self._is_closing = False
 
     def open(self, boot: Boot) -> None:
-        """Begin to answer."""
+        """Begin to answer requests."""
         self._boot = boot
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class BoxDesk:
 
     def authorize(self, name: str, token: str) -> None:
         """Check the token of a box. Raises: WireError 410 for a box that is not known, 403 for a wrong token."""
-        self.boot  # noqa: B018 - before it is there no box is known, which none may take for its removal
+        self.boot  # noqa: B018 - raises 503 before the start: an unknown box is not a removed one then
         box = self._book.ledger.boxes.get(name)
         if box is None:
             raise WireError("BoxUnknown", f"there is no box {name[:64]!r}: it was removed", http_status=410)
@@ -99,7 +99,7 @@ class BoxDesk:
             raise WireError("AccessDenied", f"the token does not open box {name}", http_status=403)
 
     async def orders(self, name: str, report: BoxReport, remote: str) -> BoxOrders:
-        """Take a box's report and return its orders, once they are others than it has, or after the time it waits.
+        """Take a box's report; return its orders once they differ from those that it has, or after its wait.
 
         Args:
             name: of the box, which was authorized.
@@ -119,7 +119,7 @@ class BoxDesk:
         return BoxOrders(version=version, leases=self._book.orders_of(name, self.boot_digest))
 
     async def _take(self, name: str, report: BoxReport) -> None:
-        """Note a report; forget a removed box that has told that it runs nothing."""
+        """Note a report; forget a removed box that has reported that it runs nothing."""
         ledger = self._book.ledger
         box = ledger.boxes.get(name)
         if box is None:
@@ -187,7 +187,7 @@ class BoxDesk:
         """
 
         async def work() -> BoxAdmission:
-            self.authorize_joining(token)  # somebody else may have used it meanwhile
+            self.authorize_joining(token)  # another box may have used the token meanwhile
             admission = await self._add(new)
             await self._book.ledger.remove_join_token(_digest(token))
             return admission
@@ -250,11 +250,11 @@ class BoxDesk:
         await self._book.change(work)
 
     async def remove(self, name: str, *, is_forced: bool) -> None:
-        """End all leases of a box and forget it once that is certain. Raises: WireError 404.
+        """End all leases of a box and forget the box once they have ended for certain. Raises: WireError 404.
 
         Args:
             name: of the box.
-            is_forced: forget it now, whatever may still run there.
+            is_forced: whether to forget it now, even if processes may still run there.
         """
 
         async def work() -> None:

@@ -20,7 +20,7 @@ from clary.control.engines.boxes.records import AllocationRecord, BoxRecord, Lea
 
 T = TypeVar("T")
 
-FORGET_AFTER_S = 600.0  # that an allocation is over, until it is not told any more
+FORGET_AFTER_S = 600.0  # from the end of an allocation until its record is removed
 _ID_BYTES = 8
 
 
@@ -41,7 +41,7 @@ class LeaseBook:
         self._over_since: dict[str, float] = {}
 
     async def change(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do work that changes records, alone and to its end, also when the caller is cancelled meanwhile."""
+        """Run a change of records alone and to its end, even if the caller is cancelled meanwhile."""
 
         async def alone() -> T:
             async with self._lock:
@@ -49,7 +49,7 @@ class LeaseBook:
 
         return await asyncio.shield(asyncio.ensure_future(alone()))
 
-    # What there is
+    # Questions
 
     def leases_of(self, box: str) -> list[tuple[AllocationRecord, LeaseRecord]]:
         """Return the leases of a box that may have processes."""
@@ -57,7 +57,7 @@ class LeaseBook:
         return [(one, lease) for one in found for lease in one.living if lease.box == box]
 
     def view(self, box: BoxRecord) -> BoxView:
-        """Return a box as placement looks at it."""
+        """Return a box's state for placement."""
         leases = self.leases_of(box.name)
         return BoxView(
             name=box.name,
@@ -70,7 +70,7 @@ class LeaseBook:
         )
 
     def views(self) -> list[BoxView]:
-        """Return all boxes as placement looks at them."""
+        """Return the states of all boxes for placement."""
         return [self.view(box) for box in self.ledger.boxes.values()]
 
     def _state(self, box: BoxRecord, *, is_busy: bool) -> BoxState:
@@ -87,11 +87,11 @@ class LeaseBook:
         return [request for allocation in self.ledger.allocations.values() for request in allocation.requests]
 
     def placement(self) -> Placement:
-        """Decide on all requests that wait, as things are."""
+        """Decide on all requests that wait, by the present state of the boxes."""
         return place(self.waiting(), self.views())
 
     def orders_of(self, box: str, boot: str) -> tuple[LeaseOrder, ...]:
-        """Return the leases that a box shall know.
+        """Return the orders on a box's leases.
 
         Args:
             box: its name.
@@ -111,13 +111,13 @@ class LeaseBook:
         )
 
     def is_lost(self, lease: LeaseRecord) -> bool:
-        """Whether the box of a lease does not answer any more, or was forgotten."""
+        """Whether the box of a lease no longer answers, or was forgotten."""
         return lease.box not in self.ledger.boxes or self.presence.is_silent(lease.box)
 
-    # Changes; within `change` alone
+    # Changes; call them only within `change`
 
     async def place_waiting(self) -> None:
-        """Give boxes to the requests that can have them, and store it, a gang at once."""
+        """Give boxes to the requests that fit, and store each allocation in one step."""
         await self._forget_old()
         placed = self.placement().placed
         for allocation in list(self.ledger.allocations.values()):
@@ -154,7 +154,7 @@ class LeaseBook:
         """Take back one host of an allocation, or all of it; its requests wait no longer.
 
         Args:
-            tag: of the allocation; an unknown one is over.
+            tag: of the allocation; an unknown tag is ignored.
             index: of the host; None is the whole allocation.
         """
         allocation = self.ledger.allocations.get(tag)
@@ -176,7 +176,7 @@ class LeaseBook:
         self._note_over(ended)
         self._wake(lease.box for lease in told)
         if requests != list(allocation.requests):
-            await self.place_waiting()  # what it kept boxes from may have them
+            await self.place_waiting()  # requests behind it may get the boxes that it kept
 
     async def notice(self, box: str) -> None:
         """Send the agents of a drained box a notice."""
@@ -200,7 +200,7 @@ class LeaseBook:
         """Record everything on a box as ended without the box's confirmation.
 
         Args:
-            box: its name; its owner says that it will never come back.
+            box: its name; its owner declares it lost for good.
             why: in words.
         """
         for allocation, lease in self.leases_of(box):
@@ -210,7 +210,7 @@ class LeaseBook:
         self.presence.change(box)
 
     async def take_report(self, box: str, report: BoxReport) -> None:
-        """Note a box's words on its leases."""
+        """Store a box's report on its leases."""
         told = {lease.lease: lease for lease in report.leases}
         is_changed = has_room = False
         for allocation, lease in self.leases_of(box):
@@ -244,13 +244,13 @@ class LeaseBook:
 
 
 def _after(lease: LeaseRecord, told: LeaseReport | None, box: str) -> LeaseRecord:
-    """Return a lease after its box has reported it; None is a box that did not name it."""
+    """Return a lease after a report of its box; `told` is None if the report does not name it."""
     if told is None:
         if lease.phase is LeasePhase.PLACED or lease.is_ending:
-            return lease  # it does not know it yet, or has still to say that nothing is left
+            return lease  # the box does not know the lease yet, or has not confirmed its end
         return replace(lease, is_ending=True, why=f"the daemon of {box} has no record of it any more")
     if told.phase is LeasePhase.RECORDED and lease.phase is LeasePhase.RECORDED and not lease.is_ending:
-        return replace(lease, why=told.why)  # why it could not be started yet
+        return replace(lease, why=told.why)  # the reason why its host has not started yet
     match told.phase:
         case LeasePhase.GONE:
             why = lease.why if lease.is_ending and lease.why else told.why

@@ -1,9 +1,9 @@
-"""Keeps boxes, allocations and tokens in small files: a change is on disk before it is true.
+"""Keeps boxes, allocations and tokens in small files: a change is on disk before it takes effect.
 
 Where: `scheduler` holds one, below `<state folder>/boxes/`. Each document is a file of mode 0600, replaced in one
 step, so a service that is killed at any moment finds all of the last change or nothing of it. A change whose file could
-not be written has not happened, in memory neither. Who changes something is not cancelled in between
-(`scheduler` sees to that): else disk and memory would differ.
+not be written is not made in memory either. A change is never cancelled halfway (`LeaseBook.change`): otherwise disk
+and memory would differ.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BoxLedger:
         return self._tokens.documents
 
     async def put_box(self, box: BoxRecord) -> None:
-        """Store a box. Raises: EngineError if it could not be written; the old one stands then."""
+        """Store a box. Raises: EngineError if it could not be written; the old record stays then."""
         await self._boxes.put(box.name, box)
 
     async def remove_box(self, name: str) -> None:
@@ -102,7 +102,7 @@ class _Shelf:
     def load(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for draft in self._folder.glob(f"*{_DRAFT}"):
-            draft.unlink(missing_ok=True)  # of a service that was killed while it wrote
+            draft.unlink(missing_ok=True)  # left by a service that was killed while it wrote
         self.documents = {
             path.name.removesuffix(_SUFFIX): self._read(path) for path in self._folder.glob(f"*{_SUFFIX}")
         }

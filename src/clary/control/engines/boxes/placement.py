@@ -1,6 +1,6 @@
 """Decides which boxes hosts get: first come, first served, whole boxes, one host a box. Pure.
 
-Where: `scheduler` asks after every change, stores what came of it, and tells the words to those who wait.
+Where: `scheduler` asks after every change, stores the result, and reports to waiting jobs why they wait.
 
 All hosts of a request are placed together or none. A request that waits keeps the boxes that it could use from those
 that came later; they may have all others.
@@ -15,22 +15,22 @@ from clary.base.string_enum import StrEnum
 from clary.control.engines.boxes.records import GIB, RequestRecord
 from clary.control.engines.cluster.scheduler import HostWish
 
-_MOST_BOXES_TOLD = 6  # in the words on a wait
+_MOST_BOXES_TOLD = 6  # in the reason for a wait
 
 
 class BoxState(StrEnum):
     """State of a box."""
 
     READY = "ready"
-    BUSY = "busy"  # holds a lease, also one that is on its way out
+    BUSY = "busy"  # holds a lease, which may be ending
     DRAINED = "drained"  # gets no new lease
     SILENT = "silent"  # was not heard of for a while
-    GONE = "gone"  # was removed; what runs there is being ended
+    GONE = "gone"  # was removed; its processes are being ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoxView:
-    """A box as placement looks at it."""
+    """State of a box, for placement."""
 
     name: str
     kind: str
@@ -59,7 +59,7 @@ class BoxView:
 
 @dataclass(frozen=True)
 class Placement:
-    """Boxes, or reasons to wait, of all requests."""
+    """Boxes of the requests that can be placed, and the other requests' reasons to wait."""
 
     placed: Mapping[int, Mapping[int, str]]  # number of a request -> index of a host -> box
     waits: Mapping[int, str]  # number of a request -> why it waits, in words
@@ -89,7 +89,7 @@ def place(requests: Iterable[RequestRecord], boxes: Sequence[BoxView]) -> Placem
 
 
 def fits(host: HostWish, box: BoxView) -> bool:
-    """Whether a box is enough for a host: by its kind where the host names one, else by its shape."""
+    """Whether a box suffices for a host: by its kind where the host names one, else by its shape."""
     if host.kind:
         return host.kind == box.kind
     return (
@@ -105,7 +105,7 @@ def gives_way(
     Args:
         requests: that wait.
         boxes: all.
-        kept: tag -> its boxes, which no job uses; those that are unused longest come first.
+        kept: tag -> its boxes, which no job uses; the pool that is unused longest comes first.
     """
     tag_of = {box: tag for tag, names in kept.items() for box in names}
     freed = [
@@ -125,7 +125,7 @@ def why_waiting(hosts: Sequence[HostWish], boxes: Sequence[BoxView], free: Mappi
     Args:
         hosts: of one request.
         boxes: all.
-        free: those that are to be had and kept for nobody.
+        free: boxes that are available and kept for no other request.
     """
     usable = [box for box in boxes if any(fits(host, box) for host in hosts)]
     noun = "box" if len(hosts) == 1 else "boxes"
@@ -156,9 +156,9 @@ def _shape(host: HostWish) -> str:
 
 
 def _matching(hosts: Sequence[HostWish], boxes: Sequence[BoxView]) -> dict[int, str] | None:
-    """Give every host a box of its own, the smallest first; None if not all can have one.
+    """Give every host a box of its own, the smallest first; None if that is impossible.
 
-    A host whose boxes are all taken has another one move to a further box that fits it (augmenting paths).
+    If all boxes that fit a host are taken, another host moves to a different box that fits it (augmenting paths).
     """
     taken: dict[str, HostWish] = {}
 

@@ -1,4 +1,4 @@
-"""Remembers when boxes were heard of, and wakes questions that wait for news. In memory alone.
+"""Remembers when boxes last reported, and wakes requests that wait for news. In memory alone.
 
 Where: `lease_book` holds one. Silence is counted from the start of this service at the earliest: a box that has not
 found it yet is not lost.
@@ -18,7 +18,7 @@ SILENCE_S = 15.0  # without a question of its daemon, which asks every POLL_WAIT
 
 @dataclass
 class _Heard:
-    """The last that was heard of a box."""
+    """Newest report of a box."""
 
     at_s: float
     run: str = ""
@@ -30,7 +30,7 @@ class _Heard:
 
 
 class Presence:
-    """Boxes that are there."""
+    """Times and versions of the boxes' reports."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class Presence:
         self._boxes[box].was_ever = False
 
     def hear(self, box: str, report: BoxReport, remote: str) -> bool:
-        """Note a report; return whether it is the newest, and not one that was overtaken.
+        """Note a report; return whether it is the newest, and not an older one that arrived late.
 
         Args:
             box: its name.
@@ -98,7 +98,7 @@ class Presence:
         self._any_change = asyncio.Event()
 
     async def wait_for(self, box: str, version: int, wait_s: float) -> None:
-        """Wait until the orders of a box are others than those of `version`; at most `wait_s` seconds.
+        """Wait until the orders of a box differ from those of `version`; at most `wait_s` seconds.
 
         Args:
             box: its name.
@@ -115,7 +115,7 @@ class Presence:
             pass
 
     async def wait_for_any(self, wait_s: float) -> None:
-        """Wait until something is heard or ordered of any box; at most `wait_s` seconds."""
+        """Wait for a report or a new order of any box; at most `wait_s` seconds."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._any_change.wait()

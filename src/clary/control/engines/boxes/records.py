@@ -19,12 +19,12 @@ class BoxRecord:
     """One box."""
 
     name: str
-    machine: str  # tells one machine and user from another; made by the box
+    machine: str  # identifies the machine and its user; made by the box
     token_digest: str = field(repr=False)  # SHA-256 in hex; the token itself is the box's alone
     facts: BoxFacts
     added_at: datetime
     is_drained: bool = False
-    is_removed: bool = False  # goes as soon as its daemon has said that nothing of it is left
+    is_removed: bool = False  # forgotten once its daemon has reported that no process is left
     daemon: str = ""  # SHA-256 of the daemon that was heard of last
     boot_id: str = ""
 
@@ -45,7 +45,7 @@ class LeaseRecord:
     proof_digest: str = field(default="", repr=False)
     is_ending: bool = False
     has_notice: bool = False  # whether its box was drained while it ran
-    why: str = ""  # it is gone or ends, in words
+    why: str = ""  # reason for its end
 
     @property
     def is_gone(self) -> bool:
@@ -57,13 +57,13 @@ class LeaseRecord:
 class RequestRecord:
     """Hosts that are placed together, or wait together."""
 
-    number: int  # over all allocations: who came first
+    number: int  # over all allocations; the lowest came first
     hosts: tuple[HostWish, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationRecord:
-    """Everything of one tag: requests that wait, and leases. One document, so that a gang is placed at once."""
+    """Waiting requests and leases of one tag. One document, so that a gang is placed at once."""
 
     tag: str
     job_name: str
@@ -79,15 +79,15 @@ class AllocationRecord:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is left and nothing will come."""
+        """Whether it was ended and no process is left."""
         return self.is_ended and not self.living
 
     def newest(self, index: int) -> LeaseRecord | None:
-        """Return the lease that stands for a host, gone or not; None if it has had no box."""
+        """Return a host's newest lease, gone or not; None if it never had a box."""
         return next((lease for lease in reversed(self.leases) if lease.index == index), None)
 
     def with_lease(self, changed: LeaseRecord) -> AllocationRecord:
-        """Return this with one lease replaced."""
+        """Return the allocation with one lease replaced."""
         leases = tuple(changed if lease.lease == changed.lease else lease for lease in self.leases)
         return replace(self, leases=leases)
 

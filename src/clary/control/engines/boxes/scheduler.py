@@ -34,7 +34,7 @@ from clary.control.engines.cluster.scheduler import (
     NoticeKind,
 )
 
-END_WAIT_S = 3.0  # for the word of a box that nothing is left; it hears of the end at once and kills within tenths
+END_WAIT_S = 3.0  # for a box's report that no process is left; it gets the order at once and kills within tenths
 
 
 class BoxesScheduler:
@@ -42,7 +42,7 @@ class BoxesScheduler:
 
     Args:
         folder: `<state folder>/boxes`.
-        clock: tells silence, and ages of tokens.
+        clock: for silence of boxes, and ages of tokens.
         end_wait_s: how long `end_host` waits for certainty.
     """
 
@@ -57,7 +57,7 @@ class BoxesScheduler:
         self.desk = BoxDesk(self._book, clock)
 
     async def start(self, boot: Boot) -> None:
-        """Read all records; from now on boxes are heard. Raises: EngineError naming a file that can not be read."""
+        """Read all records; from now on boxes may report. Raises: EngineError naming a file that can not be read."""
         await self._ledger.load()
         self._presence.begin()
         self.desk.open(boot)
@@ -174,7 +174,7 @@ class BoxesScheduler:
         return [lease.box for lease in record.living if not lease.is_ending] if record is not None else []
 
     async def end_host(self, tag: str, index: int) -> Ended:
-        """End one host; wait a moment for the word that no process of it is left."""
+        """End one host; wait a moment for the report that no process of it is left."""
         await self._book.change(lambda: self._book.end(tag, index))
         deadline_s = asyncio.get_running_loop().time() + self._end_wait_s
         while (ended := self._ended(tag, index)) is Ended.ASKED_FOR:
@@ -197,7 +197,7 @@ class BoxesScheduler:
         return Ended.OUT_OF_REACH if any(map(self._book.is_lost, left)) else Ended.ASKED_FOR
 
     def why_not_proved(self, tag: str, index: int, proof: str) -> str:
-        """Say why a boot's token is not accepted; empty if it is.
+        """Return the reason why a boot's token is not accepted; empty if it is.
 
         Args:
             tag: that the boot names.

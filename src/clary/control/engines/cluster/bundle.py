@@ -2,8 +2,8 @@
 
 Where: `cluster_engine` makes it once; boots fetch it by its digest and unpack it once a node. It holds the agent and
 what the agent needs, the training library with its compiled core, and nothing of the service. Bytecode that is up to
-date goes along, so that no agent compiles what it imports; nodes with another Python pass it over.
-Source: PEP 552, of bytecode that is used without a look at the source.
+date goes along, so that no agent compiles what it imports; nodes with another Python ignore it.
+Source: PEP 552, on bytecode that is used without a check of the source.
 """
 
 from __future__ import annotations

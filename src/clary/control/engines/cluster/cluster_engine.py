@@ -36,11 +36,11 @@ from clary.control.engines.interface import Capacity, CapacityEnds, HeldAttempt,
 from clary.control.scheduling.machine import Machine
 
 ALLOCATIONS_FOLDER = "allocations"
-LOOK_S = 1.0  # between looks at the scheduler while a gang enrols
-ASK_AGAIN_S = 10.0  # an order that was lost, or came through twice, is mended after this
+LOOK_S = 1.0  # between queries of the scheduler while a gang enrols
+ASK_AGAIN_S = 10.0  # an order that was lost, or was carried out twice, is corrected after this
 SETTLED_S = 5.0  # after which the scheduler's view of a host counts more than its boot's
 MOST_FAILURES = 3  # boots of one host that end at once: a node is broken, or cannot reach the service
-END_WAIT_S = 10.0  # for an allocation to be gone; the rest is the reaper's
+END_WAIT_S = 10.0  # for the end of an allocation; then the reaper ends it
 KINDS_INTERVAL_S = 15.0
 SHARED = (
     "Hosts share the network of their nodes: programs reach what a node reaches, and links are neither shaped nor cut.",
@@ -80,7 +80,7 @@ class ClusterEngine:
         self.enrolments = Enrolments(
             home / ALLOCATIONS_FOLDER, scheduler.why_not_proved, clock, bundle_digest=bundle.digest
         )
-        self.kinds: list[NodeKind] = []  # as last told
+        self.kinds: list[NodeKind] = []  # by the scheduler's last answer
         self._alive: set[tuple[str, int]] = set()  # hosts of waiting jobs whose boots were alive at the last look
         self._failures: dict[tuple[str, int], int] = {}  # host -> boots that ended before they had enrolled
         self._unheard = ""  # why the scheduler does not answer; empty while it does
@@ -88,11 +88,11 @@ class ClusterEngine:
 
     @property
     def service_url(self) -> str:
-        """Where nodes reach the service."""
+        """URL at which nodes reach the service."""
         return self._boot.service_url
 
     async def start(self) -> None:
-        """Begin to follow the scheduler. Raises: EngineError if it is not there."""
+        """Begin to follow the scheduler. Raises: EngineError if it is not available."""
         await self.scheduler.start(self._boot)
         self.kinds = await self.scheduler.capacity()
 
@@ -122,15 +122,15 @@ class ClusterEngine:
         """Return the keeper of hosts' memory limits, in words.
 
         Args:
-            looks_only: of no effect here.
+            looks_only: of no effect on nodes of a cluster.
         """
         del looks_only
         return f"kept by {self.scheduler.name}, and by each node's kernel where its agent may make cgroups"
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Request those hosts of a pool that no node holds; returns at once.
+        """Request the hosts of a pool that no node holds; returns at once.
 
-        Where the scheduler's list shows that all were asked for, it is asked again only after ASK_AGAIN_S. Many jobs
+        If the scheduler's list holds all hosts already, it is asked again only after ASK_AGAIN_S. Many jobs
         may wait, and each question is a look at the whole queue.
 
         Raises: EngineError; not retryable if boots of a host have ended MOST_FAILURES times before they had enrolled.
@@ -143,12 +143,12 @@ class ClusterEngine:
             return
         await self.scheduler.ask(order)
         self._asked_s[order.tag] = now_s
-        # Looked at again, as the scheduler has: what it asked for anew belongs to another boot.
+        # Read again, because the scheduler has: hosts that it asked for anew belong to another boot.
         known = (await self._allocations()).get(order.tag)
         for index in self.enrolments.reports(order.tag):
             member = None if known is None else known.members.get(index)
             is_gone = member is None or not member.is_alive
-            # What the scheduler says may be older than a boot that has just come.
+            # The scheduler's list may be older than a boot that has just enrolled.
             if is_gone and self.enrolments.age_s(order.tag, index) > SETTLED_S:
                 await self.enrolments.release(order.tag, index)
 
@@ -232,7 +232,7 @@ class ClusterEngine:
         )
 
     async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
-        """Return host name -> state in the scheduler's words; nobody is lost while the scheduler does not answer."""
+        """Return host name -> state in the scheduler's words; no host is lost while the scheduler does not answer."""
         members = await self._members(plan.pool)
         if members is None:
             return {host.name: HostState(is_alive=True) for host in plan.hosts}
@@ -241,7 +241,7 @@ class ClusterEngine:
         return {host.name: _state_of(members.get(host.index), words) for host in plan.hosts}
 
     async def end_host(self, plan: LaunchPlan, host: str) -> None:
-        """End one host; its number is free for another, and its node is served no more, ended or not."""
+        """End one host; its number is free for another host, and its node is refused, ended or not."""
         index = plan.host(host).index
         await self.enrolments.release(plan.pool, index)
         ended = await self.scheduler.end_host(plan.pool, index)
@@ -249,7 +249,7 @@ class ClusterEngine:
             _log.warning("%s, %s: processes of it may be left: its end is %s", plan.pool, host, ended.value)
 
     async def end_attempt(self, job_name: str, attempt: int) -> Released:
-        """Do nothing: an attempt's folders are its node's, and go with the host."""
+        """Do nothing: an attempt's folders lie on its node, and are removed with the host."""
         del job_name, attempt
         return Released()
 
@@ -327,7 +327,7 @@ def _is_covered(order: AllocationOrder, known: Allocation | None) -> bool:
 
 
 def _state_of(member: Member | None, words: str) -> HostState:
-    """Return the state of a host; `words` are on the end of its whole allocation."""
+    """Return the state of a host; `words` describe the end of its whole allocation."""
     if member is None:
         return HostState(is_alive=False)
     notice = member.notice

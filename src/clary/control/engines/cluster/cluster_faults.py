@@ -1,4 +1,4 @@
-"""Faults that strike the hosts of a rehearsal on other machines: one host can be killed, the rest is refused.
+"""Faults that strike the hosts of a rehearsal on other machines: a host can be killed, other faults are refused.
 
 Where: `server.actions.rehearsal_actions`, in the place of `engines.local.rehearsal_faults`.
 """
@@ -22,7 +22,7 @@ class ClusterFaults:
         self._engine = engine
 
     def refusals(self) -> Mapping[str, str]:
-        """Return kind of fault -> why it can not be had here."""
+        """Return kind of fault -> reason why it is not available here."""
         return dict.fromkeys(("kill-rank", "partition", "slow", "disk-full"), _WHY)
 
     def largest_disk_bytes(self) -> int:
@@ -30,7 +30,7 @@ class ClusterFaults:
         return 0
 
     def why_no_disks(self, size_bytes: int) -> str:
-        """Return why disks that hold so much together can not be had here."""
+        """Return the reason why disks of this total size are not available here."""
         del size_bytes
         return _WHY
 

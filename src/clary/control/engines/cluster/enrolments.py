@@ -1,7 +1,7 @@
-"""Lets boots in: checks their proof, gives each number to one of them, and lets the gang go together.
+"""Enrols boots: checks their proof, gives each number to one boot, and admits the hosts of a gang together.
 
-Where: `server.allocation_routes` passes their questions on; `cluster_engine` waits for a gang, and admits it. What was
-enrolled is kept in `<home>/allocations/TAG.json`, so that the next service knows who holds which number.
+Where: `server.allocation_routes` passes their questions on; `cluster_engine` waits for a gang, and admits it.
+Enrolments are kept in `<home>/allocations/TAG.json`, so that the next service knows which boot holds which number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def host_token(pool_token: str, claim_digest: str) -> str:
     """Return the token by which one boot's agent asks for the attempts of its pool; it ends with the boot's claim.
 
     Args:
-        pool_token: of the pool, from which those of its hosts are made.
+        pool_token: of the pool, from which its hosts' tokens are made.
         claim_digest: of the boot that holds the host's number.
     """
     return hmac.new(pool_token.encode(), claim_digest.encode(), hashlib.sha256).hexdigest()
@@ -53,18 +53,18 @@ class _Gang:
     num_hosts: int
     enrolled: dict[int, Enrolled]
     admissions: dict[int, Admission] = field(default_factory=dict)
-    enrolled_at_s: dict[int, float] = field(default_factory=dict)  # monotonic; missing: by an earlier service
+    enrolled_at_s: dict[int, float] = field(default_factory=dict)  # monotonic; missing if an earlier service did it
     change: asyncio.Event = field(default_factory=asyncio.Event)
     given_up: set[str] = field(default_factory=set)  # digests of claims whose hosts were lost
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that what is on disk is the newest
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that the newest state is on disk
 
 
 class Enrolments:
     """The boots of all allocations.
 
     Args:
-        folder: where enrolments are kept; made if it is missing.
-        why_not_proved: says why a boot's proof is not accepted, empty if it is; may block.
+        folder: of the enrolments; made if it is missing.
+        why_not_proved: returns why a boot's proof is not accepted, empty if it is; may block.
         clock: for waits.
         bundle_digest: of the agent's bundle.
     """
@@ -83,17 +83,17 @@ class Enrolments:
             self._gangs[tag] = _Gang(num_hosts, enrolled, given_up=given_up)
 
     def age_s(self, tag: str, index: int) -> float:
-        """Return the seconds since a number was taken; infinity for one that an earlier service gave."""
+        """Return the seconds since a number was taken; infinity if an earlier service gave it."""
         gang = self._gangs.get(tag)
         since_s = None if gang is None else gang.enrolled_at_s.get(index)
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def release(self, tag: str, index: int) -> None:
-        """Give a number free whose host is gone: another boot may claim it, and the one that had it never again.
+        """Free the number of a lost host: another boot may claim it, but never again the boot that had it.
 
-        A node that was out of reach may come back, and its boot ask as if nothing had happened.
+        A node that was out of reach may come back, and its boot may ask for its old number.
 
-        Raises: EngineError if it could not be written down; it still holds until the service restarts.
+        Raises: EngineError if the release could not be stored; it is valid until the service restarts.
         """
         gang = self._gangs.get(tag)
         if gang is None:
@@ -120,7 +120,7 @@ class Enrolments:
         self._path(tag).unlink(missing_ok=True)
 
     def known(self) -> list[str]:
-        """Return the tags of which something is written down."""
+        """Return the tags that have a record on disk."""
         if not self._folder.is_dir():
             return []
         return [path.stem for path in self._folder.iterdir() if _TAG.fullmatch(path.stem) and path.suffix == ".json"]
@@ -142,7 +142,7 @@ class Enrolments:
         return frozenset() if gang is None else frozenset(gang.given_up)
 
     async def wait(self, tag: str, wait_s: float) -> bool:
-        """Wait for every number of an allocation to be taken, at most `wait_s` seconds; return whether they are.
+        """Wait at most `wait_s` seconds until every number of an allocation is taken; return whether all are.
 
         Raises: EngineError for an allocation that has ended.
         """
@@ -177,7 +177,7 @@ class Enrolments:
         await self._take(tag, gang, index, Enrolled(claim_digest=digest, report=asked.report))
         deadline_s = self._clock.monotonic() + min(MAX_WAIT_S, max(0.0, asked.wait_s))
         while True:
-            # Looked at after each wait: the number may be another boot's by then, and so is its admission.
+            # Read after each wait: by then the number and its admission may belong to another boot.
             holder = gang.enrolled.get(index)
             if self._gangs.get(tag) is not gang:
                 raise _unwanted(f"{tag} has ended")
@@ -191,7 +191,7 @@ class Enrolments:
             await self._wait_for_change(gang, left_s)
 
     async def _take(self, tag: str, gang: _Gang, index: int, own: Enrolled) -> None:
-        """Give a number to a boot unless it has it; it counts once that is on disk."""
+        """Give a number to a boot unless it has it; the number is taken once that is on disk."""
         async with gang.writing:
             holder = gang.enrolled.get(index)
             if own.claim_digest in gang.given_up:
@@ -244,7 +244,7 @@ class Enrolments:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         await asyncio.to_thread(replace_durably, self._path(tag), json.dumps(document).encode())
         if self._gangs.get(tag) is not gang:
-            self._path(tag).unlink(missing_ok=True)  # it was forgotten meanwhile
+            self._path(tag).unlink(missing_ok=True)  # the allocation was forgotten meanwhile
 
 
 def _why_malformed(asked: Enrolment) -> str:

@@ -1,9 +1,9 @@
-"""A scheduler that may be away when the service starts: its jobs wait until it answers, and their hosts run on.
+"""A scheduler that may be unavailable when the service starts: jobs wait until it answers, and their hosts run on.
 
-Where: `server.host_source` puts it around the scheduler of Slurm, whose daemon is another machine's. What is needed
-meanwhile is kept on disk:
+Where: `server.host_source` puts it around the scheduler of Slurm, whose daemon runs on another machine. The kinds of
+nodes are kept on disk meanwhile:
 
-    <state folder>/slurm/kinds.json   the kinds of nodes, as last told
+    <state folder>/slurm/kinds.json   the kinds of nodes that the scheduler reported last
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from clary.control.engines.cluster.scheduler import (
     NodeKind,
 )
 
-BEGIN_AGAIN_S = 2.0  # between attempts to begin
+BEGIN_AGAIN_S = 2.0  # between attempts to start the scheduler
 
 _log = logging.getLogger(__name__)
 
 
 class LateStart:
-    """A `ClusterScheduler` around another one, which is begun as soon as it answers.
+    """A `ClusterScheduler` around another one, which is started as soon as it answers.
 
     Every method but `start` and `capacity` raises EngineError, retryable, until then.
 
     Args:
-        scheduler: that may be away.
+        scheduler: that may be unavailable.
         kinds_file: for the kinds of nodes; its folder is made if it is missing.
         clock: for the time between attempts.
     """
@@ -52,7 +52,7 @@ class LateStart:
         self._has_begun = False
         self._tried_s = float("-inf")
         self._kinds: list[NodeKind] = []
-        self.why_late = ""  # why it has not begun; empty once it has
+        self.why_late = ""  # why the scheduler has not started; empty once it has
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class LateStart:
         return self._scheduler.name
 
     async def start(self, boot: Boot) -> None:
-        """Begin; leave it for later where the scheduler was there before and is away now. Raises: EngineError."""
+        """Start the scheduler, later if it does not answer now but answered before. Raises: EngineError."""
         self._boot = boot
         self._kinds = await asyncio.to_thread(self._read_kinds)
         try:
@@ -75,7 +75,7 @@ class LateStart:
         await self._scheduler.close()
 
     async def capacity(self) -> list[NodeKind]:
-        """Return the kinds of nodes; those of before while the scheduler has not begun."""
+        """Return the kinds of nodes, from disk while the scheduler has not started."""
         try:
             await self._begin()
         except EngineError:
@@ -112,12 +112,12 @@ class LateStart:
         return await self._scheduler.end(tag)
 
     def why_not_proved(self, tag: str, index: int, proof: str) -> str:
-        """Say why a proof is not accepted; empty if it is. Raises: EngineError while the scheduler does not answer.
+        """Return why a proof is not accepted, empty if it is. Raises: EngineError while the scheduler does not answer.
 
         Args:
             tag: that the boot names.
             index: that the boot names.
-            proof: what it sent.
+            proof: that the boot sent.
         """
         if not self._has_begun:
             raise EngineError(self.why_late or f"{self.name} has not begun", retryable=True)

@@ -14,7 +14,7 @@ from clary.control.scheduling.catalogue import InstanceShape
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A kind, and how it differs from the type, in words; the kind is None where no nodes can serve."""
+    """A kind, and how it differs from the type, in words; the kind is None if there are too few nodes."""
 
     kind: NodeKind | None
     reason: str
@@ -23,9 +23,9 @@ class Chosen:
 def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: int) -> Chosen:
     """Return the kind for hosts of one type.
 
-    Settings come first. Then the smallest kind that has the type's GPUs, CPUs and memory; if none has all of it, the
-    largest, and a warning. A type without GPUs takes nodes with GPUs only where there are no others. Where no kind has
-    enough nodes, several serve together, each host with what the least of them has.
+    The kind that settings name comes first. Then the smallest kind that has the type's GPUs, CPUs and memory; if no
+    kind has them, the largest, and a warning. A type without GPUs takes nodes with GPUs only if there are no others. If
+    no kind has enough nodes, several kinds serve together, each host with the resources of the smallest.
 
     Args:
         shape: of the instance type.

@@ -19,7 +19,7 @@ def joined(plan: LaunchPlan, reports: Mapping[int, NodeReport]) -> LaunchPlan:
 
     Args:
         plan: without addresses.
-        reports: number of the host -> what its node has told; one for each host.
+        reports: number of the host -> report of its node; one for each host.
     """
     chosen = choose_addresses(reports)
     first = chosen[min(chosen)]
@@ -60,7 +60,7 @@ def choose_addresses(reports: Mapping[int, NodeReport]) -> dict[int, Address]:
                 shared.setdefault(network, {}).setdefault(index, own)
     common = [found for found in shared.values() if len(found) == len(reports)]
     if common:
-        # Where links are equally fast, the way to the service is known to work.
+        # Among equally fast links, addresses that reached the service come first, because they are known to work.
         return max(common, key=lambda found: (_speed(found), _num_used(found, reports)))
     return {index: _used(report) for index, report in reports.items()}
 

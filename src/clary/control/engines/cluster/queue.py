@@ -1,4 +1,4 @@
-"""The interface of engines whose hosts may take hours to come.
+"""The interface of engines that may take hours to grant hosts.
 
 Where: `reconcile.granting` asks it for hosts of jobs that wait; `cluster_engine` fills it in.
 """
@@ -22,7 +22,7 @@ class Grant:
 
 
 class Queue(Protocol):
-    """An engine whose hosts may take hours to come.
+    """An engine that may take hours to grant hosts.
 
     A job asks for hosts under the name of a pool while it waits, and gets its attempt when they are granted. Raises:
     EngineError from every method.

@@ -19,29 +19,29 @@ from clary.base.string_enum import StrEnum
 
 
 class AllocationState(StrEnum):
-    """How far an allocation is."""
+    """State of an allocation."""
 
-    PENDING = "pending"  # the scheduler lets it wait, or a host of it has no node
+    PENDING = "pending"  # it waits in the scheduler's queue, or a host of it has no node
     GRANTED = "granted"  # every host has a node, and its boot was started there
-    ENDING = "ending"  # it was told to end, or takes itself back: see its members' notices
-    GONE = "gone"  # nothing of it is left
+    ENDING = "ending"  # its end was ordered, or the scheduler takes it back: see its members' notices
+    GONE = "gone"  # no host of it is left
 
 
 class Ended(StrEnum):
-    """How certain the end of a host is."""
+    """Certainty of a host's end."""
 
     CERTAIN = "certain"  # no process of it is left
-    ASKED_FOR = "asked for"  # the scheduler was told
-    OUT_OF_REACH = "out of reach"  # its node does not answer; it may go on
+    ASKED_FOR = "asked for"  # the scheduler has the order
+    OUT_OF_REACH = "out of reach"  # its node does not answer; the host may still run
 
 
 class NoticeKind(StrEnum):
     """Why capacity is taken back."""
 
     RECLAIMED = "reclaimed"  # preempted for another job
-    DRAINED = "drained"  # its node is to be empty
+    DRAINED = "drained"  # its node is being drained
     TIME_LIMIT = "time limit"
-    CANCELLED = "cancelled"  # by a person who is not Clary
+    CANCELLED = "cancelled"  # by a person, not by Clary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +50,15 @@ class Notice:
 
     kind: NoticeKind
     why: str  # in words, such as "Slurm job 4711 was preempted"
-    ends_at: datetime | None = None  # aware, UTC; None where nobody has said it
+    ends_at: datetime | None = None  # aware, UTC; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """One host of an allocation."""
 
-    node: str  # name that the scheduler has for it
-    is_alive: bool  # whether its boot, or the agent that it became, may run: also before it was seen for the first time
+    node: str  # the scheduler's name of the node
+    is_alive: bool  # whether its boot, or the agent that it became, may run, even if it was not seen yet
     why_dead: str = ""  # in words, as far as the scheduler knows
     notice: Notice | None = None
 
@@ -70,7 +70,7 @@ class Allocation:
     state: AllocationState
     reason: str = ""  # of a wait or an end, in the scheduler's own words: "Slurm job 4711 waits: Resources"
     members: Mapping[int, Member] = field(default_factory=dict)  # index of the host -> host; missing: has no node yet
-    asked_at: datetime | None = None  # aware, UTC; None where the scheduler does not tell
+    asked_at: datetime | None = None  # aware, UTC; None if unknown
     notice_grace_s: float = 0.0  # from SIGTERM to SIGKILL where it takes hosts back; 0: not known
 
 
@@ -90,7 +90,7 @@ class AllocationOrder:
     """All hosts of one pool."""
 
     tag: str
-    job_name: str  # for people who look at the scheduler's own lists
+    job_name: str  # for readers of the scheduler's own lists
     hosts: tuple[HostWish, ...]
     limit_s: int  # after which the scheduler may end it: run time, grace, results
     grace_s: float  # that programs are promised between a notice and their end
@@ -105,11 +105,11 @@ class NodeKind:
     num_cpus: int
     memory_bytes: int
     num_gpus: int
-    num_nodes: int  # that could ever serve
+    num_nodes: int  # that could ever run a host
     num_free: int
     maps_to: str  # in the scheduler's words: "partition gpu, constraint a100, gres gpu:8"
-    instance_types: tuple[str, ...] = ()  # that settings map to it
-    isolation: str = ""  # in words, where it is known before a boot runs there
+    instance_types: tuple[str, ...] = ()  # types that settings map to it
+    isolation: str = ""  # in words; empty if unknown before a boot runs there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,8 @@ class Boot:
 class ClusterScheduler(Protocol):
     """A source of hosts on other machines.
 
-    Raises: EngineError from every method; its message says who, what and what to do. `retryable` tells whether the same
-    call can succeed later.
+    Raises: EngineError from every method; its message names the program, the problem and the remedy. `retryable` tells
+    whether the same call can succeed later.
     """
 
     @property
@@ -146,7 +146,7 @@ class ClusterScheduler(Protocol):
         """Return the kinds of nodes, the smallest first."""
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Ask for the hosts of the order that have no living member, unless that was done; returns at once.
+        """Ask for the hosts of the order that have no living member, unless they were asked for; returns at once.
 
         The first call asks for all hosts together. A later call with a host that was lost asks for that host alone;
         the others keep their nodes.
@@ -155,7 +155,8 @@ class ClusterScheduler(Protocol):
     async def allocations(self) -> Mapping[str, Allocation]:
         """Return tag -> allocation for everything that carries this service's mark.
 
-        Raises: EngineError, retryable, while the scheduler does not answer: nothing is known then, and nobody is lost.
+        Raises: EngineError, retryable, while the scheduler does not answer: the state is unknown then, and no host
+            counts as lost.
         """
 
     async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
@@ -172,10 +173,10 @@ class ClusterScheduler(Protocol):
         """End an allocation; `allocations` says when it is gone."""
 
     def why_not_proved(self, tag: str, index: int, proof: str) -> str:
-        """Say why a boot's proof is not accepted; empty if it is.
+        """Return the reason why a boot's proof is not accepted; empty if it is.
 
         Args:
             tag: that the boot names.
             index: that the boot names.
-            proof: what it sent: a munge credential over "TAG INDEX", or a token.
+            proof: that the boot sent: a munge credential over "TAG INDEX", or a token.
         """

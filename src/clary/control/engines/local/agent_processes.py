@@ -1,4 +1,4 @@
-"""How the local engine starts processes that outlive the service: agents and anchors.
+"""Start of processes that outlive the service: agents and anchors of the local engine.
 
 Each gets a session of its own, so that neither the service's end nor Ctrl-C in its terminal reaches it, and a variable
 in its environment by which it is found if the service ends between starting and recording it.
@@ -22,7 +22,7 @@ POOL_TOKEN_VARIABLE = "CLARY_POOL_TOKEN"  # noqa: S105 - a variable's name
 MARK_VARIABLE = "CLARY_ATTEMPT_MARK"
 TAIL_BYTES = 2000  # of a log, quoted in an error
 
-# Settings and keys of the service are nothing to agents; what they need is in their plan.
+# Agents must not get settings and keys of the service; their plan has all that they use.
 _WITHHELD_PREFIXES = ("CLARY_", "AWS_")
 
 
@@ -91,7 +91,7 @@ def start(command: Sequence[str], *, log_path: Path, environment: Mapping[str, s
 
 
 def tail(path: Path) -> str:
-    """Return the end of a log for an error message; empty if there is nothing."""
+    """Return the end of a log for an error message; empty for an empty or missing log."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))

@@ -38,7 +38,7 @@ from clary.control.engines.local.network.network_spec import (
 log = logging.getLogger(__name__)
 
 ANCHOR_LOG = "anchor.log"
-ANCHOR_TIMEOUT_S = 30.0  # to make a network; measured: 0.15 s for 3 hosts
+ANCHOR_TIMEOUT_S = 30.0  # limit for making a network; measured: 0.15 s for 3 hosts
 POLL_S = 0.005
 NETWORK_BASE = ipaddress.IPv4Address("10.77.0.0")
 SMALL_PREFIX, SMALL_HOSTS, LARGE_PREFIX = 24, 250, 16
@@ -136,8 +136,8 @@ def network_spec(plan: LaunchPlan, folder: Path, relays: Sequence[RelaySpec]) ->
 def source_of(folder: Path) -> str:
     """Return the loopback address that a network's connections to the service come from.
 
-    So the service tells programs of one job from those of others and from its owner, by address. Two networks with one
-    address share the bounds of one client, and nothing else.
+    By this address the service distinguishes programs of one job from those of others and from its owner. Two networks
+    with the same address share only the limits of one client.
     """
     number = int.from_bytes(hashlib.sha256(str(folder).encode()).digest()[:3], "big") % NUM_SOURCES
     return str(FIRST_SOURCE + number)
@@ -146,8 +146,8 @@ def source_of(folder: Path) -> str:
 def _with_source(relay: RelaySpec, source: str) -> RelaySpec:
     """Return a relay whose connections come from a loopback address, if their target can be reached from there.
 
-    That is loopback and, where setting `host` is an address of this machine, the service itself: packets to it stay on
-    the loopback interface. A place of the owner's network knows its clients by the machine's address.
+    Such targets are loopback addresses and, if setting `host` is an address of this machine, the service itself:
+    packets to it stay on the loopback interface. Places of the owner's network see the machine's address.
     """
     is_local = relay.target_address.startswith("127.") or (relay.rides_restarts and _is_own(relay.target_address))
     return relay._replace(source_address=source) if is_local else relay
@@ -164,7 +164,7 @@ def _is_own(address: str) -> bool:
 def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
     """Return the ready file of a network's living anchor, after starting one if needed; blocks.
 
-    Raises: EngineError with the anchor's words.
+    Raises: EngineError with the anchor's error.
     """
     folder = Path(spec.folder)
     log_path = folder / ANCHOR_LOG
@@ -178,7 +178,7 @@ def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
             child = start((*ANCHOR_COMMAND, write_spec(spec)), log_path)
         code = child.poll()
         if code == EXIT_HELD:
-            child = None  # another one holds the folder: it is ready soon, or it has just ended
+            child = None  # another anchor holds the folder: it is ready soon, or has just ended
             time.sleep(10 * POLL_S)
         elif code is not None:
             ready = read_ready(folder)
@@ -202,14 +202,14 @@ def with_network(plan: LaunchPlan, ready: NetworkReady, folder: Path) -> LaunchP
         plan: without addresses.
         ready: from that anchor, which must be alive while hosts use its namespaces.
         folder: of the pool, with the network's spec.
-    Raises: EngineError if what the anchor was told can not be read now.
+    Raises: EngineError if the anchor's spec can not be read now.
     """
     num_hosts = len(plan.hosts)
     try:
-        # The names that the anchor was started with; it may be older than this launch, and names move.
+        # The names that the anchor was started with; it may be older than this launch, and a name's address may change.
         relayed_names = read_spec(str(folder / SPEC_FILE)).relayed_names
     except (OSError, ValueError, KeyError, TypeError) as error:
-        # The anchor writes it again within seconds.
+        # The anchor writes the file again within seconds.
         raise EngineError(f"{folder / SPEC_FILE}: can not be read: {error}", retryable=True) from error
     network = NetworkPlan(
         interface="eth0",

@@ -1,8 +1,8 @@
 """Leftovers of released attempts, and of attempts without a folder, in sentences with the remedy.
 
-Where: `LocalEngine.leftovers`, in a thread, for `clary doctor`. Only what can be told to be of an attempt of this state
-folder is recognised: by the mark in an environment, a cgroup's name, a path below the attempt's folder. An attempt that
-is not released is the service's business and leaves nothing yet.
+Where: `LocalEngine.leftovers`, in a thread, for `clary doctor`. A leftover is recognised only if it certainly belongs
+to an attempt of this state folder: by the mark in an environment, a cgroup's name, a path below the attempt's folder.
+An attempt that is not released has no leftovers yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.control.engines.local.attempt_record import AttemptRecord
 from clary.control.engines.local.leftover_things import Kind, Thing
 from clary.control.engines.local.network.network_spec import RELEASED_FILE
 
-_REMOVAL_S = 60.0  # from an attempt's release on its folders are being removed, which takes long for large ones
+_REMOVAL_S = 60.0  # after a release, while the attempt's folders are being removed, which takes long for large ones
 _SLACK_S = 2.0  # between a segment's time stamp and those of the attempt's files, which come from coarser clocks
 
 
@@ -41,8 +41,8 @@ def leftovers(jobs: Path) -> list[str]:
 def unclaimed_memory(jobs: Path) -> list[str]:
     """Return the unused shared memory of this user, if jobs have run as plain processes.
 
-    Those share /dev/shm with the machine, and nothing there says who made what: a segment may be of any program of the
-    user. Named are the jobs that ran when it was made.
+    Such jobs share /dev/shm with the machine, which does not record a segment's maker: it may be any program of the
+    user. The sentences name the jobs that ran when a segment was made.
     """
     plain = [
         attempt for folder in attempt_record.attempt_folders(jobs) if (attempt := _plain_attempt(folder)) is not None
@@ -78,7 +78,7 @@ def cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord
     Args:
         attempt_folder: of an attempt or a pool; cgroups are named after it.
         hosts: names.
-        record: has the places of cgroups when agents were started; None looks below this process's own alone.
+        record: has the places of cgroups when agents were started; None searches below this process's own only.
     """
     places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
     job_name, attempt = attempt_folder.parent.name, int(attempt_folder.name)

@@ -1,6 +1,7 @@
-"""The engine's record of a pool or an attempt, `engine.json` in its folder: enough to go on after a restart.
+"""The engine's record of a pool or an attempt, `engine.json` in its folder: enough for the engine to continue after a
+restart.
 
-Where: written before and after every act that makes something outlive the service. Records of an earlier boot of the
+Where: written before and after each start of a process that outlives the service. Records of an earlier boot of the
 machine name no living process.
 """
 
@@ -21,7 +22,7 @@ from clary.base.processes import ProcessId
 from clary.control.engines.local.network.network_spec import READY_FILE, RELEASED_FILE, write_json
 
 RECORD_FILE = "engine.json"
-POOL_ATTEMPT = "1"  # folder below that of a pool, which has one life
+POOL_ATTEMPT = "1"  # name of the folder below a pool's, which has a single attempt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +48,25 @@ class NetworkReady:
     namespaces: Mapping[str, int] = field(default_factory=dict)  # host name -> the anchor's descriptor
     switch: int = -1  # the anchor's descriptor of the switch's network namespace
     has_user_namespace: bool = False  # of its own, because it is not root
-    users: int = -1  # the anchor's descriptor of the programs' user namespace; -1 where they have its own users
+    users: int = -1  # the anchor's descriptor of the programs' user namespace; -1 if they have the users of the anchor
     first_id: int = 0  # of the range of ids in that namespace
     is_switched_by_us: bool = False
 
     @property
     def anchor(self) -> ProcessId:
-        """The process that wrote it, dead or alive."""
+        """The process that wrote the file, dead or alive."""
         return ProcessId(self.pid, self.started)
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine; empty where the kernel does not tell."""
+    """Return the id of this boot of the machine; empty if the kernel does not tell."""
     return clock.boot_id()
 
 
 def read_record(folder: Path) -> AttemptRecord | None:
     """Return the record in the folder of an attempt or a pool, or None if there is no record.
 
-    Raises: EngineError if it can not be read: nothing is guessed about processes.
+    Raises: EngineError if it can not be read: processes are never guessed.
     """
     path = folder / RECORD_FILE
     try:
@@ -79,7 +80,8 @@ def read_record(folder: Path) -> AttemptRecord | None:
 def create_record(
     folder: Path, *, pool: str = "", master_port: int | None = None, cgroup_places: tuple[str, ...] = ()
 ) -> AttemptRecord:
-    """Return the record of this boot; make one with these facts if it is missing. Two callers get the same one.
+    """Return the record of this boot; make one with these facts if it is missing. Concurrent callers get the same
+    record.
 
     Args:
         folder: of an attempt or a pool.
@@ -91,7 +93,7 @@ def create_record(
     record = read_record(folder)
     if record is not None and record.boot_id == boot_id():
         return record
-    if record is not None:  # of an earlier boot: everything that it names is gone
+    if record is not None:  # of an earlier boot: all processes that it names are gone
         (folder / RECORD_FILE).unlink(missing_ok=True)
     fresh = AttemptRecord(
         boot_id=boot_id(), mark=secrets.token_hex(16), pool=pool, master_port=master_port, cgroup_places=cgroup_places
@@ -125,7 +127,7 @@ def write_record(folder: Path, record: AttemptRecord) -> None:
 
 
 def attempt_folders(jobs: Path) -> list[Path]:
-    """Return the folders of all attempts below `jobs`, sorted; jobs and pools may go while they are looked for."""
+    """Return the folders of all attempts below `jobs`, sorted; jobs and pools may vanish during the search."""
     found: list[Path] = []
     for path in sorted(jobs.iterdir()) if jobs.is_dir() else ():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

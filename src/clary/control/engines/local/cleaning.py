@@ -1,6 +1,6 @@
 """Removal of an attempt's leftovers besides processes: mounts, cgroups, host folders.
 
-Where: `LocalEngine.release` and `leftovers`, in a thread. Every function may find its work done already.
+Where: `LocalEngine.release` and `leftovers`, in a thread. Every function also succeeds if its work is done already.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CGROUP_FAMILY = "clary"  # folder of all hosts' cgroups, below the agent's own c
 class MountEntry(NamedTuple):
     """One mount of this mount namespace."""
 
-    number: str  # never two at the same time, also where one covers another
+    number: str  # unique at any time, even if one mount covers another
     point: str
     file_system: str
 
@@ -85,10 +85,10 @@ def host_cgroups(places: Iterable[str], names: Sequence[str]) -> list[str]:
 
 
 def remove_empty_cgroups(folders: Iterable[str]) -> list[str]:
-    """Remove cgroups, and their family's folder with the last of them; one that holds processes stays."""
+    """Remove cgroups, and their family's folder with the last of them; a cgroup with processes stays."""
     removed = []
     for folder in folders:
-        # The kernel refuses to remove a cgroup with processes or children, so nothing needs to be looked at before.
+        # The kernel refuses to remove a cgroup with processes or children, so no check is needed before.
         with contextlib.suppress(OSError):
             os.rmdir(folder)
             removed.append(folder)

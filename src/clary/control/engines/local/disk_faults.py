@@ -1,13 +1,12 @@
-"""Fill the disk that a host of a rehearsal has to itself, and give it its room again.
+"""Fill the private disk of a host of a rehearsal, and restore its free space.
 
 Run: `python -m clary.control.engines.local.disk_faults AGENT_PID FOLDER BYTES` does it; `fill` and `free` run that,
-because joining a mount namespace would change the calling process. BYTES is the disk's size from now on, 0 for what
-lies on it now.
+because joining a mount namespace would change the calling process. BYTES is the disk's size from now on, 0 for the size
+of its present content.
 
 [Note: full without filling]
-The disk is a tmpfs (`agent.host.mounts.own_disk`): it is made as small as what lies on it. Whoever writes gets ENOSPC
-from the kernel, as on any full disk; removing something makes room for as much, as it would there; and no memory is
-taken.
+The disk is a tmpfs (`agent.host.mounts.own_disk`): it is shrunk to the size of its content. Programs that write get
+ENOSPC from the kernel, as on any full disk; removing a file frees its size, as on any disk; and no memory is taken.
 Source: Documentation/filesystems/tmpfs.rst; mount(2), MS_REMOUNT.
 """
 
@@ -27,13 +26,13 @@ from clary.control.engines.local import attempt_record
 from clary.control.engines.local.inside import run_inside
 from clary.control.engines.local.network import namespaces
 
-_ROUNDS = 100  # a program that writes or removes meanwhile has more or less on the disk than was counted
+_ROUNDS = 100  # a program that writes or removes files meanwhile changes the size that was counted
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
 
 
 async def fill(plan: LaunchPlan, host: str) -> None:
-    """Leave no room on the disk of `host`; already full is fine.
+    """Leave no free space on the disk of `host`; a full disk stays as it is.
 
     Raises: EngineError if the host has no disk of its own, or its agent is gone.
     """
@@ -67,7 +66,7 @@ def main(arguments: list[str]) -> int:
     """Resize a host's disk from inside its mount namespace, for `fill` or `free`; errors are printed.
 
     Args:
-        arguments: pid of the host's agent, folder of the disk, its size in bytes from now on; 0 leaves no room.
+        arguments: pid of the host's agent, folder of the disk, its size in bytes from now on; 0 leaves no free space.
     Returns: 0, or 1 after an OSError or EngineError.
     """
     pid, folder, size = arguments

@@ -1,12 +1,12 @@
 """Hosts on this machine: one network per pool, one agent process per host.
 
 Where: the reconciler calls it through `engines.interface.Engine`. Everything that it starts outlives the service and
-is written down in the pool's folder first, so that the next service finds and, in the end, ends it:
+is recorded in the pool's folder first, so that the next service finds and, in the end, ends it:
 
     <home>/jobs/<pool>/1/   engine.json  network.json  network-ready.json  anchor.log  released
-    <home>/jobs/<pool>/1/<host>/   agent.log: what the agent says outside of attempts
+    <home>/jobs/<pool>/1/<host>/   agent.log: output of the agent outside of attempts
     <home>/jobs/<job>/<attempt>/   engine.json, which names the pool; released
-    <home>/jobs/<job>/<attempt>/<host>/   agent.log, and whatever the agent keeps
+    <home>/jobs/<job>/<attempt>/<host>/   agent.log, and files of the agent
 
 A pool ends with the attempt that it was made for, or outlives it for others.
 """
@@ -69,8 +69,8 @@ class LocalEngine:
         settings: of the service.
         service_url: where agents report, and programs find AWS: http://ADDRESS:PORT.
         relayed_urls: other URLs of the service that programs inside hosts must reach; none by default.
-        environ: what agents inherit, less the service's own variables; None is this process's environment.
-        egress: says which places of the owner's network hosts reach; None: none.
+        environ: variables that agents inherit, less the service's own; None is this process's environment.
+        egress: policy on the places of the owner's network that hosts reach; None: no place.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LocalEngine:
         self._isolation: tuple[Isolation, tuple[str, ...]] | None = None
         self._locks: dict[Path, asyncio.Lock] = {}
         self._children: dict[int, LastingProcess] = {}
-        self._records: dict[Path, AttemptRecord] = {}  # as written, of pools whose agents this service looks after
+        self._records: dict[Path, AttemptRecord] = {}  # as on disk, of pools whose agents this service watches
 
     def capacity(self) -> Capacity:
         """Return the part of the machine that this process may use; the first call makes a network to find out."""
@@ -103,12 +103,12 @@ class LocalEngine:
         """Return the keeper of hosts' memory limits, in words.
 
         Args:
-            looks_only: whether no process of this one's cgroup may be moved to find out.
+            looks_only: whether the probe must not move a process of this cgroup.
         """
         return memory_limits(agent_processes.process_environment(self._environ, "probe"), looks_only=looks_only)
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
-        """Make the attempt's folder and its pool's network, or find them made."""
+        """Make the attempt's folder and its pool's network, unless they exist."""
         folder, pool = self._folder(plan.job_name, plan.attempt), Path(plan.pool_folder)
         held, record = await asyncio.gather(
             self._locked(pool, lambda: self._make_network(plan, pool)),
@@ -128,7 +128,7 @@ class LocalEngine:
         return {name: HostState(is_alive=lives, cut_off=cut_off.get(name)) for name, lives in alive.items()}
 
     async def end_host(self, plan: LaunchPlan, host: str) -> None:
-        """Kill a host's agent; the host's first process sees it and ends everything else there."""
+        """Kill a host's agent; the host's first process notices that and ends all other processes there."""
         folder = Path(plan.pool_folder)
         await self._locked(folder, lambda: attempt_processes.end_agent(folder, host))
 
@@ -158,7 +158,7 @@ class LocalEngine:
         await asyncio.to_thread(_forget, self._settings.home_folder / JOBS_FOLDER / job_name)
 
     async def unreleased(self) -> list[HeldAttempt]:
-        """Return the attempts and pools below the state folder that nobody has released."""
+        """Return the attempts and pools below the state folder that are not released."""
 
         def find() -> list[HeldAttempt]:
             folders = attempt_record.attempt_folders(self._settings.home_folder / JOBS_FOLDER)
@@ -173,7 +173,7 @@ class LocalEngine:
     async def set_aside(self, job_name: str) -> str:
         """Move the folder of a released, unknown job out of the way of a new job of its name.
 
-        Raises: EngineError if it can not be moved; it stays where it is then.
+        Raises: EngineError if it can not be moved; the folder then stays in place.
         """
         folder = self._settings.home_folder / JOBS_FOLDER / job_name
         place = self._settings.home_folder / SET_ASIDE_FOLDER / JOBS_FOLDER
@@ -194,7 +194,7 @@ class LocalEngine:
         return await asyncio.to_thread(attempt_leftovers.leftovers, self._settings.home_folder / JOBS_FOLDER)
 
     async def unclaimed_memory(self) -> list[str]:
-        """Say which shared memory on the machine plain processes may have left; nothing tells whose it is."""
+        """Return sentences on shared memory that plain processes may have left; its maker is unknown."""
         return await asyncio.to_thread(attempt_leftovers.unclaimed_memory, self._settings.home_folder / JOBS_FOLDER)
 
     async def _agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
@@ -210,7 +210,7 @@ class LocalEngine:
 
     async def _cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
         path = Path(plan.pool_folder) / link_watch.CUT_OFF_FILE
-        if not path.exists():  # as nearly always, and cheaper than a thread
+        if not path.exists():  # nearly always absent; this check is cheaper than a thread
             return {}
         why = f"its link has carried nothing from or to the job's other hosts for {link_watch.CUT_OFF_AFTER_S:g} s"
         found = await asyncio.to_thread(link_watch.read_cut_off, str(path))
@@ -228,7 +228,7 @@ class LocalEngine:
     async def _locked(self, folder: Path, work: Callable[[], T]) -> T:
         """Do blocking work on one attempt or pool in a thread, one at a time.
 
-        Shielded, because a thread can not be cancelled: the lock is held until it has really ended.
+        The work is shielded, because a thread can not be cancelled: the lock is held until the thread has ended.
         """
 
         def mended() -> T:
@@ -249,7 +249,7 @@ class LocalEngine:
         record = attempt_record.create_record(folder)
         if plan.isolation is Isolation.PROCESSES:
             return plan
-        # EnableNetworkIsolation: programs may call nobody but their job's other hosts, AWS included.
+        # EnableNetworkIsolation: programs may connect to their job's other hosts only, not even to AWS.
         relays = () if plan.network_isolation else self._relays(plan)
         spec = anchors.network_spec(plan, folder, relays)
 
@@ -275,7 +275,7 @@ class LocalEngine:
         record = attempt_record.create_record(folder)
         agents = dict(record.agents)
         if record.may_have_unknown_agents:
-            # These live; of a host that has two, the record's may be dead.
+            # The adopted agents live; a recorded agent of the same host may be dead.
             agents |= attempt_processes.adopted_agents(record.mark)
         dead = {name: agent for name, agent in agents.items() if not agent.is_alive()}
         for name in dead:
@@ -307,11 +307,11 @@ class LocalEngine:
         problems: list[str] = []
         if record is not None and record.boot_id == attempt_record.boot_id():
             killed += attempt_processes.end_processes(folder, record)
-        # The anchor ends by itself when it sees this; and nobody launches the attempt again.
+        # The anchor ends by itself when it sees this file, and the attempt is never launched again.
         (folder / RELEASED_FILE).touch()
         ready = attempt_record.read_ready(folder)
         if ready is not None and record is not None and record.boot_id == attempt_record.boot_id():
-            killing.kill(ready.anchor)  # expected to be there, so not told
+            killing.kill(ready.anchor)  # it is expected to run, so it is not reported
         removed += cleaning.unmount_below(folder)
         hosts = attempt_leftovers.folders_in(folder)
         cgroups = attempt_leftovers.cgroups_of(folder, hosts, record)
@@ -346,7 +346,7 @@ class LocalEngine:
 
 
 def _is_over(plan: LaunchPlan) -> EngineError:
-    """Return the error of an attempt that would be begun again; a mended record of a job can ask for that."""
+    """Return the error for a released attempt that would be started again, as by a repaired record of a job."""
     return EngineError(
         f"the hosts of attempt {plan.attempt} were taken back, as those of a job whose record cannot be read are when "
         "the service starts; a released attempt is not begun again"
@@ -368,7 +368,7 @@ def _make_folder(folder: Path) -> None:
 def _make_place(plan: LaunchPlan, folder: Path) -> AttemptRecord:
     """Make the folder of an attempt and return its record.
 
-    Where hosts share the machine's network it has a port at which the ranks meet: each attempt has its own.
+    If hosts share the machine's network, each attempt gets a master port of its own, at which its ranks meet.
     """
     if attempt_record.is_released(folder):
         raise _is_over(plan)

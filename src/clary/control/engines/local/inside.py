@@ -1,6 +1,6 @@
-"""Carry something out inside namespaces of a job: in a child, because joining one would change the calling process.
+"""Run a module inside namespaces of a job: in a child, because joining one would change the calling process.
 
-Where: `network_faults` and `disk_faults`, which are the programs that are run.
+Where: `network_faults` and `disk_faults`, which are the modules that are run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ async def run_inside(module: str, *arguments: str, doing: str) -> None:
     """Run `python -m MODULE ARGUMENTS` and wait for it.
 
     Args:
-        module: says on its last line why it failed, if it does.
+        module: prints the reason of a failure on its last line.
         arguments: of the module.
-        doing: what is done to which job, for errors: `job demo: setting algo-2 down`.
+        doing: the action and its job, for errors: `job demo: setting algo-2 down`.
 
     Raises: EngineError if it fails or takes longer than `TIMEOUT_S`.
     """

@@ -1,7 +1,7 @@
-"""The isolation that this machine allows, with sentences on everything that stays shared.
+"""The isolation that this machine allows, with sentences on all resources that stay shared.
 
-Where: `LocalEngine.isolation` asks once; the answer is in every plan, in `describe` and in `clary doctor`. What a
-host's agent finds out later (memory limits, mounts) comes with its facts.
+Where: `LocalEngine.isolation` asks once; the answer is in every plan, in `describe` and in `clary doctor`. Findings of
+a host's agent (memory limits, mounts) come later with its facts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def choose_isolation(setting: str, environ: Mapping[str, str]) -> tuple[Isolatio
 
 
 def _probe(environ: Mapping[str, str]) -> tuple[str | None, dict[str, Any]]:
-    """Make a network and throw it away; returns its failure, and the facts for `_not_isolated`."""
+    """Make a network on trial; return its failure, and the facts for `_not_isolated`."""
     if not sys.platform.startswith("linux"):
         return f"namespaces are Linux's, this is {sys.platform}", {}
     try:

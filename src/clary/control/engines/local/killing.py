@@ -1,7 +1,7 @@
 """End exactly the processes of an attempt, and know that they are gone.
 
 Where: `attempt_processes`, and `LocalEngine.release` for the anchor. A process counts only with the start time that was
-recorded with its pid (`base.processes`); a pid that another process has by now is never signalled. All of this
+recorded with its pid (`base.processes`); a pid that was reused by another process is never signalled. All of this
 blocks: call it in a thread.
 """
 
@@ -17,7 +17,7 @@ KILL_TIMEOUT_S = 10.0  # SIGKILL to exit; longer means a process stuck in the ke
 
 
 def kill(process: ProcessId, *, timeout_s: float = KILL_TIMEOUT_S) -> bool:
-    """End the process with SIGKILL and wait until it is gone; returns whether there was anything to kill.
+    """End the process with SIGKILL and wait until it is gone; return whether it was alive.
 
     Raises: OSError if the signal is refused; TimeoutError if the process outlives `timeout_s`.
     """
@@ -59,12 +59,12 @@ def in_network_namespaces(inodes: Iterable[int]) -> list[ProcessId]:
             if process is not None and os.stat(f"/proc/{pid}/ns/net").st_ino in wanted and process.is_alive():
                 found.append(process)
         except OSError:
-            continue  # ended meanwhile, or not ours to look at and so not ours at all
+            continue  # ended meanwhile, or of another user and so of no job
     return found
 
 
 def in_cgroups(folders: Iterable[str]) -> list[ProcessId]:
-    """Return the processes in these cgroups and in those below them; zombies are not among them."""
+    """Return the processes in these cgroups and their descendants, without zombies."""
     found = {}
     for top in folders:
         for folder, _, _ in os.walk(top):

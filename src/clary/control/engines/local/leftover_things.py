@@ -1,7 +1,7 @@
 """Leftovers on the machine: the difference of two censuses, each thing with its owner and remedy. Pure.
 
-Where: `machine_census` takes a census; `LocalEngine.leftovers`, and with it `clary doctor`, says in these words what a
-released attempt has left, and the tests ask after each test.
+Where: `machine_census` takes a census; `LocalEngine.leftovers`, and with it `clary doctor`, describes the leftovers of
+a released attempt with it, and the tests check it after each test.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Thing:
 
     Args:
         name: as the removing command takes it: a pid, a path, an id.
-        identity: tells it from a later one of the same name: a process's start time, a file's inode.
-        holder: pid of the process on which it depends: a zombie's parent, one that holds an unnamed namespace.
-        owner: whose it is, in words; empty if unknown. Not part of what makes two things the same one.
-        detail: what else helps to recognise it: a command line, a size.
+        identity: distinguishes it from a later thing of the same name: a process's start time, a file's inode.
+        holder: pid of the process on which it depends: a zombie's parent, the holder of an unnamed namespace.
+        owner: in words; empty if unknown. Not part of the thing's identity.
+        detail: further help to recognise it: a command line, a size.
     """
 
     kind: Kind
@@ -66,7 +66,7 @@ class Thing:
             case Kind.PROCESS:
                 return f"kill -9 {name}"
             case Kind.ZOMBIE:
-                return f"kill {self.holder}"  # the parent that does not reap it: whoever adopts it then does
+                return f"kill {self.holder}"  # the parent, which does not reap it; the process that adopts it will
             case Kind.HELD_NAMESPACE:
                 return f"kill -9 {self.holder}"
             case Kind.REGISTERED_NAMESPACE:

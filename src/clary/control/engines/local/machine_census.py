@@ -1,8 +1,7 @@
 """Shared memory, sockets and ports that jobs leave behind: each kind is a function that reads the kernel's list.
 
-Where: the engine looks for what a released attempt has left; `clary.testing.census` adds the other kinds. The functions
-find things; whose they are is told from a creator's pid. What cannot be told apart is said to be nobody's and is never
-guessed.
+Where: the engine searches for leftovers of a released attempt; `clary.testing.census` adds the other kinds. The
+functions find things; their owner is known by the creator's pid. Otherwise the owner is unknown and never guessed.
 Source: proc(5), unix(7).
 """
 
@@ -17,14 +16,14 @@ from collections.abc import Iterable
 
 from clary.control.engines.local.leftover_things import Kind, Thing
 
-SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - the machine's, looked at only
+SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - the machine's, which is only read
 _LISTENING_FLAG = 0x10000  # of /proc/net/unix: __SO_ACCEPTCON
-# torch names a segment after the process that made it; others do not tell.
+# torch names a segment after the process that made it; other libraries do not.
 _NAMED_AFTER_PID = re.compile(r"torch_(\d+)_")
 
 
 def shared_memory(folder: str = SHARED_MEMORY_FOLDER) -> list[Thing]:
-    """Return the segments in /dev/shm; the owner is the process after which one is named, or else only its user."""
+    """Return the segments in /dev/shm; the owner is the process in a segment's name, if it has one."""
     found = []
     for name in names_in(folder):
         with contextlib.suppress(OSError):
@@ -40,7 +39,7 @@ def shared_memory(folder: str = SHARED_MEMORY_FOLDER) -> list[Thing]:
 
 
 def shared_memory_users(pids: Iterable[int], folder: str = SHARED_MEMORY_FOLDER) -> dict[str, set[int]]:
-    """Return segment -> those of `pids` that have it mapped or open; processes of other users cannot be seen into."""
+    """Return segment -> those of `pids` that have it mapped or open; processes of other users are not readable."""
     users: dict[str, set[int]] = {}
     prefix = f"{folder}/"
     for pid in pids:
@@ -51,7 +50,7 @@ def shared_memory_users(pids: Iterable[int], folder: str = SHARED_MEMORY_FOLDER)
 
 
 def dead_sockets(paths: Iterable[str]) -> list[Thing]:
-    """Return those of `paths` that are sockets at which nobody listens."""
+    """Return those of `paths` that are sockets without a listener."""
     alive = listening_sockets()
     return [Thing(kind=Kind.SOCKET, name=path) for path in paths if path not in alive and _is_socket(path)]
 
@@ -113,7 +112,7 @@ def socket_inodes(pid: int) -> set[str]:
 
 
 def listening_sockets() -> dict[str, str]:
-    """Return path -> inode of the Unix sockets at which somebody listens, abstract ones left out."""
+    """Return path -> inode of the Unix sockets that have a listener, without abstract ones."""
     found = {}
     with contextlib.suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
         for line in list(file)[1:]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from clary.control.scheduling.machine import Machine
 
 KIB = 1024
-_NO_LIMIT = 1 << 60  # cgroup version 1 says "unlimited" by a huge number
+_NO_LIMIT = 1 << 60  # cgroup version 1 writes "unlimited" as a huge number
 
 
 def measure_machine(root: Path = Path("/")) -> Machine:
@@ -23,7 +23,7 @@ def measure_machine(root: Path = Path("/")) -> Machine:
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Return how much memory programs could still get, never more than this process may use in all."""
+    """Return the memory that programs could still get, at most the limit of this process."""
     match = re.search(r"^MemAvailable:\s+([0-9]+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     return min(int(match.group(1)) * KIB if match else 0, _memory_bytes(root))
 
