@@ -1,13 +1,13 @@
 """Rehearsals: a job under faults beside an uninterrupted twin, and the worth of its resumes. Pure.
 
-faults       what is to strike and when: words, texts, draws from a seed
-disks        how large the disks are that can be filled
-orders       a rehearsal that the service is asked for, as arguments of the command
-requests     two requests out of one, with places of their own
-readings     steps and losses out of log lines
-recordings   batches and optimizer steps out of what `compat.clary_rehearsal` wrote down
-history      the steps that count, out of attempts
-comparing    samples and losses against the twin's
-curves       both losses, step by step, to be drawn
-certificate  all of it together, and the verdict
+faults       planned faults and their times: words, texts, draws from a seed
+disks        sizes of disks that faults fill
+orders       a request for a rehearsal, as arguments of the command
+requests     two requests from one, with places of their own
+readings     steps and losses from log lines
+recordings   batches and optimizer steps from records of `compat.clary_rehearsal`
+history      the steps of all attempts that led to the model
+comparing    samples and losses compared with the twin's
+curves       losses of both jobs, step by step, for charts
+certificate  all results, and the verdict
 """

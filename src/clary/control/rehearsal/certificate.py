@@ -21,7 +21,7 @@ from clary.control.rehearsal.faults import FaultKind
 from clary.control.rehearsal.history import Attempt, History, Resume, make_history, scale_of
 
 COMPLETED = "Completed"
-_DYING_S = 10.0  # from a write that fails to the end of the program
+_DYING_S = 10.0  # from a failed write to the end of the program
 
 
 class Verdict(StrEnum):
@@ -41,11 +41,11 @@ class Run:
     failure_reason: str = ""
     attempts: tuple[Attempt, ...]
     wall_s: float = 0.0  # from creation to end
-    lost_s: float = 0.0  # host seconds of training that was done again, from the ledger
+    lost_s: float = 0.0  # host seconds of repeated training, from the ledger
     metrics: Mapping[str, float] = field(default_factory=dict)
     has_checkpoints: bool = True  # whether the request has a CheckpointConfig with S3Uri
     failed_host: str = ""  # host whose failure is the first cause; empty if none or unknown
-    failed_at_s: float | None = None  # after training first began; None: nobody knows, or never
+    failed_at_s: float | None = None  # after training first began; None: unknown, or never
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class Strike:
     """The outcome of a planned fault."""
 
     words: str
-    at_s: float | None  # after training began; None: it never struck
-    note: str = ""  # why not, or what it did
+    at_s: float | None  # after training began; None: not carried out
+    note: str = ""  # the reason why not, or its effect
     kind: str = ""  # FaultKind
     hosts: tuple[str, ...] = ()
-    length_s: float | None = None  # None: until the hosts go
+    length_s: float | None = None  # None: until the hosts are released
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class Interruption:
 
     attempt: int
     why: str
-    last_step: str  # printed before it; empty: none was
-    first_step: str  # printed after it
+    last_step: str  # last step printed before it, or empty
+    first_step: str  # first step printed after it, or empty
     lost_steps: int | None
     restored_files: int
 
@@ -78,14 +78,14 @@ class Certificate:
 
     verdict: Verdict
     reason: str
-    advice: str  # what to do about it; empty for a PASS
+    advice: str  # how to remove the cause; empty for a PASS
     twin: str
     rehearsal: str
     strikes: tuple[Strike, ...]
     interruptions: tuple[Interruption, ...]
     steps_lost: int
-    seconds_lost: float | None  # wall time of the rehearsal less the twin's; None: it was never run
-    redone_s: float  # host seconds of training that was done again
+    seconds_lost: float | None  # wall time of the rehearsal less the twin's; None: it did not run
+    redone_s: float  # host seconds of repeated training
     samples: SampleCheck
     losses: LossCheck
     metrics: Mapping[str, tuple[float | None, float | None]]  # name -> twin's and rehearsal's last value
@@ -188,7 +188,7 @@ def _was_full(strike: Strike, rehearsal: Run) -> bool:
 
 
 def _full_disk(rehearsal: Run, why: str) -> _Judgement:
-    if rehearsal.failure_reason.startswith(PREFIXES[Fault.USER]):  # it ended with 0, on a disk that was still full
+    if rehearsal.failure_reason.startswith(PREFIXES[Fault.USER]):  # exit code 0 on a disk that was still full
         return (
             Verdict.FAIL,
             f"the program ended on a full disk, and what it wrote last is missing or cut short: it ended "
@@ -214,16 +214,16 @@ def _of_steps(twin: Run, rehearsal: Run, history: History, interruptions: Sequen
         )
     for resume, shown in zip(history.resumes, interruptions, strict=True):
         if resume.last is None:
-            continue  # struck before the first step: nothing to go on from
+            continue  # struck before the first step: nothing to resume
         if resume.first is None:
             if resume is history.resumes[-1] and _has_more(resume, twin):
-                reason = f"after attempt {resume.attempt} no step was printed any more, and the job ended all the same"
+                reason = f"after attempt {resume.attempt} no step was printed any more, and the job ended nevertheless"
                 return Verdict.FAIL, reason, "the program must train on from its checkpoint, not end"
             continue
         if resume.is_from_start:
             return _began_anew(twin, rehearsal, resume, shown)
         if resume.lost_steps is not None and resume.lost_steps < 0:
-            reason = f"steps between {shown.last_step} and {shown.first_step} were done by nobody"
+            reason = f"steps between {shown.last_step} and {shown.first_step} were done in no attempt"
             return (
                 Verdict.FAIL,
                 f"{reason}: the step that the checkpoint names lies ahead of what it holds",
@@ -233,7 +233,7 @@ def _of_steps(twin: Run, rehearsal: Run, history: History, interruptions: Sequen
 
 
 def _has_more(resume: Resume, twin: Run) -> bool:
-    """Whether the twin did more steps than the rehearsal had done before the interruption."""
+    """Whether the twin has steps after the rehearsal's last one before the interruption."""
     num_steps = len(scale_of(twin.attempts[-1].readings).steps)
     return resume.last is not None and resume.last < num_steps - 1
 

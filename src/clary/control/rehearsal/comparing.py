@@ -1,6 +1,6 @@
-"""Samples and losses of a rehearsal against its twin's. Pure.
+"""Compares a rehearsal's samples and losses with its twin's. Pure.
 
-Where: `certificate` draws the verdict from what is found here.
+Where: `certificate` derives the verdict from these results.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from decimal import Decimal, InvalidOperation
 from clary.control.rehearsal.history import ENOUGH_AGREE, History, SampleHistory, Scale
 from clary.control.rehearsal.readings import Reading
 
-MAX_NOISE = 0.05  # relative; two runs that differ by more without a fault say nothing about a resume
-NOISE_FACTOR = 4.0  # how much more than twin and rehearsal differ without a fault still counts as equal
+MAX_NOISE = 0.05  # relative; a resume cannot be judged if the runs differ by more without a fault
+NOISE_FACTOR = 4.0  # losses count as equal up to this multiple of the difference without a fault
 MAX_EXAMPLES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleCheck:
-    """Which samples were seen twice or never; `num_twice` and `num_never` count against the twin."""
+    """Samples that were seen more or less often than by the twin."""
 
     is_known: bool
     num_twice: int = 0
@@ -29,43 +29,43 @@ class SampleCheck:
     examples_twice: tuple[str, ...] = ()
     examples_never: tuple[str, ...] = ()
     num_compared: int = 0  # samples of the twin
-    first_other_step: int | None = None  # optimizer step of the twin that took other samples; 1 is the first
-    is_order_repeatable: bool = True  # whether both drew the same before any fault
+    first_other_step: int | None = None  # the twin's first optimizer step with other samples; counted from 1
+    is_order_repeatable: bool = True  # whether both runs drew the same samples before any fault
     agreement: float = 0.0
-    words: str = ""  # how sure it is, or why nothing is known
+    words: str = ""  # how certain the result is, or why there is none
 
     @property
     def is_whole(self) -> bool:
-        """Whether each sample was seen as often as the twin has seen it."""
+        """Whether each sample was seen as often as by the twin."""
         return self.is_known and not self.num_twice and not self.num_never
 
     @property
     def is_sure(self) -> bool:
-        """Whether a difference is one of the program."""
+        """Whether a difference is certainly caused by the program."""
         return self.is_known and self.agreement >= ENOUGH_AGREE
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossCheck:
-    """How losses compare, step by step, as printed."""
+    """Comparison of printed losses, step by step."""
 
     num_compared: int
     num_equal: int
     noise: float  # largest relative difference before any fault
-    largest: float = 0.0  # the same over all steps that count
+    largest: float = 0.0  # largest relative difference of all steps
     parts_at: str | None = None  # first step from which they differ by more than noise
-    parts_after_resume: int | None = None  # how many printed steps after the resume before it, 1 is the first
+    parts_after_resume: int | None = None  # number of that step after the last resume, counted from 1
     there: str = ""  # loss of the rehearsal at that step, as printed
     twin_there: str = ""
 
     @property
     def is_comparable(self) -> bool:
-        """Whether runs without a fault are alike enough to tell a fault's mark from noise."""
+        """Whether the noise is small enough to recognize the effect of a fault."""
         return self.num_compared > 0 and self.noise <= MAX_NOISE
 
 
 def check_samples(twin: SampleHistory, rehearsal: SampleHistory) -> SampleCheck:
-    """Compare which samples were seen how often, and in which step first others."""
+    """Compare how often each sample was seen, and find the first step with other samples."""
     why_not = twin.why_not or rehearsal.why_not
     if why_not:
         return SampleCheck(is_known=False, words=why_not)
@@ -78,7 +78,7 @@ def check_samples(twin: SampleHistory, rehearsal: SampleHistory) -> SampleCheck:
     resumed_at = [offset for attempt, offset in rehearsal.offsets.items() if attempt > min(rehearsal.offsets)]
     before_faults = min(resumed_at, default=math.inf)
     is_repeatable = not others or others[0] >= before_faults
-    # Without a repeatable order only whole passes over the data say how often a sample has to be seen.
+    # Without a repeatable order, the expected counts are known only for whole passes over the data.
     is_comparable = is_repeatable or len(set(expected.values())) == 1
     agreement = min(twin.agreement, rehearsal.agreement)
     words = f"{agreement:.0%} of printed steps agree on where they belong"
@@ -130,7 +130,7 @@ def check_losses(twin: History, rehearsal: History, scale: Scale) -> LossCheck:
         if difference > max(noise * NOISE_FACTOR, _last_digit(other)):
             outside += 1
             parts_at = place if parts_at is None else parts_at
-    # One step outside the noise of a run that has noise is noise; of one that repeats itself it is none.
+    # In a run with noise, a single step outside it is noise too; a run without noise has no such steps.
     if noise > 0 and outside == 1 and num_compared > 2 and parts_at != places[-1]:
         parts_at = None
     if parts_at is None:
@@ -159,7 +159,7 @@ def _examples(counts: Counter[int | str]) -> tuple[str, ...]:
 
 
 def _difference(twin: Mapping[int, Reading], place: int, reading: Reading) -> float:
-    """Return by how much a loss differs from the twin's, relative to it."""
+    """Return the relative difference of a loss and the twin's."""
     other = twin.get(place)
     if other is None or other.loss is None or reading.loss is None:
         return 0.0
@@ -171,7 +171,7 @@ def _difference(twin: Mapping[int, Reading], place: int, reading: Reading) -> fl
 
 
 def _last_digit(reading: Reading) -> float:
-    """Return one unit of the last printed digit, relative to the value, and a little for how floats compare."""
+    """Return one unit of the last printed digit, relative to the value, with a margin for rounding."""
     try:
         exponent = Decimal(reading.loss_text).as_tuple().exponent
     except InvalidOperation:

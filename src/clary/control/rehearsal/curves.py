@@ -1,6 +1,6 @@
 """The losses of twin and rehearsal as curves, for readers of a certificate. Pure.
 
-Where: `clary rehearse` writes them into the certificate's document; nothing is judged by them.
+Where: `clary rehearse` writes them into the certificate's document; the verdict does not use them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Points = list[tuple[float, float]]
 
 
 def curves_of(twin: Run, rehearsal: Run) -> dict[str, Any]:
-    """Return the losses that both printed, step by step.
+    """Return the printed losses of both jobs, step by step.
 
     Keys: `steps`, whether places are steps as printed (else the twin's steps are counted from 0, over all epochs);
-    `twin`; `rehearsal`, of the attempts that count; `undone`, lists of what was printed and done again; `resumes`, the
-    places from which attempts went on.
+    `twin`; `rehearsal`, of the steps that led to the model; `undone`, lists of steps that were lost and done again;
+    `resumes`, the places from which attempts resumed.
     """
     scale = scale_of(twin.attempts[-1].readings if twin.attempts else ())
     undone: list[Points] = []
@@ -67,7 +67,7 @@ def _points(scale: Scale, placed: Mapping[int, Reading]) -> Points:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Return at most `MAX_POINTS`, with the first and the last."""
+    """Return at most `MAX_POINTS` points, with the first and the last."""
     if len(points) <= MAX_POINTS:
         return points
     last = len(points) - 1

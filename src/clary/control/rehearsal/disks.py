@@ -1,7 +1,7 @@
-"""How large the disks are that hosts of a rehearsal get to themselves, so that they can be filled. Pure.
+"""Sizes of the disks that hosts of a rehearsal get so that a fault can fill them. Pure.
 
-Where: `clary rehearse` asks before anything starts. Twin and rehearsal have the same disks: one that is too small for
-the job itself then fails the twin, and says so.
+Where: `clary rehearse` checks them before the jobs start. Twin and rehearsal have the same disks: a disk that is too
+small for the job itself already fails the twin.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from clary.base.errors import ContractError, Fault
 from clary.control.rehearsal.faults import FaultKind, PlannedFault
 
 DEFAULT_BYTES = 2 * 1024**3
-SMALLEST_BYTES = 16 * 1024**2  # below that the sources of a job alone may fill it
+SMALLEST_BYTES = 16 * 1024**2  # a smaller disk may be full with the job's sources alone
 _UNITS = {"MiB": 1024**2, "GiB": 1024**3}
 
 
@@ -35,13 +35,13 @@ def disk_hosts(faults: Sequence[PlannedFault]) -> tuple[str, ...]:
 
 
 def check_disks(hosts: Sequence[str], *, size_bytes: int, num_jobs: int, largest_bytes: int) -> None:
-    """Refuse disks that the machine's memory, in which they lie, has no room for.
+    """Refuse disks that are too large for the machine's memory, which holds them.
 
     Args:
-        hosts: of one job, that get disks.
+        hosts: of one job; each gets a disk.
         size_bytes: of each.
         num_jobs: how many such jobs run at once.
-        largest_bytes: what all of them may take together.
+        largest_bytes: most bytes of all disks together.
     """
     needed_bytes = len(hosts) * num_jobs * size_bytes
     if needed_bytes > largest_bytes:

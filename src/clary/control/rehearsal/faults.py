@@ -1,13 +1,13 @@
 """Planned faults of a rehearsal and their times: read from the command line or drawn from a seed. Pure.
 
-Where: `clary rehearse` prints the plan before anything starts and carries it out; the service strikes.
+Where: `clary rehearse` prints the plan before the jobs start and orders each fault; the service carries it out.
 
     step:120     when the log shows step 120, or a later one
     @30s         30 seconds after training has begun; the @ may be left out
-    @30s+10s     the same, and over after 10 seconds
+    @30s+10s     the same; the fault ends after 10 seconds
 
     algo-1,algo-2@...    each of these hosts
-    algo-1:algo-2@...    what lies between these two
+    algo-1:algo-2@...    the link between these two
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from clary.base.errors import ContractError, Fault
 
-FIRST_SHARE, LAST_SHARE = 0.2, 0.9  # of the twin's steps: drawn faults find something to lose, and time to recover
+FIRST_SHARE, LAST_SHARE = 0.2, 0.9  # of the twin's steps: after drawn faults there is work to lose, and time to recover
 DRAWN_LENGTH_S = (2.0, 8.0)
 DRAWN_RATES_MBIT_S = (1.0, 5.0, 20.0)
 
@@ -33,24 +33,24 @@ class FaultKind(StrEnum):
     """The kind of a fault."""
 
     RECLAIM = "reclaim"  # spot capacity is taken back: SIGTERM, grace, last flush
-    KILL = "kill"  # a host is gone, all its processes at once
+    KILL = "kill"  # all processes of a host are killed at once
     KILL_RANK = "kill-rank"  # one rank's process is killed
     PARTITION = "partition"  # hosts are cut off their job's network
-    SLOW = "slow"  # a host's link passes less
-    DISK_FULL = "disk-full"  # nothing more fits on the disk that a host then has to itself
+    SLOW = "slow"  # the rate of a host's link is limited
+    DISK_FULL = "disk-full"  # a host's disk of its own is filled
 
 
-NEVER_DRAWN = (FaultKind.KILL_RANK, FaultKind.DISK_FULL)  # what comes of them is the launcher's doing, or the script's
+NEVER_DRAWN = (FaultKind.KILL_RANK, FaultKind.DISK_FULL)  # their outcome depends on the launcher, or the script
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """When; exactly one of step, seconds and share is set."""
+    """Time of a fault; exactly one of step, seconds and share is set."""
 
-    step: float | None = None  # as the log counts
-    epoch: float | None = None  # of that step, where the log counts steps anew in each epoch
+    step: float | None = None  # as printed in the log
+    epoch: float | None = None  # of that step, if the log counts steps anew in each epoch
     seconds: float | None = None  # after training began
-    share: float | None = None  # of the twin's steps, of drawn faults
+    share: float | None = None  # of the twin's steps; for drawn faults
 
     def __str__(self) -> str:
         """Return `at step 120`, `after 30 s`, `at 37 % of the twin's steps`."""
@@ -77,9 +77,9 @@ class PlannedFault:
     moment: Moment
     hosts: tuple[str, ...] = ()  # empty for a reclaim of any host, and for a rank
     rank: int | None = None
-    length_s: float | None = None  # None: until the hosts go
+    length_s: float | None = None  # None: until the hosts are released
     rate_mbit_s: float | None = None
-    is_between: bool = False  # a cut between the two hosts alone, each of which reaches all others
+    is_between: bool = False  # only the link of the two hosts is cut; both reach all other hosts
 
     def __str__(self) -> str:
         """Return `kill algo-2 at step 120`."""
@@ -115,7 +115,7 @@ _FORMS = {
 def parse_fault(kind: FaultKind, text: str) -> PlannedFault:
     """Parse the value of `--kill` and its like.
 
-    Raises: ContractError saying which forms there are.
+    Raises: ContractError naming the valid forms.
     """
     form, example = _FORMS[kind]
     found = re.fullmatch(form, text.strip())
@@ -138,7 +138,7 @@ def parse_fault(kind: FaultKind, text: str) -> PlannedFault:
 
 
 def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> None:
-    """Refuse faults of hosts that the job does not have, and networks where there is only one host."""
+    """Refuse faults of unknown hosts, and faults of the network if the job has only one host."""
     for fault in faults:
         unknown = [host for host in fault.hosts if host not in host_names]
         if unknown:
@@ -152,11 +152,11 @@ def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> No
 
 
 def without_cuts(fault: PlannedFault, others: Sequence[PlannedFault], *, num_hosts: int) -> PlannedFault | None:
-    """Return a fault without the cuts that other faults still need, or None if nothing of it is left to end.
+    """Return a fault without the cuts that other faults still need, or None if no cut is left to end.
 
     Args:
-        others: that have struck and are not over.
-        num_hosts: of the job; between two hosts that are all, the network of the later one is cut.
+        others: faults that have begun and have not ended.
+        num_hosts: of the job; if it has two hosts, a cut between them cuts the network of the second.
     """
     if fault.kind is not FaultKind.PARTITION:
         return fault
@@ -180,16 +180,16 @@ def draw_faults(
     """Draw faults; the same arguments give the same faults, in the order of their moments.
 
     Args:
-        kinds: what can be had; those that are `NEVER_DRAWN` are left out.
+        kinds: available kinds of faults; `NEVER_DRAWN` ones are left out.
     Raises: ContractError (fault USER).
     """
-    # Text seeds are hashed the same way everywhere; the hosts and kinds that there are belong to what is drawn.
+    # A text as seed gives the same draws on every machine; the draws also depend on hosts and kinds.
     chance = random.Random(f"rehearsal:{seed}:{','.join(host_names)}")
     possible = [kind for kind in FaultKind if kind in kinds and kind not in NEVER_DRAWN]
     if len(host_names) < 2:
         possible = [kind for kind in possible if kind not in (FaultKind.PARTITION, FaultKind.SLOW)]
     if not possible:
-        raise ContractError("--random: no kind of fault can be had here", fault=Fault.USER)
+        raise ContractError("--random: no kind of fault is available here", fault=Fault.USER)
     shares = sorted(round(chance.uniform(FIRST_SHARE, LAST_SHARE), 3) for _ in range(num_faults))
     drawn = []
     for share in shares:
@@ -206,7 +206,7 @@ def settle(fault: PlannedFault, twin_steps: Sequence[tuple[float | None, float]]
     """Return a drawn fault with the step that it strikes at, now that the twin's steps are known.
 
     Args:
-        twin_steps: epoch and step of each, in order; the epoch is None where steps are counted through.
+        twin_steps: epoch and step of each, in order; the epoch is None if steps do not begin anew in each epoch.
     """
     if fault.moment.share is None or not twin_steps:
         return fault

@@ -1,16 +1,15 @@
-"""The steps that count, out of a job's attempts. Pure.
+"""The steps of a job's attempts that led to its model. Pure.
 
 [Note: places]
-Everything is placed by the twin: the steps that it printed, in their order, are numbered from 0, and what the rehearsal
-prints is looked up among them. So nothing is assumed about where counting begins, how often is printed, or whether
-steps begin anew in each epoch. An attempt that goes on behind an earlier one takes the place of all that lay there:
-what remains at the end is the history that led to the model.
+A place is the number of a step that the twin printed, counted from 0. The rehearsal's printed steps are looked up among
+them. So a script may begin its count anywhere, print seldom, or begin anew in each epoch. An attempt replaces all steps
+of earlier attempts from its first place on: the remaining steps are the history that led to the model.
 
 [Note: lining up batches]
-A program's own record holds batches, optimizer steps and printed lines in their order. The twin's says how many
-optimizer steps lie before each printed step; an attempt that prints the same step after fewer of them has resumed by as
-many later. The offset is what most printed steps of the attempt agree on, and how many do is the measure of how sure it
-is.
+A program's own record holds batches, optimizer steps and printed lines in their order. The twin's record gives the
+number of optimizer steps before each printed step; an attempt that prints the same step after fewer of its own
+began later by the difference. The offset is the difference of most printed steps of the attempt; their share tells how
+reliable it is.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from clary.control.rehearsal.recordings import RankRecord, Sample, batches_a_ste
 
 ENOUGH_AGREE = 0.8  # of an attempt's printed steps
 
-Step = tuple[float, float]  # epoch, 0.0 where steps are counted through, and step
+Step = tuple[float, float]  # epoch, or 0.0 if steps do not begin anew in each; step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,8 @@ class Attempt:
     number: int
     readings: tuple[Reading, ...]
     records: tuple[RankRecord, ...] = ()
-    end: str = ""  # why it ended early; empty for the last one
-    restored_files: int = 0  # that it began with
+    end: str = ""  # why it ended early; empty for the last attempt
+    restored_files: int = 0  # at its beginning
     stored_sets: int = 0  # of checkpoints, at its end
 
 
@@ -49,11 +48,11 @@ class Scale:
     counts_epochs: bool  # whether steps begin anew in each epoch
 
     def place(self, reading: Reading) -> int:
-        """Return the number of the first of the twin's steps that is not before this one."""
+        """Return the place of the twin's first step that is not before the reading's."""
         return bisect_left(self.steps, self.step_of(reading))
 
     def step_of(self, reading: Reading) -> Step:
-        """Return the step by which a reading is compared."""
+        """Return the step of a reading, in the form of this scale."""
         return (reading.epoch or 0.0, reading.step) if self.counts_epochs else (0.0, reading.step)
 
     def name(self, place: int) -> str:
@@ -66,34 +65,34 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """From one attempt to the next."""
+    """The change from one attempt to the next."""
 
-    attempt: int  # the one that ended
+    attempt: int  # number of the ended attempt
     why: str
     last: int | None  # place of its last step; None: it printed none
     first: int | None  # place of the next one's first step
-    is_from_start: bool  # whether the next one did the very first step again
-    lost_steps: int | None  # done before and done again; below 0: steps that nobody did
+    is_from_start: bool  # whether the next attempt began with the very first step
+    lost_steps: int | None  # steps done twice; below 0: steps that no attempt did
     restored_files: int
     stored_sets: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleHistory:
-    """Which samples each step took, by rank and the twin's optimizer step."""
+    """Samples of each step, by rank and the twin's optimizer step."""
 
     taken: Mapping[tuple[int, int], tuple[Sample, ...]]  # (rank, step) -> samples
-    offsets: Mapping[int, int]  # attempt -> optimizer steps that lay before its first
-    agreement: float  # share of printed steps that agree on where attempts belong, the least of all attempts
-    why_not: str = ""  # why there is none
+    offsets: Mapping[int, int]  # attempt -> optimizer steps before its first
+    agreement: float  # share of printed steps that agree on the offset, the least of all attempts
+    why_not: str = ""  # why there are no samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
     """Losses and samples of the steps that led to the model, and the resumes between attempts."""
 
-    losses: Mapping[int, Reading]  # place -> what was printed, of the attempt that counts
-    first_losses: Mapping[int, Reading]  # the same of the first attempt alone, lost steps included
+    losses: Mapping[int, Reading]  # place -> reading of the last attempt with this place
+    first_losses: Mapping[int, Reading]  # place -> reading of the first attempt, lost steps included
     resumes: tuple[Resume, ...]
     samples: SampleHistory = field(
         default_factory=lambda: SampleHistory(taken={}, offsets={}, agreement=0.0, why_not="not seen")
@@ -123,7 +122,7 @@ def make_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> Hi
     Args:
         attempts: of one job, in order.
         scale: of the twin's printed steps; every reading is placed on it.
-        twin: last attempt of the uninterrupted job, by whose record batches are lined up.
+        twin: last attempt of the uninterrupted job; its record lines up the batches.
     """
     losses: dict[int, Reading] = {}
     first_losses: dict[int, Reading] = {}
@@ -158,7 +157,7 @@ def make_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> Hi
 
 
 def _exactly_lost(before: Attempt, after: Attempt, offsets: Mapping[int, int]) -> int | None:
-    """Return how many optimizer steps were lost, where they are on record; printed steps may be far between."""
+    """Return the number of lost optimizer steps from the records, or None; not every step is printed."""
     if before.number not in offsets or after.number not in offsets or not before.records:
         return None
     done = offsets[before.number] + max(record.num_steps for record in before.records)
@@ -184,7 +183,7 @@ def _sample_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) ->
     agreement = 1.0
     for attempt in attempts:
         if not attempt.records:
-            continue  # ended before anything was drawn
+            continue  # ended before it drew a batch
         found = _offset(attempt, scale, steps_before)
         if found is None:
             if attempt is attempts[-1]:
@@ -204,7 +203,7 @@ def _sample_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) ->
 
 
 def _silent_rank(attempts: Sequence[Attempt], offsets: Mapping[int, int], twin: Attempt) -> tuple[int, int] | None:
-    """Return an attempt with steps that count and a rank of it without a record, or None."""
+    """Return the number of an attempt whose steps led to the model and a rank of it without a record, or None."""
     ranks = {record.rank for record in twin.records}
     placed = [attempt for attempt in attempts if attempt.number in offsets]
     for index, attempt in enumerate(placed):
@@ -217,7 +216,7 @@ def _silent_rank(attempts: Sequence[Attempt], offsets: Mapping[int, int], twin: 
 
 
 def _printing(attempt: Attempt) -> RankRecord:
-    """Return the record of the rank that prints: of those with most printed steps the lowest rank."""
+    """Return the record of the rank with the most printed steps; of several, the lowest rank's."""
     return max(attempt.records, key=lambda record: (len(record.printed), -record.rank))
 
 
@@ -228,12 +227,12 @@ def _printed(attempt: Attempt) -> list[tuple[Reading, int]]:
 
 
 def _steps_before(twin: Attempt, scale: Scale) -> dict[Step, int]:
-    """Return printed step -> optimizer steps that were done by then."""
+    """Return printed step -> number of optimizer steps before it."""
     return {scale.step_of(reading): done for reading, done in _printed(twin)}
 
 
 def _offset(attempt: Attempt, scale: Scale, steps_before: Mapping[Step, int]) -> tuple[int, float] | None:
-    """Return how many of the twin's optimizer steps lie before the attempt's first, and how many lines agree."""
+    """Return the number of the twin's optimizer steps before the attempt's first, and the share of agreeing lines."""
     offsets = Counter(
         steps_before[scale.step_of(reading)] - done
         for reading, done in _printed(attempt)

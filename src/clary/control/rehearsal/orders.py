@@ -1,11 +1,11 @@
-"""Orders of rehearsals to the service: read, refused in words, and passed to `clary rehearse`. Pure.
+"""Orders of rehearsals to the service: checks them and makes the arguments of `clary rehearse`. Pure.
 
-Where: the page `rehearsals` of a job takes orders; `reconcile.desks.rehearsal_desk` has them carried out.
+Where: the page `rehearsals` of a job takes orders; `reconcile.desks.rehearsal_desk` runs the command.
 
     {"faults": [{"kind": "kill", "text": "algo-2@step:120"}], "random": 2, "seed": 7, "together": false, "keep": false,
      "disk_size": "500MiB", "step_regex": "at ([0-9]+)", "loss_regex": "l=([0-9.]+)"}
 
-`text` is what stands behind `--kill` on the command line. All members may be left out, but something has to strike.
+`text` is the value of `--kill` on the command line. Each member may be missing, but the order needs one fault.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.control.rehearsal.faults import FaultKind, PlannedFault, check_hosts,
 from clary.control.rehearsal.readings import make_reader
 from clary.control.rehearsal.requests import host_names
 
-MAX_FAULTS = 16  # chosen, and as many drawn
+MAX_FAULTS = 16  # chosen faults, and as many drawn ones
 MAX_SEED = 2**31 - 1
 MAX_REGEX = 500  # characters
 _REGEXES = ("step_regex", "loss_regex")
@@ -28,12 +28,12 @@ _REGEXES = ("step_regex", "loss_regex")
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalOrder:
-    """A rehearsal that can be had.
+    """An order that the service accepts.
 
     Attributes:
-        faults: what was chosen, and what is drawn, in words.
+        faults: chosen and drawn faults, in words.
         arguments: of `clary rehearse`, before the job's name.
-        seed: of what is drawn; None where nothing is.
+        seed: of drawn faults; None without drawn faults.
     """
 
     faults: tuple[str, ...]
@@ -47,11 +47,11 @@ def read_order(
     """Check the order of a rehearsal, as parsed JSON, and turn it into arguments of `clary rehearse`.
 
     Args:
-        request: of the job that is to be rehearsed.
-        refusals: kind of fault -> why it can not be had here.
-        largest_disk_bytes: that the disks of all hosts may take together.
-        new_seed: for what is drawn where no seed is given.
-    Raises: ContractError saying what can not be had, and what could.
+        request: of the job to rehearse.
+        refusals: kind of fault -> the reason why it is not available here.
+        largest_disk_bytes: most bytes of the disks of all hosts together.
+        new_seed: for drawn faults, if the order has no seed.
+    Raises: ContractError naming what is wrong and the valid values.
     """
     if not isinstance(asked, Mapping):
         raise _wrong(f"expected a rehearsal with faults, got {str(asked)[:80]}")
@@ -116,7 +116,7 @@ def _text(asked: Mapping[str, Any], name: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a process can be given it: JSON has halves of characters, which no encoding has."""
+    """Whether a text can be an argument of a process: JSON may hold lone surrogates, which cannot be encoded."""
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 

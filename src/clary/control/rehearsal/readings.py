@@ -1,7 +1,7 @@
-"""Steps and losses out of log lines. Pure.
+"""Steps and losses from log lines. Pure.
 
-Where: `clary rehearse` waits for steps with it while the job runs, and compares losses at its end. What a script
-prints is taken as it is: by the request's MetricDefinitions where they name a step or a loss, else by common forms.
+Where: `clary rehearse` waits for steps with it while the job runs, and compares losses at its end. Lines are
+read by the request's MetricDefinitions if these name a step or a loss, else by common forms.
 A script that prints no steps is counted in epochs.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from clary.base.errors import ContractError, Fault
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)"
-# Blanks stand before a sign or behind the last one, so that a run of them can be read in one way only.
+# Blanks match before a sign or after the last one, so that a run of them matches in one way only.
 _SEPARATOR = r"['\"]?(?:\s*[:=#])?(?:\s*\[)?\s*"
 _STEPS = (
     re.compile(rf"(?i)(?<![a-z_])global[_ -]?step{_SEPARATOR}(\d+)"),
@@ -33,14 +33,14 @@ _LOSS = re.compile(
 class Reading:
     """The reading of one line: step, epoch and loss."""
 
-    step: float  # a whole number, but for scripts that print fractions of epochs
-    epoch: float | None = None  # where the line names both
+    step: float  # a whole number, except for scripts that print fractions of epochs
+    epoch: float | None = None  # if the line names both
     loss: float | None = None
     loss_text: str = ""  # as printed
 
 
 class Reader:
-    """Reads lines by expressions whose group 1 is the value; the first that is found decides."""
+    """Reads lines by expressions whose group 1 is the value; the first match decides."""
 
     def __init__(
         self, *, steps: Sequence[re.Pattern[str]] = (*_STEPS, _EPOCH), losses: Sequence[re.Pattern[str]] = (_LOSS,)
@@ -77,7 +77,7 @@ def make_reader(
     """Return the reader of a job.
 
     Args:
-        definitions: MetricDefinitions of the request; where they find nothing, the common forms are tried.
+        definitions: MetricDefinitions of the request; if they match no line, the common forms are tried.
         step_regex, loss_regex: alone decide; group 1 is the value.
 
     Raises: ContractError for an expression that is invalid or has no group.

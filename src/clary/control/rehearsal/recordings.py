@@ -1,9 +1,9 @@
-"""Batches and optimizer steps out of the records of `compat.clary_rehearsal` in a program. Pure.
+"""Batches and optimizer steps from the records that `compat.clary_rehearsal` writes in a program. Pure.
 
 [Note: batches of a step]
 The batches of a step are the last ones drawn before it, as many as steps of the twin usually take (several with
-gradient accumulation). So batches that a resumed program draws only to skip them, and those of a validation between two
-steps, are nobody's. A program that steps with no optimizer of torch has one batch a step.
+gradient accumulation). So batches that a resumed program draws only to skip them, and batches of a validation between
+two steps, belong to no step. A program without an optimizer of torch has one batch a step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class RankRecord:
     """The record of one rank in one attempt."""
 
     rank: int
-    drawn: tuple[tuple[Batch, ...], ...]  # per optimizer step: what was drawn since the one before
-    printed: tuple[tuple[Reading, int], ...]  # what was printed, and the optimizer steps that were done by then
+    drawn: tuple[tuple[Batch, ...], ...]  # per optimizer step: batches drawn since the last step
+    printed: tuple[tuple[Reading, int], ...]  # each reading, and the number of optimizer steps before it
     has_steps: bool  # whether an optimizer of torch was seen; else each batch counts as a step
-    is_whole: bool = True  # whether everything was written down
+    is_whole: bool = True  # False if the record was full
 
     @property
     def num_steps(self) -> int:
@@ -36,12 +36,12 @@ class RankRecord:
 
     @property
     def has_samples(self) -> bool:
-        """Whether anything was drawn whose samples have numbers."""
+        """Whether any drawn sample has a number."""
         return any(batch for batches in self.drawn for batch in batches)
 
 
 def read_record(text: str, reader: Reader) -> RankRecord | None:
-    """Read one file; None if nothing that trains wrote it. A last line that is not whole is left out."""
+    """Read one file; None if it has no batches. An incomplete last line is left out."""
     rank, events = 0, []
     for line in text.splitlines():
         try:
@@ -83,7 +83,7 @@ def read_record(text: str, reader: Reader) -> RankRecord | None:
 
 
 def batches_a_step(record: RankRecord) -> int:
-    """Return how many batches most steps take, at least 1."""
+    """Return the number of batches that most steps take, at least 1."""
     numbers = Counter(len(batches) for batches in record.drawn if batches)
     return numbers.most_common(1)[0][0] if numbers else 1
 

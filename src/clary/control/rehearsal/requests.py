@@ -1,7 +1,7 @@
-"""Two requests out of one: a job's twin and its rehearsal, with names and places of their own. Pure.
+"""Makes the requests of a job's twin and rehearsal, with names and places of their own. Pure.
 
-Where: `clary rehearse`. Neither may write where the job itself does: outputs, checkpoints, tensors and profiles go
-below a prefix of the rehearsal, and values that name one of the job's own places are changed along with it.
+Where: `clary rehearse`. Neither may write to the job's own places: outputs, checkpoints, tensors and profiles go below
+a prefix of the rehearsal, and so do paths in hyperparameters and environment that name one of the job's places.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RehearsalRequests:
 
     twin: dict[str, Any]
     rehearsal: dict[str, Any]
-    notes: tuple[str, ...]  # what is not as in the request, for people
+    notes: tuple[str, ...]  # differences from the request, for users
 
 
 def rehearsal_requests(
@@ -44,7 +44,7 @@ def rehearsal_requests(
 
     Args:
         request: CreateTrainingJob in AWS spelling.
-        suffix: ends both names and their prefix, so that rehearsals never meet.
+        suffix: ends both names and their prefix, so that rehearsals do not collide.
         needs_spot: whether capacity is to be reclaimed.
         disks: `contract.rehearsals.disks_value` for hosts of both that get disks of their own; empty for none.
     """
@@ -54,7 +54,7 @@ def rehearsal_requests(
     twin = _moved(request, name=twin_name, notes=notes)
     rehearsal = _moved(request, name=rehearsal_name, notes=[])
     for made in (twin, rehearsal):
-        made["Environment"].pop(DISKS_VARIABLE, None)  # of the request of an earlier rehearsal
+        made["Environment"].pop(DISKS_VARIABLE, None)  # left by an earlier rehearsal
         if disks:
             made["Environment"][DISKS_VARIABLE] = disks
     strategy = rehearsal.get("RetryStrategy") or {}
@@ -112,7 +112,7 @@ def _moved(request: Mapping[str, Any], *, name: str, notes: list[str]) -> dict[s
     places[f"{output.rstrip('/')}/{old_name}"] = f"{place}/{name}"
     resources = dict(settled(moved.get("ResourceConfig") or {}))
     moved["ResourceConfig"] = resources
-    resources.pop("KeepAlivePeriodInSeconds", None)  # a host that is killed must not serve another job
+    resources.pop("KeepAlivePeriodInSeconds", None)  # a killed host must not serve another job
     parameters = moved.get("HyperParameters") or {}
     for key in parameters:
         if key == JOB_NAME:
@@ -127,7 +127,7 @@ def _moved(request: Mapping[str, Any], *, name: str, notes: list[str]) -> dict[s
 
 
 def _elsewhere(key: str, value: str, places: Mapping[str, str], notes: list[str]) -> str:
-    """Return a value with one of the job's own places in it changed to the rehearsal's."""
+    """Return a value; a path of the job's own places becomes the rehearsal's."""
     bare = value.strip('"')
     for old, new in sorted(places.items(), key=lambda item: -len(item[0])):
         if bare.rstrip("/") == old.rstrip("/") or bare.startswith(f"{old.rstrip('/')}/"):

@@ -1,8 +1,8 @@
 """Shapes of instance types: vCPUs, memory, GPUs and network of the real types, and stand-ins for unknown ones.
 
 Where: `placement.map_hosts` turns shapes into shares of this machine. `instance_types.json` is written by
-`tools/make_instance_types.py`. Any name is accepted: `local` and `local_gpu` are this machine, a name that says how
-many GPUs it has (`ml.mybox.8gpu`) is believed, any other gets a small generic shape; `explanation` says which.
+`tools/make_instance_types.py`. Any name is accepted: `local` and `local_gpu` are this machine, a name that contains a
+number of GPUs (`ml.mybox.8gpu`) gets that number, any other name a small generic shape; `explanation` says which.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOCAL = "local"
 LOCAL_GPU = "local_gpu"
 GIB = 1024**3
 
-# What stands for a type that nobody knows: an xlarge of a general family, per GPU a g5.xlarge.
+# Shape of an unknown type: an xlarge of a general family; with GPUs, a g5.xlarge for each.
 GENERIC_CPUS = 4
 GENERIC_MEMORY_GIB_PER_CPU = 4
 GENERIC_NETWORK_MBIT_S = 10_000
@@ -47,10 +47,10 @@ class InstanceShape:
     memory_bytes: int
     num_gpus: int = 0
     num_accelerators: int = 0  # NeuronCores
-    network_mbit_s: int = 0  # as advertised; the link is shaped only where settings ask for it
+    network_mbit_s: int = 0  # as advertised; only settings limit the link
     is_known: bool = True
-    explanation: str = ""  # where the shape comes from, when that is not the catalogue
-    processes: int | None = None  # processes per host, when settings name them
+    explanation: str = ""  # origin of the shape, if it is not the catalogue
+    processes: int | None = None  # processes per host, if settings name them
     link: Link = field(default_factory=Link)  # from settings
 
     @property
@@ -67,7 +67,7 @@ def lookup(
     Args:
         instance_type: as the request gave it.
         overrides: setting `instance_types`: a table per type with the keys of `type_overrides.OVERRIDES`.
-        machine: what `local` and `local_gpu` stand for.
+        machine: the one that `local` and `local_gpu` mean.
     Raises: ContractError naming the setting, its value and what was expected.
     """
     shape = _from_name(instance_type, machine)

@@ -1,7 +1,7 @@
 """Fractions of hosts: several jobs divide the resources of one host of a type.
 
-Where: `placement` maps a job with a fraction to smaller hosts and counts them by it. The user names the fraction in a
-hyperparameter (`contract.settings.hyperparameters.HOST_SHARE`). Pure.
+Where: `placement` maps a job with a fraction to smaller hosts, each of which counts as that fraction of a host. The
+user names it in a hyperparameter (`contract.settings.hyperparameters.HOST_SHARE`). Pure.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from clary.control.scheduling.catalogue import InstanceShape
 
 WHOLE = 1.0
-ROUNDING = 1e-9  # ten tenths are a whole
+ROUNDING = 1e-9  # so that ten tenths count as a whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedShape:
-    """A type's shape as one job sees its part of it."""
+    """The part of a type's shape that one job gets."""
 
-    shape: InstanceShape  # with the GPUs of the part; CPUs and memory are still the type's
+    shape: InstanceShape  # with the part's GPUs, but the CPUs and memory of the whole type
     of_gpu: float  # fraction of each of its GPUs, above 0 and up to 1
 
 
 def share_shape(shape: InstanceShape, share: float) -> SharedShape:
-    """Return the GPUs that a fraction of a host has: whole ones as long as there is one, else a part of one.
+    """Return the GPUs of a fraction of a host: whole GPUs if it has at least one, else a part of one GPU.
 
     Args:
         shape: of the type.

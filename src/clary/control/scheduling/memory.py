@@ -1,10 +1,10 @@
 """Memory of a job's hosts on this machine, and advice if it is too little. Pure.
 
 Where: `placement` asks when it maps a job's hosts and when it decides whether a job may start. The rule, in order:
-the machine keeps a reserve for the system and the service; a host asks for what its instance type promises, never for
-more than the rest of the machine; where the hosts of one job ask for more than there is, the smallest asks are met
-and the others get equal parts. So a host's limit depends on the job, the machine and the settings alone, never on
-what else runs: a job that fitted yesterday fits today. Why: docs/adr/0027-memory-of-hosts.md.
+the machine keeps a reserve for the system and the service; a host demands the memory of its instance type, at most
+the rest of the machine; if the hosts of one job together demand more than the machine has, the smallest demands are met
+and the other hosts get equal parts. So a host's limit depends on the job, the machine and the settings alone, never on
+other jobs: a job that fitted yesterday fits today. Why: docs/adr/0027-memory-of-hosts.md.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MOST_RESERVE_SHARE = 0.25  # of a machine too small for the least reserve
 class Bound(StrEnum):
     """Bound that decided the memory of a host."""
 
-    TYPE = "type"  # it gets what its type promises
-    MACHINE = "machine"  # it gets all that the machine has for jobs
-    SHARED = "shared"  # the hosts of its job divide what the machine has
+    TYPE = "type"  # it gets the memory of its type
+    MACHINE = "machine"  # it gets all memory that the machine has for jobs
+    SHARED = "shared"  # the hosts of its job divide the machine's memory
     SETTING = "setting"  # memory_per_host_bytes is less than any of these
 
 
 def reserve_bytes(memory_bytes: int) -> int:
-    """Return the memory that a machine keeps from jobs: a tenth, from 1 to 16 GiB, at most a quarter."""
+    """Return the memory that jobs cannot use: a tenth of the machine's, from 1 to 16 GiB, but at most a quarter."""
     wanted = min(max(int(memory_bytes * RESERVE_SHARE), LEAST_RESERVE_BYTES), MOST_RESERVE_BYTES)
     return min(wanted, int(memory_bytes * MOST_RESERVE_SHARE))
 
@@ -42,7 +42,7 @@ def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
     """Divide `total` bytes so that no host gets more than it wants and only the largest demands are cut.
 
     Returns:
-        One number for each of `wanted`, whole MiB where less than is wanted; their sum is at most `total`.
+        One number for each of `wanted`, whole MiB if it is less than wanted; their sum is at most `total`.
     """
     shares = [0] * len(wanted)
     left, smallest_first = total, sorted(range(len(wanted)), key=lambda index: wanted[index])
@@ -54,12 +54,12 @@ def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
 
 
 def limit_of(most: int, *, of_machine: int, without_setting: int) -> Bound:
-    """Return the bound that keeps a host of any type from more than `most` bytes; less than 1 MiB is not more.
+    """Return the bound that limits a host of any type to `most` bytes; differences below 1 MiB are ignored.
 
     Args:
-        most: all that it can get.
-        of_machine: what the machine has for jobs.
-        without_setting: what it could get if memory_per_host_bytes were not set.
+        most: bytes that the host can get.
+        of_machine: bytes that the machine has for jobs.
+        without_setting: bytes that it could get if memory_per_host_bytes were not set.
     """
     if of_machine - most < MIB:
         return Bound.MACHINE
@@ -67,10 +67,10 @@ def limit_of(most: int, *, of_machine: int, without_setting: int) -> Bound:
 
 
 def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_machine: int, num_hosts: int) -> str:
-    """Return the difference of a host's memory from its type's in words, or an empty text.
+    """Return a sentence on the difference between a host's memory and its type's; empty without a difference.
 
     Args:
-        bound: that keeps the host from its type's memory; `Bound.TYPE` gives no text.
+        bound: the reason of the difference; `Bound.TYPE` gives no text.
         instance_type: as the request names it.
         promised: bytes of the type.
         given: bytes of the host.
@@ -87,14 +87,14 @@ def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_m
 
 
 def advice_of(bound: Bound, *, instance_type: str, promised: int, most: int, without_setting: int) -> str:
-    """Return advice for this machine after a host's memory was too little.
+    """Return advice for this machine if a host's memory was too little.
 
     Args:
-        bound: what keeps the host from more.
+        bound: the one that keeps the host from more memory.
         instance_type: of the host.
-        promised: by that type.
-        most: what the host would get of the largest type, beside the other hosts of its job.
-        without_setting: what that would be if memory_per_host_bytes were not set.
+        promised: bytes of that type.
+        most: bytes that a host of the largest type would get, beside the other hosts of its job.
+        without_setting: the same if memory_per_host_bytes were not set.
     """
     if bound is Bound.TYPE:
         return (

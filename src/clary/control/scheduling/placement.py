@@ -1,12 +1,12 @@
 """How hosts map to this machine, and which waiting job may start.
 
-Where: `map_hosts` runs when a job is created (notes for `describe`, refusal of what can never fit) and when its plan is
-made; the reconcile loop asks `decide` for each waiting job, oldest first. Pure: no clock, no files, no processes.
+Where: `map_hosts` runs when a job is created (notes for `describe`, refusal of jobs that never fit) and when its plan
+is made; the reconcile loop asks `decide` for each waiting job, oldest first. Pure: no clock, no files, no processes.
 
-CPUs are shared by limits, not reserved: every host may use as many as its type has, and `Capacity.max_hosts` bounds
-how many hosts there are. Memory is given out once: a job starts when what its hosts may use fits beside what others'
-may, unless setting `memory_overcommit` says otherwise. GPUs belong to one job at a time, or to several that have named
-fractions of a host (`host_shares`), of which a host counts by its fraction.
+CPUs are limited, not reserved: every host may use as many as its type has, and `Capacity.max_hosts` bounds the number
+of hosts. Memory is reserved: a job starts when the limits of its hosts fit beside those of all other hosts; setting
+`memory_overcommit` relaxes this. A GPU belongs to one job at a time, or to several jobs with fractions of a host
+(`host_shares`), each of which counts as its fraction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.control.scheduling.host_shares import ROUNDING, WHOLE, note_of, share
 from clary.control.scheduling.machine import Machine
 from clary.control.settings import SETTINGS_FILE, Settings
 
-MIN_HOSTS = 4  # hosts that even a one-CPU machine runs at once
+MIN_HOSTS = 4  # hosts that even a machine with one CPU runs at once
 HOSTS_PER_CPU = 2
 MAX_NAMES_IN_REASON = 5
 
@@ -42,7 +42,7 @@ class Capacity:
     max_hosts: int
     num_gpus: int
     memory_per_host_bytes: int  # the most that one host may use
-    memory_bytes: int  # what the limits of all hosts may add up to
+    memory_bytes: int  # most bytes of the limits of all hosts together
 
 
 def capacity_of(machine: Machine, settings: Settings) -> Capacity:
@@ -65,20 +65,20 @@ class HostShare:
     instance_group: str
     instance_type: str
     processes_per_host: int
-    num_gpus: int  # GPUs of this machine that it needs; which ones, `Place` says
+    num_gpus: int  # number of GPUs of this machine; `Place` names them
     resources: Resources  # without GPU indices
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostMapping:
-    """Every host of a job on this machine, and where that differs from the real types, in words."""
+    """Every host of a job on this machine, and in words its differences from the real types."""
 
     hosts: tuple[HostShare, ...]
-    num_gpus: int  # distinct GPUs of this machine that the job holds; fewer than its hosts want when they share
-    share: float = WHOLE  # fraction of a host that each of them counts as
+    num_gpus: int  # distinct GPUs of this machine that the job holds; fewer than the sum if hosts share
+    share: float = WHOLE  # fraction that each host counts as
     of_gpu: float = WHOLE  # fraction of each GPU that the job holds
-    notes: tuple[str, ...]  # how they differ from what the request names: this machine stands for others
-    warnings: tuple[str, ...] = ()  # of unknown types
+    notes: tuple[str, ...]  # differences from the requested types
+    warnings: tuple[str, ...] = ()  # assumptions about unknown types
 
     @property
     def memory_bytes(self) -> int:
@@ -103,14 +103,14 @@ def map_hosts(
 ) -> HostMapping:
     """Divide `machine` among the hosts of one job.
 
-    Processes per host are the type's GPUs (or NeuronCores, or one), lowered to what the machine has when
-    `clamp_processes` is set. Every difference from the real type is said in `notes`; what is guessed of a type that
-    is not in the catalogue, which may be a slip, in `warnings`.
+    Processes per host are the type's GPUs (or NeuronCores, or one), limited to the machine's units if
+    `clamp_processes` is set. `notes` name every difference from the real type; `warnings` name the assumptions about
+    a type that is not in the catalogue, whose name may be misspelt.
 
     Args:
         groups: in the request's order, which numbers the hosts.
         shapes: by instance type, from `catalogue.lookup`.
-        share: fraction of each host that the job is to have.
+        share: fraction of each host that the job gets.
     """
     capacity = capacity_of(machine, settings)
     of_share = [note for shape in shapes.values() if (note := note_of(shape, share))]
@@ -160,9 +160,9 @@ class Need:
     job_name: str
     instance_type: str  # of its first group; named in refusals
     gpus_per_host: tuple[int, ...]  # one entry a host
-    num_gpus: int  # distinct GPUs; fewer than the sum when hosts share
+    num_gpus: int  # distinct GPUs; fewer than the sum if hosts share
     memory_bytes: int = 0  # of all its hosts
-    share: float = WHOLE  # fraction of a host that each of them counts as
+    share: float = WHOLE  # fraction that each host counts as
     of_gpu: float = WHOLE  # fraction of each GPU
 
     @classmethod
@@ -196,8 +196,8 @@ class Holding:
     job_name: str
     num_hosts: int
     gpu_indices: tuple[int, ...] = ()
-    memory_bytes: int = 0  # what the limits of its hosts add up to
-    share: float = WHOLE  # fraction of a host that each of them counts as
+    memory_bytes: int = 0  # sum of its hosts' limits
+    share: float = WHOLE  # fraction that each host counts as
     of_gpu: float = WHOLE  # fraction of each of its GPUs
 
     @property
@@ -231,11 +231,11 @@ Decision = Place | Wait | Refuse
 
 
 def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_ahead: Sequence[Need] = ()) -> Decision:
-    """Say whether a job may start now; a job never overtakes an older one that waits.
+    """Decide whether a job may start now; a job never overtakes an older one that waits.
 
     Args:
-        running: what jobs with hosts hold, the stopping ones included.
-        queue_ahead: jobs that wait and are older, oldest first.
+        running: resources of jobs with hosts, stopping jobs included.
+        queue_ahead: older waiting jobs, oldest first.
     """
     refusal = refuse_if_too_large(need, running, capacity=capacity)
     if refusal is not None:
@@ -251,14 +251,14 @@ def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_
         held = [(holding.job_name, len(holding.gpu_indices)) for holding in running if holding.gpu_indices]
         return Wait(reason=_waiting("GPU", need.num_gpus, len(free_gpus), capacity.num_gpus, held))
     free_bytes = capacity.memory_bytes - sum(holding.memory_bytes for holding in running)
-    # What runs under older settings may hold more than there is: that is no reason to wait once nothing is left.
+    # After a change of settings the need may exceed the capacity: without running jobs it starts anyway.
     if need.memory_bytes > free_bytes and any(holding.memory_bytes for holding in running):
         return Wait(reason=_waiting_for_memory(need, max(free_bytes, 0), running, capacity))
     return Place(gpus=_assign_gpus(need, free_gpus[: need.num_gpus]))
 
 
 def _free_gpus(need: Need, running: Sequence[Holding], num_gpus: int) -> list[int]:
-    """Return the GPUs with room for the need's fraction of one; those come first that others use the most."""
+    """Return the GPUs with room for the need's fraction of one GPU, most used first."""
     used = [0.0] * num_gpus
     for holding in running:
         for index in holding.gpu_indices:
@@ -279,7 +279,7 @@ def refuse_if_too_large(need: Need, running: Sequence[Holding] = (), *, capacity
 
     Args:
         need: of the job.
-        running: for the words alone: how many hosts are in use.
+        running: jobs with hosts; only for the number in the message.
         capacity: for all jobs together.
     Source: message of ResourceLimitExceeded as clients know it, contract.md 2.5; the last sentence is ours.
     """
@@ -304,8 +304,8 @@ def _divide_gpus(
 ) -> tuple[list[int], int, list[str]]:
     """Return GPUs per host for each group, distinct GPUs of the job, and notes.
 
-    If the machine has what the types have, every host gets that. Otherwise the machine's GPUs are dealt out evenly
-    to the hosts that want any; if there are fewer GPUs than such hosts, hosts share them.
+    If the machine has enough GPUs, every host gets its type's number. Otherwise the hosts whose types have GPUs get
+    equal numbers of them; if such hosts outnumber the GPUs, hosts share GPUs.
     """
     wanted = [shapes[group.instance_type].num_gpus for group in groups]
     total = sum(gpus * group.num_hosts for gpus, group in zip(wanted, groups, strict=True))
@@ -327,7 +327,7 @@ def _processes(shape: InstanceShape, gpus_per_host: int, machine: Machine, setti
     wanted = shape.processes_per_host
     limit = max(gpus_per_host if shape.num_gpus and machine.num_gpus else machine.num_cpus, 1)
     if wanted <= limit or shape.processes is not None:
-        return wanted  # a number of processes that settings name is meant as it stands
+        return wanted  # a number from the settings is not limited
     units = _units(shape)
     if not settings.clamp_processes:
         notes.append(
@@ -349,7 +349,7 @@ def _units(shape: InstanceShape) -> str:
 
 
 def _part_of_gpus(hosts: Sequence[HostShare], num_gpus: int, of_host: float) -> float:
-    """Return the fraction of each of its GPUs that a job holds; hosts of it that share one hold it together."""
+    """Return the fraction of each of its GPUs that a job holds; the parts of hosts that share a GPU add up."""
     if num_gpus == 0:
         return WHOLE
     return min(WHOLE, of_host * max(1.0, sum(host.num_gpus for host in hosts) / num_gpus))
@@ -358,7 +358,7 @@ def _part_of_gpus(hosts: Sequence[HostShare], num_gpus: int, of_host: float) -> 
 def _divide_memory(
     groups: Sequence[InstanceGroup], shapes: Mapping[str, InstanceShape], capacity: Capacity, share: float = WHOLE
 ) -> list[int]:
-    """Return how much memory each host may use, in the order of hosts."""
+    """Return the bytes of memory that each host may use, in the order of hosts."""
     wanted = [
         int(min(shapes[group.instance_type].memory_bytes, capacity.memory_per_host_bytes) * share)
         for group in groups
@@ -377,13 +377,13 @@ def _memory_advice(
     settings: Settings,
     notes: list[str],
 ) -> str:
-    """Note how hosts of one group differ from their type in memory; return advice for when it is too little."""
+    """Note how the memory of a group's hosts differs from their type's; return advice in case it is too little."""
     promised = shape.memory_bytes
     given = min(sizes, default=promised)
     capacity = capacity_of(machine, settings)
     unset = capacity_of(machine, replace(settings, memory_per_host_bytes=0))
     of_machine = unset.memory_per_host_bytes
-    # What the job's hosts would get if this type promised all that there is: another type can give no more.
+    # The most that any type could give: the shares if this type had all memory of the machine.
     largest = {**shapes, shape.name: replace(shape, memory_bytes=of_machine)}
     types = [group.instance_type for group in groups for _ in range(group.num_hosts)]
     most, without_setting = (
@@ -426,7 +426,7 @@ def _cpus_and_link(shape: InstanceShape, machine: Machine, notes: list[str]) -> 
 
 
 def _assign_gpus(need: Need, free_gpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Deal GPUs to hosts; when there are fewer than wanted (sharing), start over from the first."""
+    """Assign GPUs to hosts in turn; after the last GPU, start again at the first, so that hosts share."""
     assigned: list[tuple[int, ...]] = []
     position = 0
     for num_gpus in need.gpus_per_host:

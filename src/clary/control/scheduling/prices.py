@@ -1,7 +1,7 @@
-"""Prices of instance types, from a file: approximate ones come with Clary, a file of the user's own wins over them.
+"""Prices of instance types, from files: Clary brings approximate ones, a file of the user's own overrides them.
 
 Where: billing and the ledger ask for the price of a job's hosts; the service reads the files once, when it starts.
-Nothing is fetched: `prices.json` says where its figures come from and of when they are; docs/spot.md has the form.
+No price is fetched: `prices.json` names the source and month of its figures; docs/spot.md describes the form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.control.jobs.job_request import JobRequest
 
 BUNDLED = "prices.json"
 MAX_FILE_BYTES = 4 * 1024 * 1024
-MAX_USD_PER_HOUR = 1e6  # what is larger is a mistake
+MAX_USD_PER_HOUR = 1e6  # a larger price is a mistake
 _MEMBERS = ("about", "as_of", "region", "default_spot_fraction", "without_price", "types")
 _TYPE_MEMBERS = ("usd_per_hour", "spot_fraction", "is_estimated")
 
@@ -45,7 +45,7 @@ class PriceList:
     without_price: tuple[str, ...] = ()  # types of the catalogue for which no figure was at hand
 
     def of_job(self, request: JobRequest) -> JobPrice:
-        """Return the cost of all hosts of a job, without a sum if a type has no price: a part would look like all."""
+        """Return the cost of all hosts of a job, without a sum if a type has no price: a partial sum would mislead."""
         groups = request.instance_groups
         missing = sorted({group.instance_type for group in groups} - set(self.types))
         if missing:
@@ -66,7 +66,7 @@ class PriceList:
 
 
 def load_prices(path: str = "") -> PriceList:
-    """Return the prices that come with Clary, and above them those of a user's own file.
+    """Return the prices that come with Clary, overridden by those of a user's own file.
 
     Args:
         path: setting `prices_file`; empty for none.
@@ -93,7 +93,7 @@ def parse_prices(data: bytes, *, source: str, default_spot_fraction: float | Non
     Args:
         data: the content, JSON.
         source: named in errors.
-        default_spot_fraction: where the file has none; None demands that it has.
+        default_spot_fraction: used if the file has none; None requires it in the file.
     Raises: ContractError naming the source, and the line or member that is wrong.
     """
     try:

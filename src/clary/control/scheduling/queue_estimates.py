@@ -1,8 +1,8 @@
 """Estimates when waiting jobs will have hosts. Pure.
 
-Where: `reconcile.queue_outlook` asks for people who look at a queue. The jobs that run are thought to end as jobs like
-them have ended, or else when their MaxRuntimeInSeconds is over, and `placement.decide` deals out what they leave, in
-the order of the queue. An estimate is no promise, and says what it rests on; where nothing is known, it says that.
+Where: `reconcile.queue_outlook` asks for users who look at a queue. A running job is assumed to last as long as similar
+jobs, else for its MaxRuntimeInSeconds; `placement.decide` gives the hosts that become free to queued jobs in order.
+Every estimate names its basis; if there is none, it says that the start is unknown.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from statistics import median
 
 from clary.control.scheduling.placement import Capacity, Holding, Need, Place, decide
 
-MOST_ESTIMATED = 100  # of the queue's first jobs; each is tried anew after every end before it
-_MANY_S = 3.15e9  # a hundred years: of what takes longer nothing can be said
+MOST_ESTIMATED = 100  # first jobs of the queue; each one is tried again after every earlier end
+_MANY_S = 3.15e9  # a hundred years; a later start counts as unknown
 
 
 class Basis(StrEnum):
     """Basis of an estimate."""
 
-    PAST_JOBS = "past jobs"  # every job in the way is like one that has completed
-    MAX_RUNTIME = "MaxRuntimeInSeconds"  # of at least one job in the way nothing else is known: it may be far sooner
+    PAST_JOBS = "past jobs"  # similar jobs have completed for every job ahead
+    MAX_RUNTIME = "MaxRuntimeInSeconds"  # the only known limit of a job ahead: it may end far sooner
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lasting:
-    """How long a job is thought to run from its start."""
+    """Estimated duration of a job, or its rest."""
 
     seconds: float
     basis: Basis
@@ -36,7 +36,7 @@ class Lasting:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob:
-    """A job that has hosts, and for how long it still has them."""
+    """A job that has hosts, and the estimated time for which it keeps them."""
 
     holding: Holding
     left: Lasting
@@ -44,7 +44,7 @@ class RunningJob:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job that waits for hosts, and for how long it will have them."""
+    """A job that waits for hosts, and its estimated duration."""
 
     need: Need
     lasting: Lasting
@@ -52,7 +52,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class StartEstimate:
-    """When a job will start."""
+    """The estimated start of a job."""
 
     start_in_s: float | None  # None: unknown
     basis: Basis
@@ -60,12 +60,12 @@ class StartEstimate:
 
 
 def lasting(past_s: Sequence[float], *, max_runtime_s: float, elapsed_s: float = 0.0) -> Lasting:
-    """Return how much longer a job will run.
+    """Return the estimated rest of a job's duration.
 
     Args:
-        past_s: how long jobs like it ran that have completed.
-        max_runtime_s: after which it is stopped.
-        elapsed_s: for how long it has run; a job that runs longer than all similar jobs did may run up to its limit.
+        past_s: seconds that similar completed jobs ran.
+        max_runtime_s: seconds after which the job is stopped.
+        elapsed_s: seconds that it has run; beyond the median of similar jobs, its limit is the estimate.
     """
     typical_s = median(past_s) if past_s else 0.0
     if past_s and typical_s > elapsed_s:
@@ -76,10 +76,10 @@ def lasting(past_s: Sequence[float], *, max_runtime_s: float, elapsed_s: float =
 def estimate_starts(
     running: Sequence[RunningJob], queue: Sequence[QueuedJob], *, capacity: Capacity
 ) -> Mapping[str, StartEstimate]:
-    """Return when each job of the queue will start, by name.
+    """Return the estimated start of each queued job, by name.
 
     Args:
-        running: jobs with hosts, those included that stop.
+        running: jobs with hosts, stopping jobs included.
         queue: jobs that wait, oldest first; no job overtakes another.
         capacity: of the machine.
     """
@@ -96,7 +96,7 @@ def estimate_starts(
             if isinstance(decision, Place):
                 break
             if not ends:
-                break  # it fits into nothing: said below, and those behind it wait with it
+                break  # it never fits: it and all jobs behind it are unknown
             first = min(ends, key=lambda other: (ends[other][0], other))
             ended_at_s, of_first, _ = ends.pop(first)
             now_s = max(now_s, ended_at_s)

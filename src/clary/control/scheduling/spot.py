@@ -1,7 +1,7 @@
-"""Spot capacity over time, and whose hosts are taken when there is less of it. Pure but for `load_schedule`.
+"""Spot capacity over time, and the jobs that lose their hosts when it falls. Pure but for `load_schedule`.
 
-Where: the reconciler asks on its passes how many hosts of spot capacity there are, which jobs to interrupt, and whether
-a waiting spot job may start. Without a schedule there is always enough. docs/spot.md describes the files.
+Where: the reconciler asks on its passes for the number of spot hosts, the jobs to interrupt, and whether a waiting spot
+job may start. Without a schedule, capacity is unlimited. docs/spot.md describes the files.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from clary.base.errors import ContractError, Fault
 
 MAX_FILE_BYTES = 16 * 1024 * 1024  # a year in steps of a minute has 0.5 million lines
 MAX_HOSTS = 1_000_000
-MAX_SECONDS = 1e10  # three hundred years: what is larger is a mistake
+MAX_SECONDS = 1e10  # three hundred years: a larger number is a mistake
 MAX_NAMES_IN_REASON = 5
 _COMMENT = "#"
 
 
 @dataclass(frozen=True)
 class SpotSchedule:
-    """How many hosts of spot capacity there are, from the start of the service on; the last value stays.
+    """Number of spot hosts over time, from the start of the service on; the last value stays.
 
     Args:
-        starts_s: seconds at which a value begins to hold, the first 0, ever growing; in time of the schedule.
-        hosts: the values; two that follow each other differ.
+        starts_s: second of the schedule from which each value holds; the first is 0, and they grow.
+        hosts: the values; neighbouring values differ.
         time_scale: seconds of the schedule that pass in one second; 60 plays an hour in a minute.
     """
 
@@ -38,16 +38,16 @@ class SpotSchedule:
     time_scale: float = 1.0
 
     def capacity_at(self, elapsed_s: float) -> int:
-        """Return the hosts there are `elapsed_s` real seconds after the start; before it, those of its first moment."""
+        """Return the number of hosts `elapsed_s` real seconds after the start; before the start, the first value."""
         return self.hosts[self._index_at(elapsed_s)]
 
     def next_change_s(self, elapsed_s: float) -> float | None:
-        """Return the real seconds after the start at which the value changes next; None when it stays for good."""
+        """Return the real seconds after the start at which the value changes next; None if it stays."""
         index = self._index_at(elapsed_s) + 1
         return self._real_s(index) if index < len(self.starts_s) else None
 
     def _index_at(self, elapsed_s: float) -> int:
-        # Compared in real seconds, as `next_change_s` gives them: at the very moment that it names the new value holds.
+        # Compared in real seconds, so that the new value holds at the very moment that `next_change_s` returns.
         return max(0, bisect_right(range(len(self.starts_s)), elapsed_s, key=self._real_s) - 1)
 
     def _real_s(self, index: int) -> float:
@@ -60,8 +60,8 @@ class SpotUse:
 
     job_name: str
     num_hosts: int
-    order: float  # grows with the moment at which the job got its hosts: the largest is the newest
-    is_leaving: bool = False  # already ordered to give its hosts back: they count as taken until it has
+    order: float  # time at which the job got its hosts: the largest is the newest
+    is_leaving: bool = False  # ordered to give its hosts back; until then they count as taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +113,14 @@ def parse_schedule(text: str, *, source: str, time_scale: float = 1.0) -> SpotSc
 
 
 def choose_reclaimed(running: Sequence[SpotUse], capacity: int) -> Reclaim:
-    """Return the jobs that lose their hosts so that the rest fits: the newest first, and no job that could stay.
+    """Return the jobs that lose their hosts so that the others fit: the newest ones, and no more than necessary.
 
-    A job that loses one host loses its attempt, so whole jobs are taken. Where jobs have several hosts, an older one
-    may have to go that frees enough alone; newer ones that were chosen before it are then spared, the oldest first.
+    A job that loses one host loses its attempt, so whole jobs are chosen. If an older job frees many hosts, newer
+    ones that were chosen before it are spared, the oldest first.
 
     Args:
-        running: jobs that hold spot capacity. Those that are leaving are not chosen again; they free theirs.
-        capacity: hosts that there are.
+        running: jobs that hold spot capacity. Leaving jobs are not chosen again, and do not count.
+        capacity: number of spot hosts.
     """
     staying = [use for use in running if not use.is_leaving and use.num_hosts > 0]
     held = sum(use.num_hosts for use in staying)
@@ -145,12 +145,12 @@ def choose_reclaimed(running: Sequence[SpotUse], capacity: int) -> Reclaim:
 
 
 def why_wait(num_hosts: int, running: Sequence[SpotUse], capacity: int) -> str:
-    """Return why a spot job of `num_hosts` hosts can not start now, as a sentence for describe; empty if it can.
+    """Return the reason why a spot job can not start now, as a sentence for describe; empty if it can.
 
     Args:
         num_hosts: that the job needs.
-        running: jobs that hold spot capacity; those that are leaving hold theirs still.
-        capacity: hosts that there are.
+        running: jobs that hold spot capacity; leaving jobs still hold theirs.
+        capacity: number of spot hosts.
     """
     holders = [use for use in running if use.num_hosts > 0]
     num_free = max(0, capacity - sum(use.num_hosts for use in holders))
@@ -216,7 +216,7 @@ def _seconds(word: str, where: str) -> float:
 
 
 def _count(item: Any, where: str) -> int:
-    """Return a number of hosts from a word or a member; 4.0, as some traces have it, is 4."""
+    """Return a number of hosts from a word or a member; 4.0, which some traces contain, is 4."""
     try:
         value = float(item) if isinstance(item, str) or _is_number(item) else math.nan
     except (ValueError, OverflowError):
@@ -231,7 +231,7 @@ def _is_number(item: Any) -> TypeGuard[int | float]:
 
 
 def _age(use: SpotUse) -> tuple[float, str]:
-    # Of jobs that got their hosts in one moment the name decides, so that every pass chooses the same.
+    # Jobs with hosts of the same moment are ordered by name, so that every pass chooses the same ones.
     return use.order, use.job_name
 
 

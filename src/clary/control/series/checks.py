@@ -1,6 +1,6 @@
 """Checks of a batch of samples from any sender. Pure.
 
-Where: the sample gateway asks before anything of a batch is stored.
+Where: the sample gateway checks each batch before it stores it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import operator
 
 from clary.contract.metric_samples import MAX_COLUMNS, MAX_ROWS, SERIES_NAME, SampleBatch
 
-MOST_BEHIND_MS = 8 * 24 * 3600 * 1000  # an agent whose service was away keeps minutes; clocks of hosts may be wrong
+MOST_BEHIND_MS = 8 * 24 * 3600 * 1000  # agents keep minutes of rows for an unavailable service; clocks may be wrong
 MOST_AHEAD_MS = 24 * 3600 * 1000
-MAX_ROW_NUMBER = 2**53  # what every JSON reader holds exactly; a row each millisecond fills it in 285,000 years
+MAX_ROW_NUMBER = 2**53  # every JSON reader holds it exactly; one row a millisecond reaches it in 285,000 years
 
 
 def complaint(batch: SampleBatch, *, now_ms: int) -> str:

@@ -1,7 +1,8 @@
-"""A table as bytes and back: each column's bytes apart by their place in the number, then deflated.
+"""Packs a table into bytes: each column's bytes grouped by their place in the number, then deflated.
 
-Where: `store.series_blocks` keeps these. The first bytes of neighbouring floats are alike, the last are noise: apart,
-zlib finds what is alike (about one byte a value on data of hosts; XOR with the value before gains nothing over it).
+Where: `store.series_blocks` keeps these. The first bytes of neighbouring floats are alike, the last are noise: once
+grouped, zlib compresses the first ones well (about one byte a value on data of hosts; XOR with the last value is no
+better).
 
     magic, checksum of all that follows, rows, parts, bytes of the head
     head, deflated: names, one a line; an empty line; times as differences
@@ -31,7 +32,7 @@ MAX_HEAD_BYTES = 64 * 1024 * 1024
 _MAGIC = b"CLS1"
 _HEAD = struct.Struct("<4sIIHI")
 _LENGTH = struct.Struct("<I")
-_CHECKED_FROM = 8  # magic and checksum are not part of what is checked
+_CHECKED_FROM = 8  # the checksum covers neither the magic nor itself
 _TIME_BYTES = 8
 _FLOAT_BYTES = 4
 _PARTS = {len(parts): parts for parts in (ROW_PARTS, ROLL_UP_PARTS)}
@@ -68,7 +69,7 @@ def unpack(data: bytes, *, wanted: Callable[[str], bool] | None = None, place: s
 
     Args:
         data: as `pack` returns it; its checksum is verified.
-        wanted: whether a series of that name is read; None reads all.
+        wanted: whether to read the series of a name; None reads all.
         place: of the block, for the error's text.
     Raises: SeriesDamaged naming `place`.
     """
@@ -76,8 +77,8 @@ def unpack(data: bytes, *, wanted: Callable[[str], bool] | None = None, place: s
         return _unpacked(data, wanted)
     except (ValueError, KeyError, struct.error, zlib.error, OverflowError) as error:
         raise SeriesDamaged(
-            f"{place} of series is damaged ({error}): the time that it holds is left out; restore the database from a "
-            "backup to have it back"
+            f"{place} of series is damaged ({error}): its time span is left out; restore the database from a "
+            "backup to recover it"
         ) from error
 
 
@@ -136,7 +137,7 @@ def _shuffled(raw: bytes, width: int) -> bytes:
 
 
 def _numbers(kind: str, shuffled: bytes, count: int) -> array[float]:
-    """Return the numbers whose bytes were set apart."""
+    """Return the numbers of a column whose bytes were grouped."""
     numbers: array[float] = array(kind)
     if len(shuffled) != count * numbers.itemsize:
         raise ValueError(f"a column has {len(shuffled)} bytes, expected {count * numbers.itemsize}")
@@ -150,7 +151,7 @@ def _numbers(kind: str, shuffled: bytes, count: int) -> array[float]:
 
 
 def _apart(columns: Sequence[array[float]], num_rows: int) -> bytes | bytearray:
-    """Return columns of floats: of each the first bytes of all its numbers, then the second ones, and so on."""
+    """Return columns with grouped bytes: of each column all first bytes, then all second bytes, and so on."""
     raw = b"".join(map(_little, columns))
     column_bytes = num_rows * _FLOAT_BYTES
     if num_rows >= len(columns):
@@ -160,7 +161,7 @@ def _apart(columns: Sequence[array[float]], num_rows: int) -> bytes | bytearray:
             for start in starts
             for place in range(_FLOAT_BYTES)
         )
-    moved = bytearray(len(raw))  # few rows of many columns: a move for each byte of a row, in all columns at once
+    moved = bytearray(len(raw))  # few rows of many columns: move each byte of a row in all columns at once
     for row in range(num_rows):
         for place in range(_FLOAT_BYTES):
             moved[place * num_rows + row :: column_bytes] = raw[row * _FLOAT_BYTES + place :: column_bytes]

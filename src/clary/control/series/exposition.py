@@ -1,6 +1,6 @@
 r"""Prometheus' text format, and the names of series in it. Pure.
 
-    # HELP clary_host_cpu_percent what it is
+    # HELP clary_host_cpu_percent description
     # TYPE clary_host_cpu_percent gauge
     clary_host_cpu_percent{training_job="demo",host="algo-1"} 182.5
 
@@ -35,7 +35,7 @@ class Family:
 
 
 def text_of(families: Iterable[Family]) -> str:
-    """Return families as a scraper reads them; metrics without samples are listed as well."""
+    """Return families in the text format; a family without samples is listed as well."""
     lines = []
     for family in families:
         lines.append(f"# HELP {family.name} {_escaped(family.help)}")
@@ -47,10 +47,10 @@ def text_of(families: Iterable[Family]) -> str:
 
 
 def exposed_name(series: str) -> tuple[str, dict[str, str]]:
-    """Return the name and the labels of a series, but for job and host.
+    """Return the name and the labels of a series, without job and host.
 
-    `rank-3/cpu_percent` is `clary_rank_cpu_percent{rank="3"}`. Scopes that are not known here share one name, so that
-    nothing that a program sends can take the name of something else.
+    `rank-3/cpu_percent` is `clary_rank_cpu_percent{rank="3"}`. Unknown scopes share one name, so that a program
+    cannot send a series under the name of another metric.
     """
     scope, _, quantity = series.partition("/")
     match = _SCOPE.fullmatch(scope)

@@ -1,6 +1,6 @@
-"""Questions about series, which blocks answer them, and the points that come of it. Pure.
+"""Queries of series: the blocks that answer them, and the resulting points. Pure.
 
-Where: CloudWatch's operations, `clary metrics` and the console ask; `store.series_blocks` reads what `choose` says.
+Where: CloudWatch's operations, `clary metrics` and the console ask; `store.series_blocks` reads the chosen blocks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from clary.base.errors import ContractError, Fault
 from clary.control.series.rollups import fold
 from clary.control.series.tables import SeriesTable, between
 
-ROWS_MS = 0  # the step of rows as they were measured
+ROWS_MS = 0  # the step of unfolded rows
 FINE_MS, COARSE_MS = 10_000, 300_000
 STEPS_MS = (ROWS_MS, FINE_MS, COARSE_MS)
 MAX_POINTS = 100_000  # of one answer, all series together
 MAX_PATTERN = 200  # characters
 MAX_WILDCARDS = 12  # of a pattern
 _OWNER = re.compile(r"[a-zA-Z0-9-]{1,63}")
-_MISFIT = 10  # a step as many times as long may end within a roll-up
+_MISFIT = 10  # steps at least this many times as long as a roll-up may end within one
 _PATTERN = re.compile(r"[a-z0-9_/*?,-]*")
 
 
@@ -34,11 +34,11 @@ class SeriesQuery:
         job_name: whose hosts.
         host: one of them; None is all.
         names: patterns with `*` and `?`, separated by commas.
-        start_ms, end_ms: from and to (exclusive), milliseconds since 1970.
-        step_ms: a point each so many milliseconds, at multiples of it.
+        start_ms, end_ms: span of time, its end exclusive, in milliseconds since 1970.
+        step_ms: milliseconds between points, which lie at its multiples.
         attempt: of this attempt only; None is all.
 
-    Raises: ContractError for a question that cannot be answered.
+    Raises: ContractError for an invalid query.
     """
 
     job_name: str
@@ -77,12 +77,12 @@ class SeriesQuery:
         return re.compile("|".join(fnmatch.translate(pattern) for pattern in self.names.split(",") if pattern))
 
     def wants(self, name: str) -> bool:
-        """Whether a series is asked for."""
+        """Whether the query asks for a series."""
         return self._pattern.fullmatch(name) is not None
 
     @property
     def level_ms(self) -> int:
-        """The coarsest step kept that is fine enough."""
+        """The coarsest stored step that is fine enough."""
         return max(step for step in STEPS_MS if not step or self._is_fine_enough(step))
 
     def _is_fine_enough(self, step_ms: int) -> bool:
@@ -91,7 +91,7 @@ class SeriesQuery:
 
     @property
     def first_ms(self) -> int:
-        """Where the first step begins."""
+        """The beginning of the first step."""
         return self.start_ms // self.step_ms * self.step_ms
 
 
@@ -103,25 +103,25 @@ class BlockFacts:
     attempt: int
     host: str
     step_ms: int
-    is_rolled: bool  # whether what it holds is in the next coarser blocks too
-    first_row: int  # the number of the first that is in it
+    is_rolled: bool  # whether the next coarser blocks contain its values, too
+    first_row: int  # number of its first row
     start_ms: int
     end_ms: int  # of its last row
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockChoice:
-    """A block to read, and up to where: finer ones hold the rest."""
+    """A block to read, and the end of the part to use: finer blocks hold the rest."""
 
     block: BlockFacts
     until_ms: int
 
 
 def choose(blocks: Sequence[BlockFacts], query: SeriesQuery) -> list[BlockChoice]:
-    """Return which blocks answer a query, each value once.
+    """Return the blocks that answer a query, each value once.
 
-    Those of the query's level; finer ones whose values are not in it yet; coarser ones for the time before what is
-    kept of the finer.
+    These are blocks of the query's level, finer blocks that were not rolled up yet, and coarser blocks for the time
+    before the finer ones begin.
     """
     choices: list[BlockChoice] = []
     for host in sorted({(block.host, block.attempt) for block in blocks}):
@@ -144,7 +144,7 @@ def choose(blocks: Sequence[BlockFacts], query: SeriesQuery) -> list[BlockChoice
 class Point:
     """Aggregate of one series in one step."""
 
-    at_ms: int  # where the step begins
+    at_ms: int  # beginning of the step
     least: float
     greatest: float
     mean: float
@@ -178,7 +178,7 @@ class SeriesAnswer:
     """Result of a query."""
 
     series: tuple[Series, ...]
-    num_dropped: int = 0  # rows of the job that agents gave up, over its life
+    num_dropped: int = 0  # rows that the job's agents have dropped in all
     damaged: tuple[str, ...] = field(default=())  # blocks that could not be read, in words
 
 
@@ -199,7 +199,7 @@ class PointGatherer:
             until_ms: rows from here on are left out, in ms since 1970; finer tables hold them.
         Raises: ContractError if the answer would be too long.
         """
-        # A step is whole or not there: what lies in the first one before the start belongs to it.
+        # The first step is whole: it includes its values before the start.
         piece = between(table, self._query.first_ms, min(until_ms, self._query.end_ms))
         roll_ups = fold(piece, self._query.step_ms)
         for name, parts in roll_ups.columns.items():

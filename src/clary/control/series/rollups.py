@@ -1,10 +1,10 @@
-"""Roll-ups: of the values in a span of time the least, the greatest, their mean, their number and the last. Pure.
+"""Roll-ups: least, greatest, mean, number and last of the values in a span of time. Pure.
 
-Roll-ups of roll-ups are those of the values themselves, but for rounding; so rows are folded once, and what spans a
-border may be folded in two halves.
+Roll-ups of roll-ups equal roll-ups of the values, except for rounding; so rows are folded once, and a span may be
+folded in two halves.
 
-A column is cut into a list a span, and whole lists go through `min`, `max` and `fsum`: Python itself does nothing a
-value, but where values are missing.
+For speed, a column is cut into one list a span, and `min`, `max` and `fsum` process whole lists; only columns with
+missing values are processed value by value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from clary.control.series.tables import ROLL_UP_PARTS, ROW_PARTS, SeriesTable
 
 Span = tuple[int, int]  # of row numbers, the end exclusive
-Columns = tuple["array[float]", ...]  # one a part of a roll-up
+Columns = tuple["array[float]", ...]  # one array for each part of a roll-up
 
 
 def fold(table: SeriesTable, step_ms: int) -> SeriesTable:
@@ -61,7 +61,7 @@ def _fold_values(parts: Columns, spans: Sequence[Span]) -> Columns:
 
 def _fold_roll_ups(parts: Columns, spans: Sequence[Span]) -> Columns:
     least, greatest, mean, count, last = (part.tolist() for part in parts)
-    # A column that a block lacked has no number of values either, and is all not-a-number.
+    # A column that a block lacked is NaN in all parts, the number of values included.
     if not min(count, default=1.0) > 0 or math.isnan(sum(count)):
         return _fold_gapped(parts, spans)
     totals = list(map(math.fsum, _cut(count, spans)))
@@ -76,7 +76,7 @@ def _fold_roll_ups(parts: Columns, spans: Sequence[Span]) -> Columns:
 
 
 def _fold_gapped(parts: Columns, spans: Sequence[Span]) -> Columns:
-    """Return the roll-ups of roll-ups some of which have no values."""
+    """Fold roll-ups of which some have no values."""
     least, greatest, mean, count, last = parts
     folded = []
     for first, end in spans:
@@ -112,6 +112,6 @@ def _cut(numbers: list[float], spans: Sequence[Span]) -> list[list[float]]:
 
 
 def _is_level(values: array[float]) -> bool:
-    """Whether all values are equal to the bit, as limits and idle counters are."""
+    """Whether all values have the same bits, like those of limits and idle counters."""
     raw = values.tobytes()
     return raw == raw[: values.itemsize] * len(values)

@@ -17,7 +17,7 @@ from clary.contract.metric_samples import SampleBatch
 
 ROW_PARTS = ("value",)
 ROLL_UP_PARTS = ("least", "greatest", "mean", "count", "last")  # of the values in a roll-up's span of time
-MOST = 3.4e38  # what a 32-bit float holds
+MOST = 3.4e38  # largest value of a 32-bit float, about
 _MISSING = math.nan
 
 
@@ -26,8 +26,8 @@ class SeriesTable:
     """Columns of equal length.
 
     Attributes:
-        at_ms: milliseconds since 1970, never falling; of a roll-up where its span begins.
-        columns: name of a series -> one array of 32-bit floats a part; NaN where nothing was measured.
+        at_ms: milliseconds since 1970, never falling; for a roll-up, the beginning of its span.
+        columns: name of a series -> one array of 32-bit floats a part; NaN for missing values.
         parts: ROW_PARTS or ROLL_UP_PARTS.
     """
 
@@ -37,7 +37,7 @@ class SeriesTable:
 
     @property
     def num_rows(self) -> int:
-        """How many moments there are."""
+        """The number of moments."""
         return len(self.at_ms)
 
 
@@ -51,10 +51,10 @@ def table_of(batch: SampleBatch) -> SeriesTable:
 
 def _stored_column(column: Sequence[Any]) -> array[float]:
     try:
-        # Not-a-number is passed over by both, or is what they return, which is within no bounds.
+        # `min` and `max` skip NaN, or return it; then the comparison is false.
         if min(column) >= -MOST and max(column) <= MOST:
             return array("f", column)
-    except (TypeError, ValueError):  # something was not measured, or nothing was
+    except (TypeError, ValueError):  # a value is missing, or the column is empty
         pass
     return array("f", map(_stored, column))
 
@@ -99,7 +99,7 @@ def joined(tables: Sequence[SeriesTable]) -> SeriesTable:
         columns[name] = tuple(array("f", b"".join(column)) for column in zip(*pieces, strict=True))
     if all(map(operator.le, at_ms, at_ms[1:])):
         return SeriesTable(at_ms=at_ms, columns=columns, parts=parts)
-    # A clock that was set back between two batches.
+    # The host's clock was set back between two batches.
     order = sorted(range(len(at_ms)), key=at_ms.__getitem__)
     sorted_columns = {
         name: tuple(array("f", map(column.__getitem__, order)) for column in whole) for name, whole in columns.items()
