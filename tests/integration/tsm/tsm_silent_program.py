@@ -150,7 +150,9 @@ def test_an_optimizer_that_was_made_too_early_is_told(rank, size):
     early = optimizer_of(model)
     model = transform(model)
     train(model)
-    refused(early.step, RuntimeError, "parameters of AdamW are the model's no more, since tsm.transform has replaced")
+    refused(
+        early.step, RuntimeError, "parameters of AdamW no longer belong to the model, since tsm.transform has replaced"
+    )
     optimizer_of(model).step()
     begun(tensor=1)
     model = transform(families()["llama"]())

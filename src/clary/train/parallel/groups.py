@@ -1,10 +1,10 @@
 """The process groups of a mesh, and objects sent between ranks.
 
-Where: made once by `runtime.initialize`; modules, reducers and checkpoints ask it for the group along the axes that
-they work on.
+Where: `runtime.initialize` makes `Groups` once; modules, reducers and checkpoints take the group along their axes from
+it.
 
-Objects travel pickled, between ranks of one program that trust each other. `broadcast` is called by the source alone;
-each other member of the group calls `receive` for it: that is how scripts written for SMP pair them.
+Objects travel pickled, between ranks of one program that trust each other. Only the source calls `broadcast`; each
+other member of the group calls `receive`, as scripts written for SMP do.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
 """
 
@@ -23,17 +23,17 @@ import torch.distributed as dist
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.layout.mesh import Along, Mesh
 
-_OBJECT_TAG = 0x0B1  # of sends and receives of objects, so that they are not taken for a program's own
+_OBJECT_TAG = 0x0B1  # tag of sends and receives of objects, which distinguishes them from the program's own
 
 
 class Groups:
-    """All groups that one rank is a member of. Every rank makes it at the same time: groups are made by all.
+    """All groups that one rank is a member of. All ranks make it at the same time, as torch's groups require.
 
     Args:
-        rank: the own one in the world.
+        rank: of this process in the world.
         timeout: of one operation of a group.
         check: called before any group of the mesh is made, since ranks of different meshes would wait for each other;
-            objects may be gathered from the whole world in it.
+            it may gather objects from the whole world.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Groups:
         return self._made[self.ranks(along)]
 
     def ranks(self, along: Along) -> tuple[int, ...]:
-        """Return the ranks of the world that are in it, in the order of their ranks in the group."""
+        """Return the world ranks of this rank's group along these axes, in the order of the group."""
         return self.mesh.group(along, self.rank)
 
     def group_rank(self, along: Along) -> int:
@@ -65,7 +65,7 @@ class Groups:
         return self.ranks(along).index(self.rank)
 
     def size(self, along: Along) -> int:
-        """Return the number of ranks in it."""
+        """Return the number of ranks in this rank's group along these axes."""
         return len(self.ranks(along))
 
     def global_rank(self, along: Along, group_rank: int) -> int:
@@ -79,13 +79,13 @@ class Groups:
         return ranks[group_rank]
 
     def send(self, obj: Any, group_rank: int, along: Along) -> None:
-        """Send an object to a member of the own group, which calls `receive`.
+        """Send an object to a member of this rank's group, which calls `receive`.
 
         Args:
             obj: anything that can be pickled.
             group_rank: of the receiver, in this rank's group along `along`.
 
-        Raises: ValueError if there is no such member, or it is this rank itself.
+        Raises: ValueError if there is no such member, or it is this rank.
         """
         dest = self.global_rank(along, group_rank)
         if dest == self.rank:
@@ -96,9 +96,9 @@ class Groups:
         dist.send(payload, dest, group=self._objects, tag=_OBJECT_TAG)
 
     def receive(self, group_rank: int, along: Along) -> Any:
-        """Return the next object that a member of the own group sent or broadcast.
+        """Return the next object that a member of this rank's group sent or broadcast.
 
-        Raises: ValueError if there is no such member, or it is this rank itself.
+        Raises: ValueError if there is no such member, or it is this rank.
         """
         source = self.global_rank(along, group_rank)
         if source == self.rank:
@@ -110,7 +110,7 @@ class Groups:
         return _from_bytes(payload)
 
     def broadcast(self, obj: Any, along: Along) -> None:
-        """Send an object to all others of the own group; each calls `receive` with this rank."""
+        """Send an object to all other members of this rank's group; each calls `receive` with this rank."""
         for group_rank, rank in enumerate(self.ranks(along)):
             if rank != self.rank:
                 self.send(obj, group_rank, along)
@@ -118,16 +118,16 @@ class Groups:
     def allgather(self, obj: Any, along: Along) -> list[Any]:
         """Return the objects of all members, by their ranks in the group. All call it.
 
-        Raises: ParallelError naming a member that does not come.
+        Raises: ParallelError naming a member that does not call it.
         """
         ranks = self.ranks(along)
         gathered: list[Any] = [obj if rank == self.rank else None for rank in ranks]
-        for distance in range(1, len(ranks)):  # in every round each sends to one and receives from one
+        for distance in range(1, len(ranks)):  # in every round each rank sends to one rank and receives from one
             own = ranks.index(self.rank)
             to, source = (own + distance) % len(ranks), (own - distance) % len(ranks)
             try:
                 gathered[source] = self._exchange(obj, to, source, along)
-            except RuntimeError as error:  # gloo's, which names no rank
+            except RuntimeError as error:  # gloo's error, which names no rank
                 raise ParallelError(
                     f"rank {self.rank} waits for rank {ranks[source]} and gives up after {self._timeout_s:g} s or at "
                     "its end: what gathers from ranks, such as state_dict of a DistributedModel and "
@@ -136,7 +136,7 @@ class Groups:
         return gathered
 
     def barrier(self, along: Along) -> None:
-        """Wait until all members have come. All call it."""
+        """Wait until all members of the group have called it."""
         self.allgather(None, along)
 
     def _exchange(self, obj: Any, to: int, source: int, along: Along) -> Any:
@@ -153,7 +153,7 @@ class Groups:
 
 
 def _to_bytes(obj: Any) -> torch.Tensor:
-    """Pickle; tensors go by value, those of a GPU too."""
+    """Return an object pickled; tensors are copied by value, from a GPU too."""
     buffer = io.BytesIO()
     torch.save(obj, buffer, pickle_protocol=pickle.HIGHEST_PROTOCOL)
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)

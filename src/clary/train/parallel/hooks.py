@@ -1,4 +1,4 @@
-"""Functions to be called at the next event, once, in the order in which they came, unless they are taken back."""
+"""Functions that are called once, at the next event, in the order of `add`, unless they are removed before."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Handle:
-    """Takes one hook back."""
+    """Removes one hook."""
 
     def __init__(self, hooks: dict[int, Callable[..., Any]], key: int) -> None:
         self._hooks = hooks
         self._key = key
 
     def remove(self) -> None:
-        """Call it no more."""
+        """Remove the hook; it is no longer called."""
         self._hooks.pop(self._key, None)
 
 
@@ -27,13 +27,13 @@ class Hooks:
         self._keys = itertools.count()
 
     def add(self, hook: Callable[..., Any]) -> Handle:
-        """Call `hook` from now on."""
+        """Add `hook`; the next `call_once` calls it."""
         key = next(self._keys)
         self._hooks[key] = hook
         return Handle(self._hooks, key)
 
     def call_once(self, *args: Any) -> None:
-        """Call all, and forget them."""
+        """Call all hooks and remove them."""
         hooks = list(self._hooks.values())
         self._hooks.clear()
         for hook in hooks:

@@ -1,6 +1,7 @@
-"""Keys of a configuration: how each is read, which are known, and which are taken without effect.
+"""Keys of a configuration: how each is read, which are known, and which are accepted without effect.
 
-Where: `configuration` declares the keys of SMP v1 with it, `fsdp.configuration` those of v2. No torch here.
+Where: `configuration` declares the keys of SMP v1 with these functions, `fsdp.configuration` those of v2. No torch
+here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def key(default: Any, read: Reader, *, effect: bool = True) -> Any:
     """Declare one key as a field of a dataclass.
 
     Args:
-        effect: False for keys that are taken for the sake of scripts and change nothing on torch.
+        effect: False for keys that are accepted from scripts but change nothing on torch.
     """
     return field(default=default, metadata={"read": read, "effect": effect})
 
@@ -25,14 +26,14 @@ def key(default: Any, read: Reader, *, effect: bool = True) -> Any:
 def read_keys(kind: type, given: Mapping[str, Any], what: str, *, near: Collection[str] = ()) -> dict[str, Any]:
     """Return the values of a dataclass's keys.
 
-    Keys that begin with an underscore are nobody's interface: public scripts give some, which tune the original. Those
-    that are not declared go together under `undocumented`.
+    Keys that begin with an underscore are not documented: public scripts give some, which tune the original. Those that
+    are not declared are collected under `undocumented`.
 
     Args:
-        what: whose keys they are, for errors.
-        near: other names that a misspelt key may mean.
+        what: the owner of the keys, for errors.
+        near: more names that errors may suggest for a misspelt key.
 
-    Raises: ValueError for a key that is not known, or a value that is not of its kind.
+    Raises: ValueError for an unknown key, or a value of the wrong kind.
     """
     read = {one.name: one.metadata["read"] for one in fields(kind) if "read" in one.metadata}
     values: dict[str, Any] = {}
@@ -56,10 +57,10 @@ def names_without_effect(configuration: Any) -> tuple[str, ...]:
 
 
 def integer(least: int) -> Reader:
-    """Read whole numbers, of at least `least`."""
+    """Return a reader of whole numbers of at least `least`."""
 
     def read(name: str, value: Any) -> int:
-        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # infinity is not
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # infinity is no integer
         if isinstance(value, bool) or not is_whole or value < least:
             raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more")
         return int(value)
@@ -75,7 +76,7 @@ def switch(name: str, value: Any) -> bool:
 
 
 def one_of(*words: str) -> Reader:
-    """Read one of some words."""
+    """Return a reader of one of some words."""
 
     def read(name: str, value: Any) -> str:
         if value not in words:
@@ -86,7 +87,7 @@ def one_of(*words: str) -> Reader:
 
 
 def number(least: float, most: float) -> Reader:
-    """Read numbers between two."""
+    """Return a reader of numbers from `least` to `most`."""
 
     def read(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:

@@ -1,7 +1,7 @@
-"""How a program wants FSDP to be: the keys of SMP v2, each with its type, its default and its rules.
+"""A program's configuration of FSDP: the keys of SMP v2, each with its type, its default and its rules.
 
-Where: `session.init` reads them, from the job first, then from the script, then from what the script assigned to the
-state; all else asks the `FsdpConfiguration` that comes out. No torch here.
+Where: `session.init` reads them, from the job first, then from the script, then from the script's assignments to the
+state; other modules use the resulting `FsdpConfiguration`. No torch here.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
 """
 
@@ -23,11 +23,11 @@ class FsdpConfiguration:
     Args:
         hybrid_shard_degree: ranks over which a parameter is cut; 0 leaves FSDP as the script asked for it, 1 cuts
             nothing.
-        sm_activation_offloading: whose engine serves `offload_wrapper`: ours, or torch's.
-        activation_loading_horizon: layers whose inputs may come back before backward wants them.
-        fsdp_cache_flush_warnings: taken for the sake of scripts; nothing is logged.
-        allow_empty_shards: taken for the sake of scripts; FSDP gives ranks no element of small parameters in any case.
-        random_seed: from which layers that are cut draw; unused while none is.
+        sm_activation_offloading: whether our engine serves `offload_wrapper`; else torch's.
+        activation_loading_horizon: layers whose inputs may be loaded before backward needs them.
+        fsdp_cache_flush_warnings: without effect; nothing is logged.
+        allow_empty_shards: without effect; FSDP always allows empty shards of small parameters.
+        random_seed: seed of the layers that are cut; unused if no layer is.
         undocumented: keys that begin with an underscore, as they were given; without effect.
     """
 
@@ -49,7 +49,7 @@ class FsdpConfiguration:
     def check_size(self, size: int) -> None:
         """Check the degrees against a number of ranks.
 
-        Raises: ValueError that says the rule.
+        Raises: ValueError naming the broken rule.
         """
         tensor, hybrid, context = self.tensor_parallel_degree, self.hybrid_shard_degree, self.context_parallel_degree
         if size % tensor:
@@ -74,15 +74,14 @@ class FsdpConfiguration:
 def read_fsdp_configuration(
     job: Mapping[str, Any], script: Mapping[str, Any] | None = None, assigned: Mapping[str, Any] | None = None
 ) -> FsdpConfiguration:
-    """Read the keys of a job, of its script, and of the script's assignments; the first that names a key counts.
+    """Read the keys of a job, of its script, and of the script's assignments; the first of these counts.
 
     Args:
         job: keys that the job configures.
         script: keys that the script gave to `init`.
         assigned: keys that the script had assigned to `tsm.state` before.
 
-    Raises: ValueError for a key that is not known, a value that is not of its kind, or keys that exclude each other; it
-        says the rule.
+    Raises: ValueError naming the rule, for an unknown key, a value of the wrong kind, or keys that exclude each other.
     """
     given = {**(assigned or {}), **(script or {}), **job}
     one = FsdpConfiguration(**read_keys(FsdpConfiguration, given, "torch.sagemaker"))

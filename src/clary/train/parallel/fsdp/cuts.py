@@ -1,8 +1,8 @@
-"""Which parameters a rank holds slices of, and how slices become whole again.
+"""Marks of the parameters that a rank holds slices of, and the joining of slices.
 
-Where: `transform` marks what it cuts on the module that owns the parameter; FSDP's flat parameters know owner and name
-too, so the mark is found before and after wrapping. The norm of gradients, full states and delayed initialisation ask
-here.
+Where: `transform` marks each cut on the module that owns the parameter; FSDP's flat parameters know owner and name too,
+so the mark is found before and after wrapping. The norm of gradients, full states and delayed initialisation read the
+marks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class Cut:
     """The mark of a parameter that is one of equal slices along `dim` of the whole.
 
     Args:
-        axis: whose ranks hold the slices: of a tensor group, or of a group of experts.
-        parts: lengths along `dim`, in the whole, of the pieces that are each cut alike; a matrix of gate and up
-            projections has two. None says that the parameter is whole and lies on one rank of the axis alone.
+        axis: the kind of group whose ranks hold the slices: tensor group or group of experts.
+        parts: lengths along `dim`, in the whole, of the pieces that are each cut into equal slices; a matrix of gate
+            and up projections has two. An empty tuple means that the parameter is whole and lies on one rank of the
+            axis alone.
     """
 
     axis: Axis
@@ -39,7 +40,7 @@ class Cut:
         return sum(self.parts)
 
     def of(self, whole: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-        """Return the slice of one rank, in memory of its own.
+        """Return a copy of the slice of one rank.
 
         Args:
             whole: of any shape whose length along `dim` is `length`.
@@ -93,18 +94,18 @@ def mark(module: nn.Module, name: str, cut: Cut) -> None:
 
 
 def cut_of(module: nn.Module, name: str) -> Cut | None:
-    """Return how the module's own parameter `name` is cut, None if all ranks hold it alike."""
+    """Return how the module's own parameter `name` is cut, None if all ranks hold it whole."""
     found: Cut | None = vars(module).get(_MARKS, {}).get(name)
     return found
 
 
 def cuts_by_name(model: nn.Module) -> dict[str, Cut]:
-    """Return the slices in a model by the full names of parameters, without those of wrappers; tied ones under each."""
+    """Return a model's cuts by full names of parameters, without names of wrappers; tied parameters under each name."""
     return {name: cut for name, cut in marks_by_name(model).items() if cut.parts}
 
 
 def marks_by_name(model: nn.Module) -> dict[str, Cut]:
-    """Return the marks in a model by full names, as `cuts_by_name` has them, also of parameters whole on one rank."""
+    """Return a model's marks by full names as in `cuts_by_name`, including parameters that lie whole on one rank."""
     found = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, cut in vars(module).get(_MARKS, {}).items():
@@ -113,7 +114,7 @@ def marks_by_name(model: nn.Module) -> dict[str, Cut]:
 
 
 def axes_of(model: nn.Module) -> set[Axis]:
-    """Return the axes over which parameters of a model lie apart, as slices or whole on one rank."""
+    """Return the axes over which a model's parameters are spread, as slices or whole on one rank."""
     return {cut.axis for module in model.modules() for cut in vars(module).get(_MARKS, {}).values()}
 
 

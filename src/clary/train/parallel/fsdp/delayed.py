@@ -1,16 +1,17 @@
 """Gives a model that was made on the meta device its values, unit by unit, while FSDP wraps it.
 
 Where: scripts make the model under `torch.device("meta")` and give FSDP the two functions of a `DelayedParamIniter`:
-one initialises each module's own parameters, the other looks a unit over before it is flattened. A rank never holds
-more than one unit whole. Ranks draw the same values if they start from the same seed, whatever their shards.
+one initialises each module's own parameters, the other checks a unit before it is flattened. A rank never holds more
+than one unit whole. Ranks draw the same values if they start from the same seed, whatever their shards.
 
-[Note: ties] A parameter that two modules share is made once and put into both, which FSDP's own do not see to.
-[Note: slices] A parameter that `transform` has cut is drawn whole and cut then: ranks of a tensor group that start from
-the same seed hold slices of what one rank would have drawn. So a rank holds one module's parameters whole for a moment.
-[Note: buffers] What a constructor puts into a buffer is lost on the meta device. A module's `reset_parameters` may put
-it there again; so do `reset_buffers` and `reset_running_stats`; rotary embeddings of Hugging Face compute theirs from
-`rope_init_fn` or `compute_default_rope_parameters`. Anything else is refused by name: a buffer of chance
-values would train, badly.
+[Note: ties] A parameter that two modules share is made once and put into both; FSDP does not do that.
+[Note: slices] A parameter that `transform` has cut is drawn whole and then cut: ranks of a tensor group that start from
+the same seed hold slices of the values that one rank would have drawn. So a rank holds one module's parameters whole
+for a moment.
+[Note: buffers] On the meta device the values that a constructor puts into a buffer are lost. A module's
+`reset_parameters`, `reset_buffers` or `reset_running_stats` may set them again; rotary embeddings of Hugging Face
+compute theirs from `rope_init_fn` or `compute_default_rope_parameters`. Any other buffer is refused by name: a model
+with arbitrary values in a buffer would train, badly.
 Source: SageMaker developer guide, "Delayed parameter initialization" of the library v2.
 """
 
@@ -59,9 +60,9 @@ class DelayedParamIniter:
             for name, parameter in module._parameters.items():
                 if parameter is not None and parameter.is_meta:
                     self._places.setdefault(id(parameter), []).append((module, name))
-        # An id stands for its parameter only as long as that lives.
+        # Kept alive, since an id may be reused once its parameter is freed.
         self._kept = [parameter for parameter in model.parameters() if parameter.is_meta]
-        self._wanting: set[str] = set()  # buffers that got memory and no values
+        self._wanting: set[str] = set()  # names that got memory and no values
 
     def count_num_params(self) -> int:
         """Return the number of elements of all parameters; shared ones count once."""
@@ -72,15 +73,15 @@ class DelayedParamIniter:
         return self._initialise_module
 
     def get_post_param_init_fn(self) -> Callable[[nn.Module], None]:
-        """Return the function for FSDP's `post_param_init_fn`; it checks one unit that has its values.
+        """Return the function for FSDP's `post_param_init_fn`; it checks that one unit has its values.
 
-        Its errors: RuntimeError naming a parameter or buffer without values.
+        The function raises RuntimeError naming a parameter or buffer without values.
         """
         return self._look_over
 
     @contextmanager
     def validate_params_and_buffers_inited(self, enabled: bool = True) -> Iterator[None]:
-        """Look the whole model over at the end.
+        """Check at the end that the whole model has its values.
 
         Raises: RuntimeError naming parameters and buffers that have no values.
         """
@@ -106,7 +107,7 @@ class DelayedParamIniter:
             module._buffers[name] = torch.full_like(buffer, _unset(buffer.dtype), device=device)
         given = {name: one for name, one in [*module._parameters.items(), *module._buffers.items()] if one is not None}
         versions = {name: one._version for name, one in given.items()}
-        # What is drawn whole and cut then is drawn alike; what lies whole on one rank is not.
+        # Ranks draw equal values for a parameter that is cut afterwards, different ones for experts whole on one rank.
         apart = contextlib.nullcontext() if slices else drawing_apart(module)
         with torch.no_grad(), apart:
             self._call(module)
@@ -125,7 +126,7 @@ class DelayedParamIniter:
     def _give_memory(
         self, module: nn.Module, name: str, parameter: nn.Parameter, device: torch.device
     ) -> tuple[nn.Parameter, Cut] | None:
-        """Give a parameter memory without values, whole; returns the old one and its cut if it is to be a slice."""
+        """Give a whole parameter memory without values; return the old one and its cut if it is to be a slice."""
         cut = cut_of(module, name)
         if cut is not None and not cut.parts:
             cut = None
@@ -197,7 +198,7 @@ def _device() -> torch.device:
 
 
 def _unset(dtype: torch.dtype) -> float | int | bool:
-    """Return the value of a dtype that fills memory until its own values are there."""
+    """Return the value of a dtype that marks memory as not initialised."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return False if dtype is torch.bool else int(torch.iinfo(dtype).max)
@@ -207,4 +208,4 @@ def _is_unset(tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0:
         return False
     unset = _unset(tensor.dtype)
-    return bool((tensor.isnan() if unset != unset else tensor == unset).all())  # NaN alone differs
+    return bool((tensor.isnan() if unset != unset else tensor == unset).all())  # only NaN differs from itself

@@ -1,9 +1,9 @@
 """The norm of a model's gradients over all ranks, and gradients scaled to bound it.
 
-[Note: counting once] An element of a gradient lies on one rank of the group that a unit of FSDP is cut over, or on all
-of them where it is not; a parameter that is cut over an axis lies in slices on the ranks of that axis, all others lie
-on each of them alike. So powers are summed apart by (group of the unit, axis of the cut), each sum over just the ranks
-that hold different elements, and then added.
+[Note: counting once] An element of a gradient lies on one rank of the group over which FSDP cuts its unit, or on all of
+them if the unit is not cut; a parameter that is cut over an axis lies in slices on the ranks of that axis, other
+parameters are equal on each of them. So powers are summed apart by (group of the unit, axis of the cut), each sum only
+over the ranks that hold different elements, and then added.
 Source: arXiv 1909.08053 section 3 (norms over a tensor group); torch's `FullyShardedDataParallel.clip_grad_norm_`.
 """
 
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from clary.train.parallel.fsdp.cuts import Axis, Cut, cut_of
 from clary.train.parallel.fsdp.state import state
 
-_EPSILON = 1e-6  # torch's own: what is added to the norm that is divided by
+_EPSILON = 1e-6  # torch's term, added to the norm in the divisor
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class _Piece:
     """A part of a gradient on this rank.
 
     Args:
-        group: over whose ranks it is spread; None for no group.
+        group: the ranks over which it is spread; None for no group.
         cut: of the parameter, None where it is whole.
     """
 
@@ -58,7 +58,7 @@ def clip_gradients(model: nn.Module, max_norm: float, norm_type: float = 2.0) ->
         sums[key] = torch.maximum(sums[key], norm) if is_largest else sums[key] + norm**norm_type
     operation = dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM
     total = torch.zeros((), device=device)
-    for (group, axis), one in sums.items():  # in the order of the model's parts, which is the same on all ranks
+    for (group, axis), one in sums.items():  # in the order of the model's modules, which is the same on all ranks
         for over in (group, None if axis is None else axis_group(axis)):
             if over is not None and dist.get_world_size(over) > 1:
                 dist.all_reduce(one, operation, group=over)
@@ -80,7 +80,7 @@ def axis_group(axis: Axis) -> Any:
 
 
 def _device(model: nn.Module) -> torch.device:
-    """Return where sums of this model can be reduced."""
+    """Return the device on which sums of this model can be reduced."""
     if isinstance(model, FullyShardedDataParallel):
         return torch.device(model.compute_device)
     if dist.is_initialized() and dist.get_backend() == "nccl":
@@ -96,7 +96,7 @@ def _units(model: nn.Module) -> Iterator[tuple[Any, Any]]:
 
 
 def _keys(model: nn.Module) -> list[tuple[Any, Axis | None]]:
-    """Return the keys of all sums, alike on every rank, including sums to which this rank adds nothing."""
+    """Return the keys of all sums, equal on every rank, including sums to which this rank adds nothing."""
     keys: dict[tuple[Any, Axis | None], None] = {}
     for handle, group in _units(model):
         for name, module, _ in handle.flat_param._param_infos:

@@ -1,4 +1,4 @@
-"""The logger of `torch.sagemaker`, and a context that says how long something took."""
+"""The logger of `torch.sagemaker`, and a context that logs the duration of its block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def get_logger() -> logging.Logger:
 
 @contextmanager
 def timeit(enabled: bool, msg: str, rank: int = 0) -> Iterator[None]:
-    """Log how many seconds its block took, with `msg` before and the rank.
+    """Log the seconds that its block took, after `msg`, with the rank.
 
     Args:
         enabled: False logs nothing.

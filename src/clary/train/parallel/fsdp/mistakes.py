@@ -1,9 +1,9 @@
-"""Mistakes of scripts of SMP v2 that would train something else without a word, found and told.
+"""Detects mistakes of scripts of SMP v2 that would silently train another model than intended.
 
-Where: `training.transform` and `additions` ask, and put the watches in here.
+Where: `training.transform` and `additions` call the checks and install the hooks.
 
-[Note: marks] What a parameter is, is noted on the parameter itself, since FSDP hands some of them on and makes others
-anew; an optimizer that a script has made too early holds the old ones.
+[Note: marks] Marks are attributes of the parameters themselves, since FSDP keeps some parameters and replaces others;
+an optimizer that a script has made too early holds the old ones.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from clary.train.parallel.layout.agreement import first_difference
 from clary.train.parallel.mistakes.alike import digest
 from clary.train.parallel.mistakes.taken_names import replace_everywhere
 
-_LEFT = "_clary_left"  # attribute of a parameter that is the model's no more: by what
-_PIECE = "_clary_is_piece"  # of one whose gradient, or slice, lies on other ranks too
-_FROM_RANK0 = "_clary_from_rank0"  # of a model whose first ranks have had rank 0's weights
+_LEFT = "_clary_left"  # attribute of a parameter that the model no longer has: what replaced it
+_PIECE = "_clary_is_piece"  # of a parameter whose gradient, or slice, lies on other ranks too
+_FROM_RANK0 = "_clary_from_rank0"  # of a model whose first group got rank 0's weights
 _FIRST = "_clary_before_first_forward"  # of a model that has not been called
 _SAMPLE = 16  # elements of each parameter that are compared
 _BY_NORM = clip_grad.clip_grad_norm_
 
 
 def check_weights(model: nn.Module, group: Any) -> None:
-    """See that the ranks of a group are about to cut models of the same weights. All of them call it.
+    """Check that the ranks of a group are about to cut models with equal weights. All of them call it.
 
-    Parameters on the meta device of any of them are not looked at: others say what that may mean.
+    Parameters that any rank has on the meta device are skipped: `layers.weights` checks those.
 
     Raises: ValueError naming a parameter that differs.
     """
@@ -54,11 +54,11 @@ def check_weights(model: nn.Module, group: Any) -> None:
 
 
 def note_transformed(model: nn.Module, before: Iterable[nn.Parameter], *, from_rank0: bool) -> None:
-    """Take note of the parameters that `transform` has replaced and cut in a model.
+    """Mark the parameters that `transform` has replaced and cut in a model.
 
     Args:
         before: its parameters until then.
-        from_rank0: whether the first ranks have got rank 0's weights.
+        from_rank0: whether the first group got rank 0's weights.
     """
     _note_left(before, model, "tsm.transform")
     if axes_of(model):
@@ -71,9 +71,9 @@ def note_transformed(model: nn.Module, before: Iterable[nn.Parameter], *, from_r
 
 
 def check_synchronised(model: nn.Module, *, synchronises: bool) -> None:
-    """See that FSDP gives rank 0's weights to the ranks that `transform` has not given them to.
+    """Check that FSDP sends rank 0's weights to the ranks that did not get them from `transform`.
 
-    Raises: ValueError if not.
+    Raises: ValueError if it does not.
     """
     if vars(model).get(_FROM_RANK0) and not synchronises and state.world_size > state.tp_size:
         raise ValueError(
@@ -83,7 +83,7 @@ def check_synchronised(model: nn.Module, *, synchronises: bool) -> None:
 
 
 def note_wrapped(unit: Any, before: Iterable[nn.Parameter]) -> None:
-    """Take note of the parameters that a unit of FSDP has replaced and cut."""
+    """Mark the parameters that a unit of FSDP has replaced and cut."""
     _note_left(before, unit, "FSDP")
     handle = getattr(unit, "_handle", None)
     if handle is not None and (handle.uses_sharded_strategy or state.tp_size > 1 or state.ep_size > 1):
@@ -92,12 +92,12 @@ def note_wrapped(unit: Any, before: Iterable[nn.Parameter]) -> None:
 
 
 def check_replicas(model: nn.Module, group: Any) -> None:
-    """See that torch's DistributedDataParallel does not take slices for replicas of one another.
+    """Check that torch's DistributedDataParallel would not average different slices as replicas.
 
     Args:
-        group: over which it would average; None is all ranks.
+        group: the ranks over which it would average; None is all.
 
-    Raises: ValueError if it would.
+    Raises: ValueError if it would average them.
     """
     ranks = set(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
     for axis in axes_of(model):
@@ -118,27 +118,27 @@ def refuse_early_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs
     left = [one for one in given if hasattr(one, _LEFT)]
     if left:
         raise RuntimeError(
-            f"{len(left)} of the {len(given)} parameters of {type(optimizer).__name__} are the model's no more, since "
-            f"{getattr(left[0], _LEFT)} has replaced them, and stepping them trains nothing: make the optimizer of "
-            "model.parameters() after tsm.transform and FSDP"
+            f"{len(left)} of the {len(given)} parameters of {type(optimizer).__name__} no longer belong to the model, "
+            f"since {getattr(left[0], _LEFT)} has replaced them, and stepping them trains nothing: make the optimizer "
+            "of model.parameters() after tsm.transform and FSDP"
         )
 
 
 def watch_clipping() -> None:
-    """Have torch's own `clip_grad_norm_` refuse gradients of which this rank has pieces; harmless when repeated."""
+    """Have torch's own `clip_grad_norm_` refuse gradients of which this rank has pieces; a second call does nothing."""
     replace_everywhere(_BY_NORM, clip_grad_norm_)
 
 
 def unwatch_clipping() -> None:
-    """Make it torch's own again."""
+    """Restore torch's own `clip_grad_norm_`."""
     replace_everywhere(clip_grad_norm_, _BY_NORM)
 
 
 @functools.wraps(_BY_NORM)
 def clip_grad_norm_(parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Clip as torch does, whose norm is that of this rank.
+    """Clip as torch does, by the norm of this rank's gradients.
 
-    Raises: RuntimeError for parameters of which it has pieces.
+    Raises: RuntimeError for parameters of which this rank has pieces.
     """
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     if any(hasattr(one, _PIECE) for one in given):
@@ -151,7 +151,7 @@ def clip_grad_norm_(parameters: torch.Tensor | Iterable[torch.Tensor], *args: An
 
 
 def _check_first_inputs(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """See that ranks of a tensor group got one batch, and those of a context group parts of one; once."""
+    """Check once that ranks of a tensor group got one batch, and ranks of a context group different parts of one."""
     if not vars(model).pop(_FIRST, False):
         return
     if any(kind.__name__ == "FSDPModule" for one in model.modules() for kind in type(one).__mro__):  # of fully_shard

@@ -1,4 +1,4 @@
-"""Small things that scripts ask of groups and modules."""
+"""Small functions of groups and modules that scripts call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def empty_module_params(module: nn.Module, device: torch.device | str, recurse: 
     """Give a module's parameters uninitialised memory on a device; its buffers stay as they are.
 
     Args:
-        device: of the new parameters, which are other objects than the old ones.
-        recurse: those of all modules below it too.
+        device: of the new parameters, which are new objects. recurse: whether to replace parameters of all modules
+            below it.
     """
     for part in module.modules() if recurse else [module]:
         for name, parameter in list(part._parameters.items()):
@@ -32,8 +32,8 @@ def move_buffers_to_device(module: nn.Module, device: torch.device | str, recurs
     """Move a module's buffers to a device; parameters stay where they are.
 
     Args:
-        device: to which buffers go; ones that are there already stay the same objects.
-        recurse: those of all modules below it too.
+        device: the target; buffers that are there already stay the same objects. recurse: whether to move buffers of
+            all modules below it.
     """
     for part in module.modules() if recurse else [module]:
         for name, buffer in part._buffers.items():

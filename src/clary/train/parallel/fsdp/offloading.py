@@ -1,9 +1,9 @@
-"""`offload_wrapper` of torch, served by our engine: kept tensors go to host memory and come back ahead of time.
+"""`offload_wrapper` of torch, served by our engine: kept tensors go to host memory and are loaded ahead of backward.
 
-Where: `session.init` puts it in with `sm_activation_offloading`. Scripts wrap layers in `checkpoint_wrapper` and the
-model in `offload_wrapper`. Every checkpointed layer is a region of its own, of which no more than
-`activation_loading_horizon` come back before their time; what the model keeps beside its layers is one region more. On
-a machine without a GPU nothing is copied unless a folder is named: see `memory.offloading`.
+Where: `session.init` installs it with `sm_activation_offloading`. Scripts wrap layers in `checkpoint_wrapper` and the
+model in `offload_wrapper`. Every checkpointed layer is a region of its own; at most `activation_loading_horizon`
+regions are loaded ahead. The tensors that the model keeps outside its layers are one more region. On a machine without
+a GPU nothing is copied unless a folder is named: see `memory.offloading`.
 Source: SageMaker developer guide, "Activation offloading" of the library v2.
 """
 
@@ -26,7 +26,7 @@ class _Depth(threading.local):
 
 
 _depth = _Depth()
-_installed: list[tuple[Any, Any]] = []  # a class, and its own forward
+_installed: list[tuple[Any, Any]] = []  # class and its original forward
 _engine: list[Offloader] = []
 
 
@@ -34,8 +34,8 @@ def install(*, horizon: int, folder: Path | None = None) -> Offloader:
     """Have every `OffloadWrapper` of this process offload through the engine that is returned.
 
     Args:
-        horizon: layers that may come back before backward wants them; 1 or more.
-        folder: where a file with the activations lies; None is host memory.
+        horizon: layers that may be loaded before backward needs them; 1 or more.
+        folder: the folder of a file with the activations; None is host memory.
 
     Raises: ValueError for a horizon below 1.
     """
@@ -49,7 +49,7 @@ def install(*, horizon: int, folder: Path | None = None) -> Offloader:
 
 
 def remove() -> None:
-    """Make the wrappers torch's own again; tensors that are offloaded now are lost."""
+    """Restore torch's own wrappers; tensors that are offloaded now are lost."""
     while _installed:
         owner, forward = _installed.pop()
         owner.forward = forward
@@ -66,7 +66,7 @@ def _forward(original: Any, offloader: Offloader, *, enters: bool) -> Any:
         _depth.value += enters
         try:
             with offloader.region(tensors):
-                # Of an offload wrapper torch's own forward would copy a second time.
+                # Torch's own forward of an offload wrapper would copy a second time.
                 return self._checkpoint_wrapped_module(*args, **kwargs) if enters else original(self, *args, **kwargs)
         finally:
             _depth.value -= enters

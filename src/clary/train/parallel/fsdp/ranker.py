@@ -1,7 +1,7 @@
 """The shard of each rank, and the ranks that hold the same shard. Pure.
 
-Ranks are numbered with tensor parallelism innermost, context parallelism next, so that data rank and shard follow by
-division:
+Ranks are numbered with tensor parallelism innermost, context parallelism next, so that data rank and shard are computed
+by division:
 
     rank = (replica * num_shards + shard) * tensor_degree + tensor_rank
     shard = ... * context_degree + context_rank
@@ -17,8 +17,8 @@ class Ranker:
     """The layout of `size` ranks.
 
     Args:
-        shard_degree: ranks over which a parameter is cut; 0 is all that tensor parallelism leaves.
-        expert_degree: ranks that hold different experts; of one such group, none holds the same as another.
+        shard_degree: ranks over which a parameter is cut; 0 is the number of ranks divided by `tensor_degree`.
+        expert_degree: number of consecutive ranks that hold different experts.
     """
 
     size: int
@@ -34,7 +34,7 @@ class Ranker:
 
     @property
     def _num_different(self) -> int:
-        """Ranks from which on others hold the same again; degrees of experts and shards divide one another."""
+        """Number of ranks after which shards and experts repeat; of the degrees of both, one divides the other."""
         return max(self.num_shards * self.tensor_degree, self.expert_degree)
 
     def get_rep_rank(self, rank: int) -> int:

@@ -25,12 +25,12 @@ def init(config: Any = None) -> None:
     A second call with equal keys does nothing.
 
     Args:
-        config: None, a dict, or the path of a JSON file; keys of the job's `mp_parameters` win over it.
+        config: None, a dict, or the path of a JSON file; keys of the job's `mp_parameters` override it.
 
-    State after failure: as before.
+    State after failure: as before the call.
     Raises:
-        ValueError: a key is unknown, or degrees do not fit; it says the rule.
-        RuntimeError: torch.distributed is not initialised, this is with other keys already, or `smp.init` was called.
+        ValueError: a key is unknown, or degrees break a rule, which the error names.
+        RuntimeError: torch.distributed is not initialised, `init` was called with other keys, or `smp.init` was called.
     """
     # saves 439 ms, torch's FSDP above all, of programs that import a name and never call this
     from clary.train.parallel.fsdp import additions, offloading
@@ -76,7 +76,7 @@ def init(config: Any = None) -> None:
 
 
 def _own_group(all_ranks: list[list[int]]) -> Any:
-    """Make all groups, as every rank must, and return that of this rank."""
+    """Make all groups, as every rank must, and return this rank's group."""
     own = None
     for ranks in all_ranks:
         group = dist.new_group(ranks)

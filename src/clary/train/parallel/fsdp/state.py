@@ -1,4 +1,4 @@
-"""`tsm.state`: a process's facts about its program, and the groups that it is in.
+"""`tsm.state`: the configuration, ranks and groups of a process.
 
 Where: `session.init` fills it; everything else of the package reads it.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
@@ -23,15 +23,15 @@ from clary.train.parallel.fsdp.ranker import Ranker
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {one.name: one.default for one in fields(FsdpConfiguration) if "read" in one.metadata}
 )
-_OWN_RANDOMNESS = "model-parallel-rng"  # the state that draws differently on each tensor rank
+_OWN_RANDOMNESS = "model-parallel-rng"  # name of the random state that differs on each tensor rank
 
 
 class State:
-    """State that scripts read, and may assign before `init`: an assigned key counts where job and `init` lack it.
+    """State that scripts read, and may assign before `init`: an assigned key counts unless the job or `init` sets it.
 
-    Keys that are neither assigned nor configured have their defaults. Groups are None where a program has no use for
-    them: `rep_rank_process_group` and `shard_process_group` with hybrid_shard_degree 0 and no tensor parallelism,
-    those of an axis with degree 1.
+    Keys that are neither assigned nor configured have their defaults. Groups that a program does not need are None:
+    `rep_rank_process_group` and `shard_process_group` with hybrid_shard_degree 0 and no tensor parallelism, those of an
+    axis with degree 1.
     """
 
     configuration: FsdpConfiguration | None = None
@@ -51,9 +51,9 @@ class State:
     cp_process_group: Any = None
     ep_process_group: Any = None
     expert_groups: ExpertGroups | None = None
-    slice_cuts: Mapping[str, Any] = MappingProxyType({})  # by parameter, of models whose sharded states were asked for
+    slice_cuts: Mapping[str, Any] = MappingProxyType({})  # by parameter, of models whose sharded states were requested
     is_transformed = False  # `tsm.transform` has cut a model
-    removals: Sequence[Callable[[], None]] = ()  # take out of FSDP what `init` has put into it
+    removals: Sequence[Callable[[], None]] = ()  # functions that remove `init`'s additions to FSDP
 
     def __getattr__(self, name: str) -> Any:
         """Return the default of a key."""
@@ -83,7 +83,7 @@ class State:
 
     @property
     def ranker(self) -> Ranker:
-        """The `Ranker` of this program, which tells the ranks that hold the same shard."""
+        """The `Ranker` of this program, which computes the ranks that hold the same shard."""
         return Ranker(
             self.world_size,
             self.hybrid_shard_degree,
@@ -94,39 +94,39 @@ class State:
 
     @property
     def tp_size(self) -> int:
-        """Ranks that hold slices of one layer."""
+        """Number of ranks that hold slices of one layer."""
         return self.tensor_parallel_degree
 
     @property
     def tp_rank(self) -> int:
-        """Which slice this rank holds."""
+        """Number of the slice that this rank holds."""
         return self.rank % self.tensor_parallel_degree
 
     @property
     def cp_size(self) -> int:
-        """Ranks that see parts of one sequence."""
+        """Number of ranks that see parts of one sequence."""
         return self.context_parallel_degree
 
     @property
     def cp_rank(self) -> int:
-        """Which part this rank sees."""
+        """Number of the part that this rank sees."""
         return self.rank // self.tensor_parallel_degree % self.context_parallel_degree
 
     @property
     def ep_size(self) -> int:
-        """Ranks that hold different experts."""
+        """Number of ranks that hold different experts."""
         return self.expert_parallel_degree
 
     @property
     def ep_rank(self) -> int:
-        """Which experts this rank holds."""
+        """Place of this rank among the ranks that hold different experts."""
         return self.rank % self.expert_parallel_degree
 
     def get_rng_state_tracker(self) -> RandomStates:
         """Return the tracker of random states of regions that draw differently on each rank.
 
-        One is there from the start, and `fork` takes it: its seed is `random_seed` plus the rank on the axis that cuts
-        layers, of tensor slices or of experts.
+        It has one state from the start, the default of `fork`: its seed is `random_seed` plus the tensor rank or the
+        expert parallel rank.
         """
         if "_random_states" not in vars(self):
             self._random_states = RandomStates()
@@ -135,7 +135,7 @@ class State:
         return self._random_states
 
     def reset(self) -> None:
-        """Reset everything, including assigned keys; FSDP is torch's own again. Groups stay with torch.distributed."""
+        """Reset everything, assigned keys too, and restore torch's own FSDP. torch.distributed keeps the groups."""
         for remove in self.removals:
             remove()
         vars(self).clear()
@@ -143,15 +143,15 @@ class State:
 
 
 class RandomStates:
-    """Random states by name, beside the one that torch draws from otherwise."""
+    """Random states by name, in addition to torch's default state."""
 
     def __init__(self) -> None:
         self._states: dict[str, Any] = {}
 
     def add(self, name: str, seed: int) -> None:
-        """Begin a state from a seed.
+        """Add a state with a seed.
 
-        Raises: ValueError if there is one of this name.
+        Raises: ValueError if a state of this name exists.
         """
         if name in self._states:
             raise ValueError(f"a random state {name!r} is there already; fork it, or choose another name")
@@ -162,9 +162,9 @@ class RandomStates:
 
     @contextmanager
     def fork(self, name: str = _OWN_RANDOMNESS) -> Iterator[None]:
-        """Draw from the named state in here, and go on with it next time.
+        """Draw from the named state in this block; the next block continues from where it ended.
 
-        Raises: KeyError if `add` was not called for it.
+        Raises: KeyError if `add` was not called with this name.
         """
         if name not in self._states:
             raise KeyError(f"no random state {name!r}; there are {sorted(self._states)}: call add(name, seed) first")

@@ -1,7 +1,7 @@
 """Checkpoint files in S3, for torch's file system writers and readers.
 
-A file is uploaded when it is closed without an error, so that an object is there whole or not at all; it is read by
-ranges, all of the same version. boto3 is asked for when the first file is opened: jobs that save in folders need none.
+A file is uploaded when it is closed without an error, so an object is either complete or absent. Reads fetch ranges,
+all of the same version. boto3 is imported when the first file is opened: jobs that save in folders do not need it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from clary.train.parallel.fsdp.checkpoint.s3_errors import is_absent, is_changed, retry_with_jitter
 
-PART_BYTES = 64 << 20  # of a multipart upload, as the original's
-_READ_BYTES = 8 << 20  # that one request fetches
+PART_BYTES = 64 << 20  # of each part of a multipart upload, as the original's
+_READ_BYTES = 8 << 20  # most that one request fetches
 _REGION = re.compile(r"s3[.-](?:dualstack\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.")
 
-_making = threading.Lock()  # clients are for all threads, but making them is not: they come from one common session
+_making = threading.Lock()  # threads may share a client, but not make clients at once: all use one session
 
 
 def is_s3_uri(path: Any) -> bool:
@@ -31,7 +31,7 @@ def is_s3_uri(path: Any) -> bool:
 def parse_s3_uri(path: str) -> tuple[str, str]:
     """Return the bucket and the key, without a slash at either end.
 
-    Raises: ValueError if it is no such path.
+    Raises: ValueError if the path is not in S3.
     """
     bucket, _, key = path.removeprefix("s3://").partition("/")
     if not is_s3_uri(path) or not bucket:
@@ -53,7 +53,7 @@ def get_s3_region_from_uri(path: str, client: Any = None) -> str:
     if named is not None:
         return named[1]
     answer = (client or _client(None, None)).get_bucket_location(Bucket=parse_s3_uri(path)[0])
-    return answer.get("LocationConstraint") or "us-east-1"  # as S3 says of its oldest region
+    return answer.get("LocationConstraint") or "us-east-1"  # S3 names no location for its oldest region
 
 
 class S3FileSystem:
@@ -62,7 +62,7 @@ class S3FileSystem:
     Args:
         region: of the buckets; None is what boto3 finds in environment and configuration.
         config: a botocore Config.
-        client: made by boto3 where it is None.
+        client: an S3 client; None has boto3 make one.
     """
 
     def __init__(self, region: str | None = None, config: Any = None, client: Any = None) -> None:
@@ -94,7 +94,7 @@ class S3FileSystem:
         return format_s3_path(*parse_s3_uri(str(path)))
 
     def rename(self, path: str, new_path: str) -> None:
-        """Copy an object and delete the first."""
+        """Copy an object to a new path and delete the old one."""
         bucket, key = parse_s3_uri(path)
         new_bucket, new_key = parse_s3_uri(new_path)
         source = {"Bucket": bucket, "Key": key}
@@ -150,7 +150,7 @@ class S3FileSystem:
                     parts.append({"PartNumber": number, "ETag": tag})
                 self._client.complete_multipart_upload(**place, MultipartUpload={"Parts": parts})
             except BaseException:
-                # Parts that nobody completes are paid for until somebody aborts.
+                # S3 charges for the parts of an incomplete upload until it is aborted.
                 with contextlib.suppress(Exception):
                     self._client.abort_multipart_upload(**place)
                 raise
@@ -159,7 +159,7 @@ class S3FileSystem:
 
 
 class _Open:
-    """A file that stays open when it is closed: torch's writers close theirs before the context ends."""
+    """A file whose `close` only flushes: torch's writers close their file before the context ends."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -174,7 +174,7 @@ class _Open:
 class _Object(io.RawIOBase):
     """An object that is read by ranges.
 
-    Raises: OSError while it is read if it is written anew meanwhile.
+    Raises: OSError from a read if the object was overwritten after it was opened.
     """
 
     def __init__(self, client: Any, path: str) -> None:
@@ -203,7 +203,7 @@ class _Object(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        # Python's own would ask for 8 KiB at a time.
+        # Python's own method would request 8 KiB at a time.
         return b"".join(iter(lambda: self._read(PART_BYTES), b""))
 
     def _read(self, count: int) -> bytes:

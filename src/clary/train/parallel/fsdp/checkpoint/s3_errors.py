@@ -1,4 +1,4 @@
-"""Errors of S3: tells passing ones from lasting ones, and retries a call.
+"""Errors of S3: distinguishes transient from permanent errors, and retries a call.
 
 Errors are recognised by their attributes and names, since botocore may not be installed.
 """
@@ -14,11 +14,11 @@ _NUM_TRIES = 5
 _FIRST_WAIT_S = 0.2
 _MOST_WAIT_S = 10.0
 _ABSENT = ("404", "NoSuchKey", "NotFound")
-# Errors with a client's status that are worth another try: a slow request, an upload that must begin again.
+# Errors with a 4xx status that a retry may mend: a slow request, an upload that must start again.
 _PASSING = frozenset({"NoSuchUpload", "RequestTimeout"})
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
 _CHANGED = ("412", "PreconditionFailed")
-# Errors of botocore that no second try mends.
+# Errors of botocore that a retry does not mend.
 _HOPELESS = frozenset({"NoCredentialsError", "NoRegionError", "ParamValidationError", "PartialCredentialsError"})
 
 T = TypeVar("T")
@@ -33,8 +33,8 @@ def retry_with_jitter(
         num_tries: calls at most, 1 or more.
         sleep: waits, for a number of seconds.
 
-    Raises: what the last try raised; at once what another try would not mend: an object or bucket that is not there, a
-        refusal, arguments or credentials that are wrong, no boto3. ValueError for `num_tries` below 1.
+    Raises: the last try's error; at once an error that a retry would not mend: a missing object or bucket, a refusal,
+    wrong arguments or credentials, missing boto3. ValueError for `num_tries` below 1.
     """
     for attempt in range(num_tries):
         try:
@@ -52,12 +52,12 @@ def is_absent(error: Exception) -> bool:
 
 
 def is_changed(error: Exception) -> bool:
-    """Whether S3 says that an object is not the one that was asked for."""
+    """Whether S3 says that an object is no longer the requested version."""
     return _code(error) in _CHANGED
 
 
 def is_hopeless(error: Exception) -> bool:
-    """Whether another try of the same would fail as well: S3 refuses it, or it cannot even be sent."""
+    """Whether a retry would fail too: S3 refuses the request, or it cannot be sent."""
     if isinstance(error, ImportError | TypeError | ValueError) or type(error).__name__ in _HOPELESS:
         return True
     if not _code(error) or _code(error) in _PASSING:
@@ -72,5 +72,5 @@ def _response(error: Exception) -> dict[str, Any]:
 
 
 def _code(error: Exception) -> str:
-    """Return S3's name of an error, or an empty string if it is not S3's."""
+    """Return S3's code of an error, or an empty string if S3 did not raise it."""
     return str(_response(error).get("Error", {}).get("Code", ""))

@@ -1,11 +1,11 @@
-"""Distributed checkpoints are written in three parts: all ranks plan, each writes its own, all finish.
+"""Distributed checkpoints are written in three parts: all ranks plan, each writes its data, all finish.
 
-Where: `save` does the three in a row; `asynchronous` has the second done by a thread. Planner and writer are those of
+Where: `save` runs the three parts in a row; `asynchronous` runs the second on a thread. Planner and writer are those of
 torch.distributed.checkpoint, whose format this is. Only planning and finishing talk to other ranks, so a thread that
 writes never meets collectives of training.
 
-[Note: whole or not] The file `.metadata` makes a folder a checkpoint. It comes last, by renaming, after all ranks have
-written; a writer of ours takes an older one away before anybody overwrites its data. A save that is broken off leaves a
+[Note: whole or not] The file `.metadata` makes a folder a checkpoint. It appears last, by renaming, after all ranks
+have written; our writers remove an older `.metadata` before any rank overwrites its data. An interrupted save leaves a
 folder that `load` refuses.
 """
 
@@ -26,7 +26,7 @@ from clary.train.parallel.errors import CheckpointError
 from clary.train.parallel.fsdp.checkpoint.slice_groups import group_of, is_saved_by_another
 from clary.train.parallel.fsdp.checkpoint.storage import make_writer
 
-_under_way: set[str] = set()  # paths that saves of this process write to
+_under_way: set[str] = set()  # paths of this process's unfinished saves
 
 
 @dataclass
@@ -44,9 +44,9 @@ class Saving:
         """Have every rank copy the data that it will write, so that training may change the original.
 
         Args:
-            copy: of the plan and its planner; returns a planner for copies.
+            copy: called with the plan and its planner; returns a planner for the copies.
 
-        Raises: CheckpointError on all ranks if one failed; the save is over then.
+        Raises: CheckpointError on all ranks if one failed, which ends the save.
         """
 
         def part() -> None:
@@ -61,20 +61,20 @@ class Saving:
     def write(self) -> Any:
         """Write this rank's data; returns the results to pass to `finish`.
 
-        Raises: OSError naming what is missing: torch's writer with several threads forgets that one of them failed.
+        Raises: OSError naming a missing part: torch's writer with several threads does not report that one failed.
         """
         results = self.writer.write_data(self.plan, self.planner).wait()
         written = {one.index for one in results}
         missing = [str(item.index.fqn) for item in self.plan.items if item.index not in written]
         if missing:
             raise OSError(
-                f"{len(missing)} of {len(self.plan.items)} parts were not written, the first {missing[0]}: what kept "
-                "them stands above in this rank's log"
+                f"{len(missing)} of {len(self.plan.items)} parts were not written, the first {missing[0]}: the cause "
+                "stands above in this rank's log"
             )
         return results
 
     def finish(self, result: Callable[[], Any]) -> Any:
-        """Make it a checkpoint, once all ranks have written.
+        """Make the folder a checkpoint, once all ranks have written.
 
         Args:
             result: returns what `write` returned, or raises what it raised.
@@ -96,17 +96,17 @@ class Saving:
 
 @dataclass
 class SavedByAnother(Saving):
-    """The save of a rank whose part another rank writes: it does nothing, when the others do something."""
+    """The save of a rank whose part another rank writes; it copies and writes nothing."""
 
     def stage(self, copy: Callable[[Any, Any], Any]) -> None:
-        """Put nothing aside."""
+        """Copy nothing."""
 
     def write(self) -> Any:
         """Write nothing."""
         return []
 
     def finish(self, result: Callable[[], Any]) -> Any:
-        """Wait for nothing."""
+        """Call `result`; wait for no other rank."""
         result()
         return None
 
@@ -127,7 +127,7 @@ def plan_saving(
 
     Args: as `save`, and
         planner: None is torch's default.
-        num_threads: that write this rank's data, where the writer is made here.
+        num_threads: number that write this rank's data; unused if a writer is given.
 
     Raises: ValueError if neither a path nor a writer is given, a save to this path is under way, or ranks that hold
         different slices were to save together; CheckpointError naming the ranks that failed.
@@ -189,16 +189,16 @@ def save(
     Args:
         checkpoint_id: a folder that all ranks see, or a path s3://bucket/prefix.
         storage_writer: used in place of the one for `checkpoint_id`.
-        process_group: who saves; None is all ranks.
-        coordinator_rank: of the world; must be in the group.
-        wait_error_handling: taken for the sake of scripts; errors of all ranks are always waited for.
-        force_check_all_plans: taken for the sake of scripts; plans are always checked.
+        process_group: the ranks that save; None is all.
+        coordinator_rank: a number in the world; must be in the group.
+        wait_error_handling: without effect; `save` always waits for the errors of all ranks.
+        force_check_all_plans: without effect; plans are always checked.
         s3_region: of the bucket; None is what boto3 finds in environment and configuration.
         s3client_config: a botocore Config.
 
-    State after failure: no checkpoint is at this path, also not the one that was there before.
+    State after failure: no checkpoint is at this path; an earlier one there is lost.
     Returns: the metadata on the coordinator, None elsewhere.
-    Raises: ValueError for a path or rank that cannot be; CheckpointError on all ranks, naming those that failed.
+    Raises: ValueError for an invalid path or rank; CheckpointError on all ranks, naming those that failed.
     """
     del wait_error_handling, force_check_all_plans
     saving = plan_saving(

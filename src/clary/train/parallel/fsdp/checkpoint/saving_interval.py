@@ -1,7 +1,8 @@
 """The number of steps between asynchronous saves, computed from measured durations of steps and of saves.
 
-Where: callbacks that save local states measure some steps with a save, then some without, and ask here once. A save is
-to be written before the next one begins, on every rank: the longest write of any rank goes into its shortest step.
+Where: callbacks that save local states measure some steps with a save, then some without, and call
+`compute_auto_checkpoint_interval` once. A save must be written before the next one begins, on every rank: the interval
+is the longest write of any rank divided by the shortest step.
 Source: aws/sagemaker-hyperpod-training-adapter-for-nemo (Apache-2.0), `utils/callbacks/checkpoint.py` and its tests, as
 callers: what they measure and hand over, and that ranks agree on the least time of a step and the most of a write.
 """
@@ -22,14 +23,14 @@ from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 class Interval:
     """The interval and the durations that it follows from, alike on all ranks.
 
-    Callbacks store it as a dict, and make it anew of that.
+    Callbacks store it as a dict, and restore it from the dict.
 
     Args:
         interval: steps from one save to the next; -1 before it is known.
         step_duration: of the shortest step without a save, in seconds.
-        step_ckpt_duration: of the longest step with one.
-        ckpt_preprocessing_duration: the longest time for which a save held training up.
-        ckpt_io_duration: the longest time for which one was written.
+        step_ckpt_duration: of the longest step with a save.
+        ckpt_preprocessing_duration: the longest time for which a save blocked training.
+        ckpt_io_duration: the longest time that writing a save took.
     """
 
     interval: int = -1
@@ -45,20 +46,20 @@ def compute_auto_checkpoint_interval(
     ckpt_preprocessing_durations: Sequence[float],
     ckpt_io_durations: Sequence[float],
 ) -> Interval:
-    """Return the least number of steps in which a save is written, 1 or more. Every rank of the program calls it.
+    """Return the least number of steps in which writing a save ends, 1 or more. Every rank of the program calls it.
 
     Args:
         step_durations: of steps without a save, in seconds.
-        step_ckpt_durations: of steps with one.
-        ckpt_preprocessing_durations: for how long saves held training up.
-        ckpt_io_durations: for how long they were written beside it.
+        step_ckpt_durations: of steps with a save.
+        ckpt_preprocessing_durations: times for which saves blocked training.
+        ckpt_io_durations: times for which saves were written while training continued.
 
-    Raises: ValueError on every rank if one has no durations of a kind, or a step that took no time.
+    Raises: ValueError on every rank if any rank has no durations of a kind, or a step that took no time.
     """
     measured = (step_ckpt_durations, ckpt_preprocessing_durations, ckpt_io_durations)
     most = [max(one, default=math.nan) for one in measured]
     least = min(step_durations, default=math.nan)
-    # Reductions treat what is not a number as they like: whether all have numbers is one more maximum.
+    # Reductions do not define what a NaN gives, so whether a rank has one is reduced as a maximum of its own.
     is_wrong = not least > 0 or not all(math.isfinite(one) and one >= 0 for one in most)
     told = torch.tensor([float(is_wrong), *((0.0,) * 4 if is_wrong else (-least, *most))], dtype=torch.float64)
     if dist.is_available() and dist.is_initialized():

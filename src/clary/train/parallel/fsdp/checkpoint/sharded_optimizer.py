@@ -1,7 +1,7 @@
 """`load_sharded_optimizer_state_dict` with a group of processes, as scripts of SMP call it.
 
-Where: `additions` gives torch's function the argument `process_group`. Torch has none, and shards states over all
-ranks: those that hold different slices of a layer would read each other's.
+Where: `additions` gives torch's function the argument `process_group`. Without it torch shards states over all ranks,
+and ranks that hold different slices of a layer would read each other's.
 
 [Note: in place] Scripts have imported the function by its name before they call `tsm.init`, so the function itself
 changes: its code and its defaults. `remove` puts torch's back.
@@ -24,11 +24,11 @@ from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 
 State = dict[str, Any]
 
-_originals: dict[str, Any] = {}  # code and defaults that torch's function had, and a function of them
+_originals: dict[str, Any] = {}  # torch's code and defaults, and a function made of them
 
 
 def install() -> None:
-    """Give torch's function the argument; harmless when repeated, and where torch has it already."""
+    """Give torch's function the argument; does nothing if it has the argument already."""
     function = torch_optimizer.load_sharded_optimizer_state_dict
     if _originals or "process_group" in function.__code__.co_varnames:
         return
@@ -50,8 +50,8 @@ def remove() -> None:
 def _with_group(
     model_state_dict: Any, optimizer_key: Any, storage_reader: Any, planner: Any = None, process_group: Any = None
 ) -> Any:
-    """Become torch's function, in whose module no name of this one is known."""
-    # no start-up time: this code runs among the globals of torch's module, where only an import finds it
+    """Replace torch's function; its code runs among the globals of torch's module."""
+    # no start-up time: among the globals of torch's module only an import finds `load_optimizer_shards`
     from clary.train.parallel.fsdp.checkpoint.sharded_optimizer import load_optimizer_shards
 
     return load_optimizer_shards(model_state_dict, optimizer_key, storage_reader, planner, process_group)
@@ -65,8 +65,8 @@ def load_optimizer_shards(
 
     Args:
         model_state: of the model, in shards.
-        optimizer_key: under which the checkpoint has the optimizer's state.
-        process_group: over which tensors come in shards, that of the model; None is torch's function.
+        optimizer_key: the key of the optimizer's state in the checkpoint.
+        process_group: the model's, over which tensors are sharded; None calls torch's function.
 
     Raises: torch's CheckpointException on all ranks of the group, naming those that failed.
     """

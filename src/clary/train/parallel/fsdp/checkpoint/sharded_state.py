@@ -1,6 +1,7 @@
-"""States in FSDP's shards of models that are cut: each rank's slices in shards, whole nowhere.
+"""Sharded states of models that are cut: each rank's slices lie in FSDP's shards, and no tensor is whole.
 
-Where: `full_state` asks here first. A checkpoint has a folder for each slice, saved by the ranks that hold its shards:
+Where: `full_state` calls these functions first. A checkpoint has a folder for each slice, saved by the ranks that hold
+its shards:
 
     tp2-0/    __0_0.distcp  __1_0.distcp  .metadata      slice 0 of 2, shards 0 and 1 of it
     tp2-1/    __0_0.distcp  __1_0.distcp  .metadata
@@ -9,10 +10,10 @@ With experts that are spread, FSDP shards other parameters over more ranks than 
 A state has them in shards over the ranks of one slice, so that its folder is complete; loading puts them back.
 
 [Note: whole units] Of units that FSDP does not shard, such as experts where each rank of a block holds others, torch
-gives whole tensors. Where nothing is sharded (hybrid_shard_degree 1), the group of a model is its replicas, of which
-scripts have the first alone save: it would wait for the others until the timeout. So tensors are put into shards over
-the ranks that hold a slice once, of which there is one, and `slice_groups` has that rank save alone. Moments of flat
-parameters FSDP gives in shards over the replicas; of those the first alone would save its part.
+returns whole tensors. Where nothing is sharded (hybrid_shard_degree 1), the group of a model is its replicas, and
+scripts have only the first replica save: it would wait for the others until the timeout. So tensors are put into shards
+over the ranks that hold a slice once, which is one rank, and `slice_groups` has that rank save alone. FSDP returns
+moments of flat parameters in shards over the replicas; the first replica alone would save only its part of them.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ State = dict[str, Any]
 
 
 def is_in_shards(model: nn.Module) -> bool:
-    """Whether states of a model are asked for in FSDP's shards."""
+    """Whether the script requests states of a model in FSDP's shards."""
     return FullyShardedDataParallel.get_state_dict_type(model).state_dict_type is StateDictType.SHARDED_STATE_DICT
 
 
 def slice_group(given: Any) -> Any:
-    """Return the ranks that hold shards of this rank's slice; `given` where no degree asks for groups of ours."""
+    """Return the ranks that hold shards of this rank's slice; `given` where no degree made groups of ours."""
     if state.expert_groups is not None:
         return state.expert_groups.shard
     return given if state.shard_process_group is None else state.shard_process_group
 
 
 def note_cuts(model: nn.Module) -> None:
-    """Have folders of slices say how this model is cut, if its state is asked for in shards."""
+    """Note how this model is cut, for the folders of its slices, if its state is requested in shards."""
     if is_in_shards(model) and axes_of(model):
         state.slice_cuts = {**state.slice_cuts, **marks_by_name(model)}
 
 
 def in_slices(model: nn.Module, taken: State) -> State:
-    """Return a sharded state that FSDP gave, in shards over the ranks of one slice. Every rank calls it.
+    """Convert a sharded state of FSDP to shards over the ranks of one slice. Every rank calls it.
 
     Args:
         taken: by names of parameters; values are tensors, or dicts of such, as an optimizer has them.
@@ -68,11 +69,11 @@ def in_slices(model: nn.Module, taken: State) -> State:
 
 
 def in_units(model: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a sharded state in the shards that FSDP loads, from that of `in_slices`. Every rank calls it."""
+    """Convert a state of `in_slices` back to the shards that FSDP loads. Every rank calls it."""
     if "ep" not in axes_of(model) and not _is_whole(model):
         return given
     own = drop_experts_of_others(model, given)
-    if _is_whole(model):  # FSDP takes shards for those of replicas, where it shards nothing
+    if _is_whole(model):  # where FSDP shards nothing, it would take them for shards over the replicas
         return {key: _gathered(value) for key, value in own.items()}
     experts = marks_by_name(model)
     is_whole = state.expert_groups is not None and state.expert_groups.num_shards == 1
@@ -105,7 +106,7 @@ def _put_in_shards(value: Any, group: Any) -> Any:
     """Return a tensor in shards over a group; anything else, and scalars, as it is. Every rank calls it."""
     if isinstance(value, Mapping):
         return {key: _put_in_shards(one, group) for key, one in value.items()}
-    if isinstance(value, ShardedTensor):  # over the replicas: moments of flat parameters
+    if isinstance(value, ShardedTensor):  # moments of flat parameters, sharded over the replicas
         return _moved(value, group)
     return _shards(value, group) if isinstance(value, torch.Tensor) and value.dim() > 0 else value
 

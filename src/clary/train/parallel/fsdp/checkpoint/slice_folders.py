@@ -1,7 +1,7 @@
 """Folders of slices name their slice, so that no slice is overwritten by, or loaded in place of, another.
 
-Where: `additions` puts this into torch's writer and reader of folders, and ours are made from these. The file
-`slice.json` lies beside the data, written by the rank that plans before any data is.
+Where: `additions` puts these methods into torch's writer and reader of folders, from which ours are derived. The file
+`slice.json` lies beside the data, written by the rank that plans before any rank writes data.
 
 If the folder of a slice is missing, its tensors are read from the slices of another degree beside it, or from the whole
 checkpoint in the folder above. If a whole checkpoint is missing, its tensors are read from the slices in the folders
@@ -79,9 +79,9 @@ def _is_slice(size: Sequence[int], cut: Any) -> bool:
 
 
 def _claim(fs: Any, path: Any, own: Slice) -> None:
-    """Write into a folder that it holds this rank's slice.
+    """Write this rank's slice into the folder's `slice.json`.
 
-    Raises: ValueError if it holds another, or another is being written there.
+    Raises: ValueError if the folder holds another slice, or another is being written there.
     """
     at, text = fs.concat_path(path, _FILE), json.dumps(own.as_json()).encode()
     held = _held(fs, path)
@@ -138,7 +138,7 @@ def _finding(original: Any) -> Any:
             one.storage_data = metadata.storage_data
         told = [slice_ for slice_, _ in sources]
         merged, places = merge(list(zip(told, found, strict=True)), own_slice())
-        merged.storage_data = {}  # `places` has it
+        merged.storage_data = {}  # `places` has the locations
         setattr(reader, _MERGED, _Merged(readers, places))
         return merged
 
@@ -179,7 +179,7 @@ def find_sources(reader: Any, read: Any = None) -> list[tuple[Slice, Any]] | Non
 
 
 def _is_whole(metadata: Metadata, own: Slice) -> bool:
-    """Whether a checkpoint holds parameters whole that this rank cuts."""
+    """Whether a checkpoint holds whole the parameters that this rank cuts."""
     for key, one in metadata.state_dict_metadata.items():
         name = parameter_of((metadata.planner_data or {}).get(key, ()), own.cuts)
         if name is not None and isinstance(one, TensorStorageMetadata) and len(one.size) > own.cuts[name].dim:
@@ -188,7 +188,7 @@ def _is_whole(metadata: Metadata, own: Slice) -> bool:
 
 
 def _sets_below(fs: Any, base: str) -> list[list[tuple[Slice, Any]]]:
-    """Return the finished checkpoints of slices in the folders below one, each with all its slices by their numbers."""
+    """Return the complete sets of slices with finished checkpoints in the folders below one, ordered by number."""
     found: dict[tuple[str, int], dict[int, tuple[Slice, Any]]] = {}
     for folder in sorted(Path(base).iterdir()) if Path(base).is_dir() else ():
         held = _held(fs, folder) if fs.exists(fs.concat_path(folder, _METADATA)) else None
@@ -198,7 +198,7 @@ def _sets_below(fs: Any, base: str) -> list[list[tuple[Slice, Any]]]:
 
 
 def _at(reader: Any, path: Any) -> Any:
-    """Return a reader like another one, at another folder."""
+    """Return a copy of a reader for another folder."""
     one = copy.copy(reader)
     one.path = reader.fs.init_path(path)
     return one

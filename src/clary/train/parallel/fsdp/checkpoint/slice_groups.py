@@ -1,14 +1,14 @@
 """The ranks that save and load a sharded state of a cut model together: holders of shards of one slice.
 
-Where: `additions` puts this around what saving and loading of torch.distributed.checkpoint begin with; `saving` asks
-here itself. Scripts give the group over which FSDP shards the model, and the least of its ranks as the one that plans.
+Where: `additions` wraps the functions with which torch.distributed.checkpoint begins to save or load; `saving` calls
+`group_of` itself. Scripts pass the group over which FSDP shards the model, and its lowest rank as the coordinator.
 
 [Note: alone] Where one rank holds a slice, in as many replicas as there are other ranks, the first of them saves alone:
-scripts have the others not call, or have all call, and then nobody waits for one that does not come, and no two write
-the same files. Each loads alone.
+whether scripts call it on that rank or on all, no rank waits for a missing one and no two write the same files. Each
+rank loads alone.
 
-[Note: coordinator] That rank is one of the world. Newer versions of torch take it for a number in the group: a group of
-ranks 2 and 3 has none of number 2. Any rank of the group may plan, if all of it say the same.
+[Note: coordinator] The coordinator's number is its rank in the world. Newer versions of torch take it for a number in
+the group: a group of ranks 2 and 3 has no number 2. Any rank of the group may plan, if all its ranks name the same.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ADDITIONS = ((state_dict_saver, "_save_state_dict"), (state_dict_loader, "_load_
 
 
 def check() -> None:
-    """See whether this torch can be added to.
+    """Check that this torch has every function to wrap.
 
-    Raises: RuntimeError naming what it lacks.
+    Raises: RuntimeError naming a missing function.
     """
     for module, name in ADDITIONS:
         if not callable(getattr(module, name, None)):
@@ -40,7 +40,7 @@ def check() -> None:
 
 
 def with_groups_of_slices(original: Any) -> Any:
-    """Return a function of torch that saves or loads, in the groups that states of slices need."""
+    """Wrap a function of torch that saves or loads, so that it uses the groups that states of slices need."""
     signature = inspect.signature(original)
     is_saving = "storage_writer" in signature.parameters
 
@@ -62,7 +62,7 @@ def with_groups_of_slices(original: Any) -> Any:
 
 
 def group_of(saved: Mapping[str, Any], group: Any) -> Any:
-    """Return the ranks that save or load a state, where the script has given `group`, None for all.
+    """Return the group that saves or loads a state, for the script's `group`; None is all ranks.
 
     Raises: ValueError if ranks of the group hold other slices, whose tensors have the same names.
     """
@@ -87,13 +87,13 @@ def is_saved_by_another(saved: Mapping[str, Any]) -> bool:
 
 
 def _alone_among(groups: list[Any]) -> Any:
-    """Return the group that this rank makes up alone, if tensors are in shards over it and groups are ours."""
+    """Return this rank's group if it has no other rank, tensors are sharded over it and it is ours; else None."""
     own = slice_group(None)
     return own if own is not None and any(one is own for one in groups) and len(_ranks(own)) == 1 else None
 
 
 def _groups_in(saved: Any) -> Iterator[Any]:
-    """Give the groups over which tensors of a state are in shards, more than once."""
+    """Yield the groups over which tensors of a state are sharded, with repeats."""
     if isinstance(saved, Mapping):
         for one in saved.values():
             yield from _groups_in(one)
@@ -106,6 +106,6 @@ def _ranks(group: Any) -> list[int]:
 
 
 def _number_in(group: Any, rank: int) -> int:
-    """Return the number in the group of the rank that plans; see [Note: coordinator]."""
+    """Return the coordinator's number in the group; see [Note: coordinator]."""
     ranks = _ranks(group)
     return ranks.index(rank) if rank >= len(ranks) and rank in ranks else rank

@@ -3,7 +3,7 @@
 Where: `slice_folders` writes and reads. Nothing here opens a file.
 
     saved by 2 ranks    tp2-0 [0, 8)   tp2-1 [8, 16)     along the dimension that is cut
-    wanted by 4         tp4-0 [0, 4)   tp4-1 [4, 8) ...  each a part of one of them; other ways it is parts of many
+    wanted by 4         tp4-0 [0, 4)   tp4-1 [4, 8) ...  each a part of one saved slice; or parts of many
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clary.train.parallel.fsdp.cuts import Axis, Cut, clean_name
 
 @dataclass(frozen=True)
 class Slice:
-    """Slice `number` of `of` equal ones; of 1 it is the whole.
+    """Slice `number` of `of` equal slices; with `of` 1 it is the whole.
 
     Args:
         cuts: how parameters are cut, by name; others are whole in every slice.
@@ -43,7 +43,7 @@ class Slice:
         return f"{self.axis}{self.of}-{self.number}"
 
     def runs(self, name: str, length: int) -> list[tuple[int, int, int]]:
-        """Return the runs of a parameter that the slice has: begin in the whole, length, begin in the slice."""
+        """Return the runs of a parameter in the slice: begin in the whole, length, begin in the slice."""
         cut = self.cuts.get(name)
         if cut is None or self.of == 1:
             return [(0, length, 0)]
@@ -61,7 +61,7 @@ class Slice:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Slice:
-        """Return the slice that a folder says it holds."""
+        """Return the slice from the JSON in its folder."""
         cuts = {name: Cut(told["axis"], cut[0], tuple(cut[1:])) for name, cut in told["cuts"].items()}
         return cls(told["axis"], told["number"], told["of"], cuts)
 
@@ -90,8 +90,8 @@ def merge(sources: Sequence[tuple[Slice, Metadata]], wanted: Slice) -> tuple[Met
     Args:
         sources: all slices of one degree, by their numbers, with the metadata of their folders.
 
-    Raises: ValueError if experts are modules, whose optimizer names others on each rank, or a tensor has another shape
-        than its parameter's slices.
+    Raises: ValueError if experts are modules, as each rank's optimizer names different ones, or a tensor's shape does
+    not match its parameter's slices.
     """
     known = {**wanted.cuts, **sources[0][0].cuts}
     if listed := [name for cuts in (wanted.cuts, sources[0][0].cuts) for name, cut in cuts.items() if not cut.parts]:

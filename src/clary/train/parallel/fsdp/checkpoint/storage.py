@@ -21,7 +21,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
     Args:
         path: a folder, or s3://bucket/prefix.
         pre_write_hooks: called without arguments before this rank's data is written, on the thread that writes.
-        post_write_hooks: called after it was written, if it was.
+        post_write_hooks: called after the data was written without an error.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class DistributedFileSystemWriter(FileSystemWriter):
         self._pre_write_hooks, self._post_write_hooks = list(pre_write_hooks), list(post_write_hooks)
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """Make the folder no checkpoint; ranks write only after the coordinator has done so here, and it alone does.
+        """Remove the folder's metadata; the coordinator alone calls this, before any rank writes.
 
-        Raises: ValueError if the folder holds another slice, which stays then.
+        Raises: ValueError if the folder holds another slice; that slice stays.
         """
         planned: list[Any] = super().prepare_global_plan(plans)
         metadata = self.fs.concat_path(self.path, ".metadata")
@@ -62,7 +62,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whether this writer can write there."""
+        """Whether this writer can write to a path."""
         return is_s3_uri(checkpoint_id) or bool(FileSystem.validate_checkpoint_id(checkpoint_id))
 
 
@@ -83,7 +83,7 @@ class DistributedFileSystemReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """Read the folder's metadata.
 
-        Raises: FileNotFoundError if the folder is no finished checkpoint, and cannot be put together from others.
+        Raises: FileNotFoundError if the folder has no finished checkpoint, and no other folder has its data.
         """
         metadata = self.fs.concat_path(self.path, ".metadata")
         if not self.fs.exists(metadata) and not has_sources(self):
@@ -95,7 +95,7 @@ class DistributedFileSystemReader(FileSystemReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whether this reader can read there."""
+        """Whether this reader can read a path."""
         return is_s3_uri(checkpoint_id) or bool(FileSystem.validate_checkpoint_id(checkpoint_id))
 
 
@@ -117,9 +117,9 @@ def make_writer(path: Any, *, s3_region: str | None, s3client_config: Any, num_t
         path: a folder, or s3://bucket/prefix.
         s3_region: of the bucket; None is what boto3 finds in environment and configuration.
         s3client_config: a botocore Config, or None.
-        num_threads: that write this rank's data.
+        num_threads: number that write this rank's data.
 
-    Raises: ValueError if the path is empty, no path, or an S3 path that has lost a slash.
+    Raises: ValueError if the path is empty, not a path, or an S3 path with one slash missing.
     """
     return DistributedFileSystemWriter(
         _checked(path), s3_region=s3_region, s3client_config=s3client_config, thread_count=num_threads
@@ -134,7 +134,7 @@ def make_reader(path: Any, *, s3_region: str | None, s3client_config: Any) -> An
         s3_region: of the bucket; None is what boto3 finds in environment and configuration.
         s3client_config: a botocore Config, or None.
 
-    Raises: ValueError if the path is empty, no path, or an S3 path that has lost a slash.
+    Raises: ValueError if the path is empty, not a path, or an S3 path with one slash missing.
     """
     return DistributedFileSystemReader(_checked(path), s3_region=s3_region, s3client_config=s3client_config)
 

@@ -1,5 +1,5 @@
-"""Context parallelism: the ranks of a group hold parts of each sequence, and attention sees all of it.
+"""Context parallelism: the ranks of a group hold parts of each sequence, and attention sees the whole sequence.
 
-`layout` says which parts; `batches` cuts batches and labels; `gathered` and `ring` are two ways for attention,
-`blocks` what the ring computes; `interception` and `spreading` put them into a model.
+`layout` says which parts; `batches` cuts batches and labels; `gathered` and `ring` are two ways to compute attention,
+`blocks` the ring's kernels; `interception` and `spreading` put them into a model.
 """

@@ -1,8 +1,8 @@
 """Cuts batches into the parts of a context group, with the label that follows each part's last tokens.
 
 [Note: labels] A model that predicts the next token shifts labels by one; the label behind a chunk is the first one of
-the next chunk, which another rank may hold. Ranks tell each other the first labels of their chunks; behind the last
-chunk there is none.
+the next chunk, which another rank may hold. Ranks send each other the first labels of their chunks; no label follows
+the last chunk.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from clary.train.parallel.fsdp.context.layout import chunks_of
 from clary.train.parallel.tensor import collectives
 from clary.train.parallel.tensor.collectives import TensorGroup
 
-IGNORED_LABEL = -100  # torch's own default of cross_entropy
-_SEQUENCE = 1  # the dimension of batches
+IGNORED_LABEL = -100  # torch's default in cross_entropy
+_SEQUENCE = 1  # the dimension of a batch that is cut
 
 
 def part_of_batch(batch: Any, rank: int, size: int) -> Any:
-    """Return a rank's part of a batch: a tensor [B, T, ...], or a tuple, list or dict of such and None.
+    """Return a rank's part of a batch: a tensor [B, T, ...], None, or a tuple, list or dict of these.
 
     Raises: ValueError if 2 `size` does not divide T; TypeError for anything else.
     """
@@ -43,7 +43,7 @@ def next_labels(labels: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     Every rank of the group calls it; see [Note: labels].
 
     Args:
-        labels: those of the part's tokens themselves, [B, S].
+        labels: of the part's tokens, not shifted, [B, S].
     """
     early, late = labels.chunk(2, _SEQUENCE)
     firsts = collectives.gather_whole(torch.stack((early[:, 0], late[:, 0])), group)  # [2 size, B]
@@ -59,12 +59,13 @@ def next_labels(labels: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 def part_loss(logits: torch.Tensor, following: torch.Tensor, group: TensorGroup, num_items: Any = None) -> torch.Tensor:
     """Return this rank's share of the mean cross entropy over the tokens of all parts, times the size of the group.
 
-    The mean over the group's ranks is the loss of the whole sequences, and so it is with gradients, which FSDP averages
-    over them: ranks may have different numbers of labels. Every rank of the group calls it.
+    The mean over the group's ranks is the loss of the whole sequences, even if ranks have different numbers of labels.
+    FSDP averages the gradients over these ranks likewise. Every rank of the group calls it.
 
     Args:
         logits: [B, S, V]; `following`: of `next_labels`.
-        num_items: divide the sum over this rank's tokens by that instead, as transformers' `num_items_in_batch`.
+        num_items: divisor of the sum over this rank's tokens, as transformers' `num_items_in_batch`; None counts
+            labels.
     """
     total = functional.cross_entropy(
         logits.flatten(0, -2).float(), following.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"

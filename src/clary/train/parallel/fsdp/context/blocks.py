@@ -1,8 +1,8 @@
-"""Attention of some queries to some keys, of a softmax that goes on over other keys.
+"""Attention of some queries to some keys, as one block of a softmax over more keys.
 
 Shapes: B rows, H heads, S queries, P keys, D channels. `sums` [B, H, S] are log sum exp of a query's scores, float32:
-two blocks of the same queries are put together by them, and from those over all keys each block's gradient follows.
-Kernels of torch compute a block where they can; else it is done here, some queries at a time.
+`merge` weighs two blocks of the same queries by them, and each block's gradient follows from the sums over all keys.
+Torch's kernels compute a block where they support it; else this module does, some queries at a time.
 Source: arXiv 2205.14135 section 3.1 (FlashAttention), 2310.01889.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-_MAX_SCORES = 2**24  # elements of a matrix of scores at once, 64 MiB
+_MAX_SCORES = 2**24  # most elements of a matrix of scores at once, 64 MiB
 _LEAST = -1e30
 _KERNEL_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
 _KERNEL_MAX_CHANNELS, _KERNEL_CHANNELS_STEP = 256, 8  # of torch's flash attention on GPUs
@@ -37,7 +37,7 @@ def block_forward(
         query: [B, H, S, D]; `key` and `value`: [B, H, P, D].
         scale: of the scores.
         is_causal: whether query i sees the keys up to i alone.
-        positions: with `window`: a query sees keys in the `window` positions up to its own; `is_causal` does not count.
+        positions: with `window`: a query sees keys in the `window` positions up to its own; `is_causal` has no effect.
     """
     kernel = _kernel(query, window)
     if kernel is not None:
@@ -94,7 +94,7 @@ def block_backward(
 def merge(first: Block, second: Block) -> Block:
     """Return the output and sums of queries over the keys of two blocks."""
     sums = torch.logaddexp(first[1], second[1])
-    # A query that sees no key of either has no sums yet: nothing is weighed.
+    # A query that sees no key of either block has sums of -inf: its shares are 0.
     shares = [(one - sums).exp().nan_to_num(0.0).unsqueeze(-1) for one in (first[1], second[1])]
     return first[0] * shares[0] + second[0] * shares[1], sums
 
@@ -132,7 +132,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _kernel(query: torch.Tensor, window: int | None) -> Any:
-    """Return torch's flash attention with its sums for such queries, None where it cannot be taken."""
+    """Return torch's flash attention, with sums, for such queries; None where it does not support them."""
     device = query.device.type
     if window is not None or query.dtype not in _KERNEL_DTYPES.get(device, ()):
         return None
@@ -160,7 +160,7 @@ def _kernel_backward(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, query, key, value, out, sums, 0.0, is_causal, scale=scale
         )
-    unused = torch.empty((), dtype=torch.int64, device=query.device)  # random state: nothing is dropped
+    unused = torch.empty((), dtype=torch.int64, device=query.device)  # the random state is unused: no dropout
     return torch.ops.aten._scaled_dot_product_flash_attention_backward(
         gradient,
         query,

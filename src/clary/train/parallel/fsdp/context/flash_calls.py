@@ -1,10 +1,10 @@
-"""Puts attention over a context group where transformers before 4.48 calls flash-attn.
+"""Replaces the calls of flash-attn in transformers before 4.48 with attention over a context group.
 
-[Note: two homes] Classes of attention named ...FlashAttention2 call `_flash_attention_forward`: a method of theirs
-until 4.42, a function in their module since. The method is overridden in the class of a module that is spread. The
-function is replaced by one that asks which attention runs in this thread, and is the old one where none does.
+[Note: two homes] Classes of attention named ...FlashAttention2 call `_flash_attention_forward`: a method of the class
+until 4.42, a function in its module since. A spread module's class overrides the method. The function is replaced by
+one that looks up the attention that runs in this thread, and calls the old function if none runs.
 
-[Note: windows] Both hand flash-attn a window of w positions before a query and none behind it; a query sees w + 1.
+[Note: windows] Both pass flash-attn a window of w positions before a query and 0 behind it; a query sees w + 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Attending(Protocol):
 
 
 def replace_function(own: type[nn.Module]) -> None:
-    """Have the modules that define a class and its bases call ours; see [Note: two homes]. Harmless when repeated."""
+    """Replace the function in the modules of a class and its bases, unless done before; see [Note: two homes]."""
     for one in own.__mro__:
         home = sys.modules.get(one.__module__)
         function = getattr(home, NAME, None)
@@ -66,7 +66,7 @@ def overriding(own: type[nn.Module]) -> dict[str, Callable[..., torch.Tensor]]:
             result: torch.Tensor = method(self, *args, **kwargs)
             return result
         given = signature.bind(self, *args, **kwargs).arguments
-        # It is told whether this rank's keys are more than the window; those of all ranks may be.
+        # `use_sliding_windows` compares the window with this rank's keys alone, so the configuration's window is taken.
         has_window = "use_sliding_windows" in signature.parameters
         window = getattr(self.config, "sliding_window", None) if has_window else None
         is_causal = bool(getattr(self, "is_causal", True))
@@ -77,7 +77,7 @@ def overriding(own: type[nn.Module]) -> dict[str, Callable[..., torch.Tensor]]:
 
 @contextmanager
 def attended_by(attending: Attending) -> Iterator[None]:
-    """Have calls in this thread go to `attending`."""
+    """Have this thread's calls of flash-attn go to `attending`."""
     before = getattr(_running, "attending", None)
     _running.attending = attending
     try:
@@ -103,7 +103,7 @@ def _asking(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 def _attend(attending: Attending, given: Mapping[str, Any]) -> torch.Tensor:
     """Return [B, S, H, D], as flash-attn does.
 
-    Raises: ValueError for what is not causal attention to all tokens before.
+    Raises: ValueError for a mask, a softcap, or attention that is not causal.
     """
     refused = [
         words

@@ -1,8 +1,8 @@
-"""Puts attention over a context group where a model computes its own.
+"""Replaces a model's attention with attention over a context group.
 
-[Note: two ways] transformers 4.48 and newer look the function up by a name in the configuration: ours is registered
-there, and configurations are made to name it. Other models call torch's `scaled_dot_product_attention`, or flash-attn
-(see `flash_calls`): while their attention runs, those functions are ours.
+[Note: two ways] transformers 4.48 and newer look the function up by a name in the configuration: ours is registered in
+the table, and `spreading` sets its name in configurations. Other models call torch's `scaled_dot_product_attention`, or
+flash-attn (see `flash_calls`): while their attention runs, those functions are ours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _made: dict[type, type] = {}
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """How a module's attention goes over a group.
+    """How a module's attention is computed over a group.
 
     Args:
         communication: "p2p" or "all_gather".
@@ -58,12 +58,12 @@ class Context:
 
         Raises:
             ValueError: queries and keys have different lengths, or an odd one.
-            NotImplementedError: attention probabilities are dropped with p2p.
+            NotImplementedError: p2p with dropout of attention probabilities.
         """
         if query.shape[2] != key.shape[2] or query.shape[2] % 2:
             raise ValueError(
                 f"context parallelism: attention got {query.shape[2]} queries and {key.shape[2]} keys on a rank; "
-                "expected an equal, even number: caches of keys are not for parts of sequences"
+                "expected an equal, even number: caches of keys are not supported for parts of sequences"
             )
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         if self.communication == "all_gather":
@@ -77,7 +77,7 @@ class Context:
 
 
 def interface_of(module: nn.Module) -> Any:
-    """Return transformers' table of attention functions that a module looks into, None if it does not."""
+    """Return transformers' table in which a module looks up its attention function, None if it uses no table."""
     for one in type(module).__mro__:
         table = getattr(sys.modules.get(one.__module__), "ALL_ATTENTION_FUNCTIONS", None)
         if table is not None:
@@ -86,12 +86,12 @@ def interface_of(module: nn.Module) -> Any:
 
 
 def hands_window_over(module: nn.Module) -> bool:
-    """Whether a module tells its attention function of a sliding window; others put it into a mask."""
+    """Whether a module passes a sliding window to its attention function; other modules put it into a mask."""
     return interface_of(module) is not None or "Flash" in type(module).__name__
 
 
 def put_in(module: nn.Module, context: Context) -> None:
-    """Make a module's attention that of the group; see [Note: two ways]."""
+    """Have a module compute its attention over the group; see [Note: two ways]."""
     vars(module)[_MARK] = context
     table = interface_of(module)
     if table is None:
@@ -116,18 +116,18 @@ def attend_for_transformers(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Be one of transformers' attention functions; returns [B, S, H, D].
+    """Serve as one of transformers' attention functions; returns [B, S, H, D].
 
-    A mask is not looked at: some versions make a causal one of the part, and `spreading` refuses any other.
+    Masks are ignored: some versions make a causal mask for the part, and `spreading` refuses any other mask.
 
     Args:
-        module: whose attention it is; it has a `Context`.
+        module: the attention module; it has a `Context`.
         query: [B, H, S, D]; `key` and `value`: [B, G, S, D], where G divides H.
         scaling: of the scores; None is 1 / sqrt(D).
         dropout: probability at which attention weights are dropped.
-        sliding_window: how many positions a query sees, itself and those before; None for all.
+        sliding_window: number of positions that a query sees, its own and earlier ones; None for all.
 
-    Raises: RuntimeError if the module is of a model that is not spread.
+    Raises: RuntimeError if the module belongs to a model that is not spread.
     """
     context = vars(module).get(_MARK)
     if context is None:
@@ -152,7 +152,7 @@ def _intercepting(own: type[nn.Module]) -> Callable[..., Any]:
             )
         return result
 
-    forward.__wrapped__ = own.forward  # type: ignore[attr-defined]  # for those who look for the signature
+    forward.__wrapped__ = own.forward  # type: ignore[attr-defined]  # for callers that inspect the signature
     return forward
 
 
@@ -169,7 +169,7 @@ class _Interception(TorchFunctionMode):
         return self._attend_as_torch(*args, **(kwargs or {}))
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any) -> torch.Tensor:
-        """Be `Context.attend`, which may call torch's function itself."""
+        """Call `Context.attend`, which may call torch's function itself."""
         self.num_calls += 1
         self._is_attending = True
         try:

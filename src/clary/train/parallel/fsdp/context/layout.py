@@ -1,14 +1,14 @@
-"""Which positions of a sequence each rank of a context group holds. Pure but for tensors of positions.
+"""The positions of a sequence that each rank of a context group holds. Pure except for tensors of positions.
 
     rank       0     1     2     3          n = 4 ranks, 2 n chunks of equal length
-    chunks    0 7   1 6   2 5   3 4         an early and a late one: causal attention costs each rank the same
+    chunks    0 7   1 6   2 5   3 4         an early and a late chunk: causal attention costs each rank the same
 
-A rank's part is its two chunks, the earlier first; a dimension of length S in it is 2 chunks of S / 2. That is how
-scripts for SMP cut their batches themselves.
+A rank's part is its two chunks, the earlier first; a dimension of length S in it is 2 chunks of S / 2. Scripts for SMP
+cut their batches in this way.
 
-Of the keys of another rank a rank needs half, or needs all of them for half of its queries, as its own rank and that of
-the keys tell; see `visible`.
-Source: arXiv 2309.14509 and 2310.01889 (attention over parts of a sequence); arXiv 2311.09431 (parts that cost alike).
+A rank needs half of another rank's keys, or all of them for half of its queries, depending on which rank is lower; see
+`visible`.
+Source: arXiv 2309.14509 and 2310.01889 (attention over parts of a sequence); arXiv 2311.09431 (parts of equal cost).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Visible:
     """The part of attention with one rank's keys: own queries from `first_query` on, the first `num_keys` keys.
 
     Args:
-        is_causal: whether a query sees the keys up to its own place; else all of them.
+        is_causal: whether a query sees the keys up to its own place; else it sees all of them.
     """
 
     first_query: int
@@ -42,7 +42,7 @@ def visible(rank: int, source: int, length: int) -> Visible:
     Args:
         length: of a rank's part, S.
     """
-    if source == rank:  # positions rise within the part: it is causal as one
+    if source == rank:  # positions rise within the part: one causal mask covers it
         return Visible(0, length, is_causal=True)
     if source < rank:
         return Visible(0, length // 2, is_causal=False)

@@ -1,10 +1,10 @@
-"""Attention of a part of a sequence to all of it, while keys and values go round the ranks of the group ("p2p").
+"""Attention of a part of a sequence to the whole, while keys and values pass from rank to rank in a ring ("p2p").
 
 Shapes: B rows, H heads, G heads of keys and values, S positions of a part, D channels.
 
-Each rank computes with the keys it has while it sends them to the next rank, and in n - 1 turns has seen all. Backward
-sends keys and values round once more, and behind them their gradients, to which each rank adds; after n turns these are
-back where the keys came from. No rank ever holds more than two parts of keys and values.
+Each rank computes with the keys it has while it sends them to the next rank; after n - 1 turns it has seen all keys.
+Backward sends keys and values round once more, followed by their gradients, to which each rank adds; after n turns the
+gradients reach the ranks that the keys came from. No rank ever holds more than two parts of keys and values.
 Source: arXiv 2310.01889 (ring attention); arXiv 2311.09431 (parts that cost alike).
 """
 
@@ -42,7 +42,7 @@ def attend_in_ring(
 
     Args:
         query: [B, H, S, D]; `key` and `value`: [B, G, S, D].
-        window: how many positions a query sees, itself and those before; None for all.
+        window: number of positions that a query sees, its own and earlier ones; None for all.
     """
     settings = _Settings(group, scale, window)
     attended: torch.Tensor = _Ring.apply(query.contiguous(), torch.stack((key, value)), settings)
@@ -58,7 +58,7 @@ class _Ring(torch.autograd.Function):
             block = _with_keys(query, held, source, settings, block)
             if sent is not None:
                 held = sent.wait()
-        assert block is not None  # the own keys come first
+        assert block is not None  # this rank's keys come first
         out = block[0].to(query.dtype)
         ctx.save_for_backward(query, both, out, block[1])
         ctx.settings = settings
@@ -85,14 +85,14 @@ class _Ring(torch.autograd.Function):
 
 
 def _turns(group: TensorGroup) -> list[tuple[int, bool]]:
-    """Return for each turn whose keys this rank has, and whether they go on."""
+    """Return for each turn the rank whose keys this rank has, and whether they are sent on."""
     return [((group.rank - turn) % group.size, turn + 1 < group.size) for turn in range(group.size)]
 
 
 def _with_keys(
     query: torch.Tensor, held: torch.Tensor, source: int, settings: _Settings, before: Block | None
 ) -> Block:
-    """Return output and sums over the earlier keys and the held ones."""
+    """Return output and sums over the earlier keys and those in `held`."""
     seen = visible(settings.group.rank, source, query.shape[2])
     first = seen.first_query
     key, value = _repeated(held[:, :, :, : seen.num_keys], query)
@@ -108,7 +108,7 @@ def _with_keys(
 def _gradients(
     query_gradient: torch.Tensor, saved: tuple[torch.Tensor, ...], source: int, settings: _Settings
 ) -> torch.Tensor:
-    """Return the gradient of the keys and values of `source` from this rank, and add that of the queries in place."""
+    """Return the gradient of the keys and values of `source` from this rank, and add the queries' gradient in place."""
     gradient, query, held, out, sums = saved
     seen = visible(settings.group.rank, source, query.shape[2])
     first, num_keys = seen.first_query, seen.num_keys

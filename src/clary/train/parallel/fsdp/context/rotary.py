@@ -1,7 +1,7 @@
-"""Tells rotary embeddings how long the whole sequence is, of which a rank's module sees a part.
+"""Gives rotary embeddings the length of the whole sequence, of which a rank's module sees a part.
 
-Tables of transformers before 4.38 (Mixtral: 4.48) are made for a length that attention hands over and looked up by
-position: they have to reach the last position of all ranks. Since then frequencies that depend on the length
+Tables of transformers before 4.38 (Mixtral: 4.48) are made for a length that attention passes, and looked up by
+position: they must reach the last position of all ranks. In later versions, frequencies that depend on the length
 ("dynamic", "longrope") take it from the highest position, which most ranks' parts lack.
 """
 
@@ -18,7 +18,7 @@ _SEQUENCE = -1  # the dimension of position_ids
 def lengthen(model: nn.Module, size: int) -> None:
     """Have the rotary embeddings of a model compute as for the sequences of all `size` ranks.
 
-    Known are modules whose class is named ...RotaryEmbedding and that take `seq_len` or `position_ids` by keyword, or
+    It finds modules whose class is named ...RotaryEmbedding and that take `seq_len` or `position_ids` by keyword, or
     `position_ids` as the second argument, and return cosines and sines.
     """
     for module in model.modules():
@@ -36,7 +36,7 @@ class _Hooks:
         self._is_longer = False
 
     def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Put the whole length for that of the part, or one position more: the last of the sequence."""
+        """Replace the part's length with the whole length, or add the last position of the sequence."""
         self._is_longer = False
         if kwargs.get("seq_len") is not None:
             return args, {**kwargs, "seq_len": args[0].shape[-2] * self._size}

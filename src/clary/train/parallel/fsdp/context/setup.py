@@ -21,14 +21,14 @@ def get_batch_for_cp_rank(batch: Any) -> Any:
 
 
 def setup_transformer_engine_cp_groups(model: nn.Module, cp_global_ranks: Sequence[int], cp_group: Any) -> None:
-    """Have the attention of a model that `transform` does not see go over a context group. Every rank calls it.
+    """Spread a model's attention over a context group without `transform`. Every rank calls it.
 
-    Modules of Transformer Engine get the group by their own method; a model without such is spread as by `transform`.
+    Modules of Transformer Engine get the group by their own method; a model without them is spread as by `transform`.
 
     Args:
-        cp_global_ranks: the group's ranks in the world, in its order.
+        cp_global_ranks: the group's ranks in the world, in the group's order.
 
-    Raises: ValueError if they are not the group's, or as `spread_sequences`.
+    Raises: ValueError if the ranks are not the group's, or as `spread_sequences`.
     """
     own = dist.get_process_group_ranks(cp_group)
     if list(cp_global_ranks) != own:

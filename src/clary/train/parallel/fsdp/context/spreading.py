@@ -1,12 +1,12 @@
 """Makes a model work on its rank's part of each sequence.
 
-[Note: structure] Known are models whose attention is in modules with Attention in the names of their classes, and with
-children `q_proj`, `k_proj` and `v_proj`, or `query_key_value`: those of transformers 4.37 and newer for Llama, Mistral,
-Mixtral and GPT-NeoX, and models written like them. The model takes `input_ids` (or `inputs_embeds`) and
-`position_ids`. Where it takes `labels`, it returns its loss from them in front, or as `loss`, next to `logits`.
+[Note: structure] Supported models have attention in modules with Attention in the names of their classes, and with
+children `q_proj`, `k_proj` and `v_proj`, or `query_key_value`: the Llama, Mistral, Mixtral and GPT-NeoX models of
+transformers 4.37 and newer, and models written like them. The model takes `input_ids` (or `inputs_embeds`) and
+`position_ids`. If it takes `labels`, it returns the loss as the first output, or as `loss`, next to `logits`.
 
-[Note: masks] A mask may say that all tokens count, which changes nothing. Padding at the end of sequences needs none:
-no token sees what comes after it; labels of -100 keep it out of the loss.
+[Note: masks] A mask may mark all tokens as valid, which changes nothing. Padding at the end of sequences needs none: no
+token sees what comes after it; labels of -100 keep it out of the loss.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ _PROJECTIONS = ({"q_proj", "k_proj", "v_proj"}, {"query_key_value"})
 def spread_sequences(model: nn.Module, group: TensorGroup, communication: str = "p2p") -> nn.Module:
     """Have a model take parts of sequences, in place, and return it; see [Note: structure].
 
-    Scripts give each rank its part, cut as `layout` says, of tokens and of labels, which are those of the tokens
-    themselves. Positions and the labels that follow are found here; loss and gradients, averaged over the group, are
-    those of whole sequences. Every rank of the group calls the model at the same time, with parts of one shape.
+    Scripts give each rank its part of tokens and of labels (not shifted), cut as in `layout`. The model then computes
+    positions and following labels itself; loss and gradients, averaged over the group, equal those of whole sequences.
+    Every rank of the group calls the model at the same time, with parts of one shape.
 
     Args:
-        communication: "p2p" sends keys and values round, and holds those of two ranks at once; "all_gather" holds all.
+        communication: "p2p" passes keys and values round, and holds those of two ranks at once; "all_gather" holds all
+            ranks'.
 
-    Raises: ValueError if the model is not known, or `communication` is neither; nothing is changed.
+    Raises: ValueError if the model is not supported, or `communication` is neither; then nothing is changed.
     """
     if communication not in COMMUNICATIONS:
         raise ValueError(f"cp_comm_type is {communication!r}; expected one of {', '.join(COMMUNICATIONS)}")
@@ -111,7 +112,9 @@ class _Hooks:
             raise ValueError("context parallelism: the model was called without input_ids and inputs_embeds")
         cache = given_cache(_by_name(bound))
         if cache is not None:
-            raise ValueError(f"context parallelism: {cache} is given; caches of keys are not for parts")
+            raise ValueError(
+                f"context parallelism: {cache} is given; caches of keys are not supported for parts of sequences"
+            )
         _check_mask(given.get("attention_mask"))
         if given.get("attention_mask") is not None:
             given["attention_mask"] = None

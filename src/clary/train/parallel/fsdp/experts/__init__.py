@@ -1,5 +1,6 @@
 """Expert parallelism: the experts of a layer lie on different ranks, and tokens go to them.
 
-`spreading` takes a model apart; `layer` is what runs in its place, `routing` says which tokens go where, `dispatch`
-moves them; `groups` and `wrapping` tell FSDP over which ranks experts are cut; `states` makes states whole.
+`spreading` divides a model's experts over the ranks; `layer` has the layers that replace the model's; `routing` chooses
+each token's experts; `dispatch` moves tokens; `groups` and `wrapping` tell FSDP over which ranks experts are cut;
+`states` makes states whole.
 """

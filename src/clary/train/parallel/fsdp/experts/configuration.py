@@ -11,25 +11,24 @@ BALANCINGS = ("sinkhorn", "balanced", "aux_loss", "none")
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """How experts are spread and tokens balanced over them. All but "none" is of training: evaluation routes as the
-    model itself does.
+    """How experts are spread and tokens balanced over them. Evaluation routes as the model itself does.
 
     Args:
-        smp_moe: False leaves the model's own layers; not together with expert_parallel_degree above 1.
-        random_seed: expert parallel rank is added to it; `global_token_shuffle` draws from it.
+        smp_moe: False keeps the model's own layers; invalid with expert_parallel_degree above 1.
+        random_seed: seed of `global_token_shuffle`; each rank adds its expert parallel rank.
         moe_load_balancing: "none" is the model's own routing, with nothing added to its loss. "aux_loss" adds a loss to
-            it that is least where all experts get the same share. "sinkhorn" chooses experts by scores that are scaled
-            until all experts are wanted alike; "balanced" chooses so that no expert gets more than its share, rounded
-            up. The weights of the chosen experts come from the router's scores in each case. See `routing`.
-        global_token_shuffle: whether tokens are mixed over the ranks of a group before they are routed, so that the
-            balance is that of many batches; the order of tokens in the result stays.
-        moe_all_to_all_dispatcher: whether a token goes to the ranks of its experts alone; False sends all tokens to all
-            ranks of the group.
+            it that is lowest if all experts get the same share. "sinkhorn" chooses experts by scores that are scaled
+            until all experts are in equal demand; "balanced" gives no expert more than its share, rounded up. The
+            weights of the chosen experts come from the router's scores in each case. See `routing`.
+        global_token_shuffle: whether tokens are mixed over the ranks of a group before they are routed, so that
+            balancing sees the batches of many ranks; the result keeps the order of tokens.
+        moe_all_to_all_dispatcher: whether a token is sent to the ranks of its experts alone; False sends all tokens to
+            all ranks of the group.
         moe_aux_loss_coeff: factor of the loss of "aux_loss"; 0 leaves it out.
-        moe_z_loss_coeff: factor of a loss that keeps the router's scores small, with all but "none"; 0 leaves it out.
+        moe_z_loss_coeff: factor of a loss that keeps the router's scores small; unused with "none"; 0 leaves it out.
         use_cpu_initialization: without effect: weights are initialised where the model lies.
 
-    Raises: ValueError for a balancing that is not known, or a negative coefficient.
+    Raises: ValueError for an unknown balancing, or a negative coefficient.
     Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
     """
 
@@ -53,9 +52,9 @@ class MoEConfig:
 
 
 def read_moe_config(given: Any) -> MoEConfig:
-    """Return the `config` of `tsm.transform` as a MoEConfig: one, a dict of its fields, or None for the defaults.
+    """Return `config` of `tsm.transform`, a MoEConfig, a dict of its fields, or None for the defaults, as a MoEConfig.
 
-    Raises: TypeError for anything else, or a field that is not known; ValueError as `MoEConfig`.
+    Raises: TypeError for another type or an unknown field; ValueError as `MoEConfig`.
     """
     if given is None:
         return MoEConfig()

@@ -1,10 +1,10 @@
-"""Takes tokens to the ranks of their experts and the results back, with gradients both ways.
+"""Sends tokens to the ranks of their experts and the results back, with gradients both ways.
 
-Shapes: T tokens of this rank, K experts a token goes to, D channels, R rows that this rank computes: a row is a token
-for one expert. Ranks may have different numbers of tokens, and a rank none.
+Shapes: T tokens of this rank, K experts per token, D channels, R rows that this rank computes: a row is a token for one
+expert. Ranks may have different numbers of tokens, and a rank none.
 
-[Note: same steps] On every rank the graph has the same nodes, whatever shares are empty: backward communicates, and
-would wait for ranks that left a node out.
+[Note: same steps] The graph has the same nodes on every rank, even for empty shares: backward communicates, and would
+wait for a rank that left a node out.
 
 All ranks of a group call it in the same order. The process group's own timeout bounds every wait.
 """
@@ -23,7 +23,7 @@ from clary.train.parallel.fsdp.experts.routing import Routes
 from clary.train.parallel.tensor import collectives
 from clary.train.parallel.tensor.collectives import TensorGroup
 
-Compute = Callable[[torch.Tensor, list[int]], torch.Tensor]  # rows in the order of the own experts, rows of each
+Compute = Callable[[torch.Tensor, list[int]], torch.Tensor]  # rows in the order of this rank's experts, their counts
 
 
 def mix_by_exchange(
@@ -34,7 +34,7 @@ def mix_by_exchange(
     Args:
         hidden: [T, D].
         routes: experts and weights of the tokens, each [T, K].
-        compute: from rows [R, D] in the order of this rank's experts, and the rows of each, to outputs [R, D].
+        compute: maps rows [R, D], in the order of this rank's experts, and their number per expert to outputs [R, D].
         num_experts: E, of all ranks together; the size of the group divides it.
     """
     num_choices = routes.experts.shape[1]
@@ -77,11 +77,11 @@ def mix_by_gathering(
 
 
 def shuffle(rows: torch.Tensor, group: TensorGroup, seed: int) -> tuple[torch.Tensor, Callable[[Any], torch.Tensor]]:
-    """Return rows of all ranks, mixed, and the function that takes results back to where their rows came from.
+    """Return rows mixed from all ranks, and a function that sends results back to the places of their rows.
 
     Args:
         rows: [n, ...], of this rank; ranks may have different n.
-        seed: of this rank; the same seed and number of rows give the same order, also when it is computed again.
+        seed: of this rank; the same seed and number of rows give the same order, so recomputation repeats it.
     """
     order = torch.randperm(rows.shape[0], generator=torch.Generator().manual_seed(seed)).to(rows.device)
     sends = [rows.shape[0] // group.size + (to < rows.shape[0] % group.size) for to in range(group.size)]
@@ -92,11 +92,11 @@ def shuffle(rows: torch.Tensor, group: TensorGroup, seed: int) -> tuple[torch.Te
 
 
 def exchange_rows(rows: torch.Tensor, sends: list[int], receives: list[int], group: TensorGroup) -> torch.Tensor:
-    """Return the rows that the ranks of the group have for this one, in their order; empty shares are allowed.
+    """Send rows to the ranks of the group and return those for this rank, in rank order; shares may be empty.
 
     Args:
         rows: [sum of `sends`, ...]; the result is [sum of `receives`, ...].
-        sends: how many rows, from the first on, go to each rank; `receives`: how many come from each.
+        sends: number of rows, from the first on, for each rank; `receives`: number from each.
     """
     if group.size == 1:
         return rows
@@ -123,7 +123,7 @@ def _all_to_all(rows: torch.Tensor, sends: list[int], receives: list[int], group
 
 
 def _exchange_counts(sent: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return for [ranks, ...] counts of rows for each rank those of each rank for this one."""
+    """Send counts of rows [ranks, ...], one entry per rank; return each rank's counts for this rank."""
     if group.size == 1:
         return sent
     received = torch.empty_like(sent)
@@ -132,6 +132,6 @@ def _exchange_counts(sent: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
 
 def _expert_of_received(received: torch.Tensor) -> torch.Tensor:
-    """Return the own expert of each row, which lie by rank and then by expert."""
+    """Return the number of this rank's expert for each row; rows are ordered by rank and then by expert."""
     experts = torch.arange(received.shape[1], device=received.device).repeat(received.shape[0])
     return experts.repeat_interleave(received.flatten())

@@ -1,7 +1,7 @@
-"""Over which ranks experts are spread, and over which each of them is cut by FSDP.
+"""The ranks over which experts are spread, and those over which FSDP cuts each expert.
 
     rank                  0 1 2 3 4 5 6 7     expert_degree 2, shard_degree 4
-    expert parallel rank  0 1 0 1 0 1 0 1     consecutive ranks hold different experts and send each other tokens
+    expert parallel rank  0 1 0 1 0 1 0 1     consecutive ranks hold different experts and exchange tokens
     cut over              0+2 1+3 4+6 5+7     ranks of one block of shard_degree with equal expert parallel rank
     replicas              0+4 1+5 2+6 3+7     ranks that hold the same shard of the same experts
 
@@ -26,7 +26,7 @@ class ExpertRanks:
         expert_degree: ranks over which the experts of a layer are spread.
         shard_degree: hybrid_shard_degree: ranks over which other parameters are cut; 0 is all.
 
-    Raises: ValueError if the degrees do not fit.
+    Raises: ValueError if the degrees do not divide each other as they must.
     """
 
     size: int
@@ -72,10 +72,10 @@ class ExpertGroups:
     """The groups of this rank.
 
     Args:
-        ep: holds different experts.
-        same: a process group: holds the same experts; `shard` and `replicas` are its parts.
+        ep: the group of ranks that hold different experts.
+        same: the group of ranks that hold the same experts; `shard` and `replicas` are its parts.
         num_shards: ranks in `shard`.
-        shard_degree: hybrid_shard_degree, as it was asked for.
+        shard_degree: the configured hybrid_shard_degree.
     """
 
     ep: TensorGroup
@@ -89,7 +89,7 @@ class ExpertGroups:
 def make_expert_groups(expert_degree: int, shard_degree: int) -> ExpertGroups:
     """Make the groups; every rank of the world calls it at the same time.
 
-    Raises: ValueError if the degrees do not fit.
+    Raises: ValueError if the degrees do not divide each other as they must.
     """
     rank = dist.get_rank()
     ranks = ExpertRanks(dist.get_world_size(), expert_degree, shard_degree)

@@ -1,12 +1,12 @@
 """Layers that run in the place of a model's mixture of experts.
 
-Where: `spreading` makes a module of the model one of these classes: the class becomes a subclass of ours and of its
-own, so wrapping policies by either name match, and names of parameters stay.
+Where: `spreading` gives a module of the model one of these classes: a subclass of ours and of the module's own, so
+wrapping policies by either name match, and names of parameters stay.
 
 [Note: gradients] A rank's experts see the tokens of all ranks of its group, so their gradients are sums over these
-ranks' losses, and FSDP averages over those that hold the same experts. Both together are the mean over all ranks times
-the size of the group. So the gradients of experts are divided by that size, and the gradients that they pass on are
-not.
+ranks' losses, and FSDP averages them over the ranks that hold the same experts. The result is the mean over all ranks
+times the size of the group. So the gradients of experts' parameters are divided by that size; the gradients of their
+inputs are not.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Spread:
 class MoELayer(nn.Module):
     """A router, `gate`, and the experts of this rank, `experts`; made by `spread_experts`.
 
-    `added_loss_scale` is what a script multiplies its loss with before backward, so that losses that balancing adds
-    are scaled likewise: 1 / the number of batches that it accumulates gradients of.
+    `added_loss_scale` is the factor of a script's loss before backward, which scales the losses of balancing likewise:
+        1 / the number of batches whose gradients it accumulates.
     """
 
     added_loss_scale: float = 1.0
@@ -92,7 +92,7 @@ class MoELayer(nn.Module):
         logits = said[0] if isinstance(said, tuple) else said
         if self.training and spread.config.moe_load_balancing != "none":
             routes = route(logits, spread.top_k, spread.config, scale=self.added_loss_scale)
-        elif isinstance(said, tuple):  # the router chooses itself: its logits, weights and experts
+        elif isinstance(said, tuple):  # the router chooses experts itself and returns logits, weights and experts
             return logits, Routes(said[2], said[1])
         else:
             routes = best_routes(logits, spread.top_k)
@@ -102,7 +102,7 @@ class MoELayer(nn.Module):
 
 
 class OwnExperts(nn.Module):
-    """The experts of this rank, called with their rows; see [Note: gradients]. It has experts' parameters only."""
+    """The experts of this rank, called with their rows; see [Note: gradients]. It has only experts' parameters."""
 
     _clary_spread: Spread
 
@@ -126,7 +126,7 @@ class FusedExperts(OwnExperts):
     def _outputs(self, parts: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         act = cast("nn.Module", self.act_fn)
         outputs = []
-        # Unbound at once: to index a parameter makes a gradient of its whole size for each expert.
+        # One unbind for all experts: indexing would make a gradient of the parameter's whole size for each expert.
         weights = zip(
             cast("torch.Tensor", self.gate_up_proj).unbind(), cast("torch.Tensor", self.down_proj).unbind(), strict=True
         )
@@ -147,8 +147,8 @@ class ListedExperts(OwnExperts):
 def drawing_apart(module: nn.Module) -> Iterator[None]:
     """Make random values drawn for a module of experts, or a part of one, differ between the ranks of its group.
 
-    Where: code that initialises parameters which were on the meta device, and are not drawn whole and cut then, enters
-    it for every module. For modules other than experts it changes nothing; after it all draw on as before.
+    Where: delayed initialisation enters it for every module whose parameters are not drawn whole and then cut. For
+    modules other than experts it changes nothing; after it all ranks draw as if it had not run.
     """
     spread = getattr(module, "_clary_spread", None)
     if spread is None or isinstance(module, MoELayer):

@@ -3,12 +3,12 @@
 Shapes: T tokens of this rank, E experts of the layer, K experts a token goes to.
 
 [Note: weights] A token's weights are the softmax of the router's logits, taken at its K experts and scaled to the sum
-1, as Mixtral has it. Balancing changes which experts these are, not how they are weighed.
+1, as Mixtral has it. Balancing changes the choice of experts, not how they are weighed.
 
-[Note: added losses] They reach the router as gradients: in backward a loss's own gradient is added to that of the
-logits, as if it had been added to the loss of this rank. So they are the mean over this rank's tokens, and the average
-of gradients over ranks makes that the mean over all. What a script multiplies its loss with (1 / the number of
-accumulated batches) it says with `MoELayer.added_loss_scale`.
+[Note: added losses] Added losses reach the router as gradients: backward adds a loss's gradient to that of the logits,
+as if the loss had been added to that of this rank. Each is the mean over this rank's tokens, and averaging gradients
+over ranks makes it the mean over all tokens. A script that multiplies its loss by a factor (1 / the number of
+accumulated batches) sets `MoELayer.added_loss_scale` to it.
 
 Source: arXiv 2101.03961 section 2.2 (the loss of even shares); arXiv 2202.08906 section 3 (z loss); arXiv 2202.01169
 appendix B (choice by Sinkhorn's scaling); arXiv 2103.16716 (even shares by assignment).
@@ -25,7 +25,7 @@ import torch
 from clary.train.parallel.fsdp.experts.configuration import MoEConfig
 
 _SINKHORN_ROUNDS = 30  # scores of a batch change by less than 1e-4 after that many
-_PROPOSAL_ROUNDS = 200  # in practice some tens; what is left after these stays over the share
+_PROPOSAL_ROUNDS = 200  # in practice some tens suffice; tokens left after these exceed the share
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def best_routes(logits: torch.Tensor, top_k: int) -> Routes:
 
 
 def even_share_loss(logits: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-    """Return E times the sum over experts of share of tokens x mean probability: 1 where shares are even, up to E.
+    """Return E times the sum over experts of share of tokens x mean probability: 1 for even shares, at most E.
 
     Args:
         logits: [T, E]; gradients flow through the probabilities alone.
@@ -92,7 +92,7 @@ def sinkhorn_scores(logits: torch.Tensor) -> torch.Tensor:
     """Return logits [T, E], shifted so that all experts are in equal demand.
 
     exp(logits) is scaled by rows and columns, in turn, until each row sums up to 1 and each column to T / E; a token's
-    order of experts is that of its row. The scale of a row does not change it and is left out.
+    row orders its experts. The scale of a row does not change that order and is left out.
     """
     scores = logits.float()
     num_tokens, num_experts = scores.shape
@@ -109,9 +109,9 @@ def sinkhorn_scores(logits: torch.Tensor) -> torch.Tensor:
 def even_choice(logits: torch.Tensor, top_k: int) -> torch.Tensor:
     """Return K experts for each token, [T, K], so that no expert has more than T K / E of them, rounded up.
 
-    Tokens ask their best experts; an expert that is asked by too many keeps those with the highest probability for it,
-    and the others ask their next best. No token and expert are left that would both be better off with each other. A
-    token that all but less than K have refused goes to its best in spite of that.
+    Tokens ask their best experts; an expert with too many requests keeps the tokens with the highest probability for
+    it, and the other tokens ask their next best. In the end no token and expert would both prefer each other. A token
+    that fewer than K experts accept also goes to the best of those that refused it.
     """
     num_tokens, num_experts = logits.shape
     share = -(-num_tokens * top_k // num_experts)
@@ -126,12 +126,12 @@ def even_choice(logits: torch.Tensor, top_k: int) -> torch.Tensor:
         if not refused.any():
             break
         is_open &= ~refused
-    # Refused experts come after all others, the better ones first.
+    # Experts that refused come after all others, the better ones first.
     return torch.where(is_open, scores + 1.0, scores).topk(top_k, dim=1).indices
 
 
 class _AddLoss(torch.autograd.Function):
-    """Gives back its first argument; in backward the second gets `factor` as its gradient."""
+    """Returns its first argument; in backward the second gets `factor` as its gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, loss: torch.Tensor, factor: float) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""Takes the experts of a model apart: each rank keeps its own, of every layer that has some.
+"""Divides the experts of a model over ranks: each rank keeps its own experts of every layer that has experts.
 
 [Note: structure] A mixture of experts is a module whose children with parameters are `gate` and `experts`, as in
 transformers' Mixtral and in models written like it. `gate` is a linear layer, or a module that returns logits, weights
 and experts (transformers 5). `experts` is a list of modules, each a function of rows (before transformers 5), or has
-the parameters `gate_up_proj` [E, 2 I, D] and `down_proj` [E, D, I] and the function `act_fn`. How many experts a token
-goes to is `top_k` of either.
+the parameters `gate_up_proj` [E, 2 I, D] and `down_proj` [E, D, I] and the function `act_fn`. The number of experts per
+token is `top_k` of the mixture or its gate.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def spread_experts(
     it. With a group of one rank all experts stay, and tokens are balanced as `config` says.
 
     Args:
-        from_first_rank: experts are those of the group's first rank, which sends them; those of the others may be on
-            the meta device, and are in memory then. Without it each rank keeps its own part of what it has: all ranks
-            must have made the model from the same seed, or from the same files.
+        from_first_rank: the group's first rank sends the experts; other ranks' experts may be on the meta device, and
+            are in memory afterwards. Without it each rank keeps a part of its own experts: all ranks must have made the
+            model from the same seed, or from the same files.
 
-    Raises: ValueError if the model has no layer of experts, one of another structure, or a number of experts that the
-        group does not divide; nothing is changed.
+    Raises: ValueError if the model has no layer of experts, a layer of another structure, or a number of experts that
+    the group does not divide; then nothing is changed.
     """
     blocks = [(name, module) for name, module in model.named_modules() if _looks_like_block(module)]
     if not blocks:
@@ -54,7 +54,7 @@ def spread_experts(
 
 
 def is_of_experts(module: nn.Module) -> bool:
-    """Whether all parameters of a module are of experts that lie on this rank; not of one without parameters."""
+    """Whether all parameters of a module are of experts on this rank; False for a module without parameters."""
     found = False
     for part in module.modules():
         if isinstance(part, OwnExperts):
@@ -151,7 +151,7 @@ def _spread_block(block: nn.Module, group: TensorGroup, config: MoEConfig, *, fr
 
 
 def _mark_whole(expert: nn.Module, spread: Spread) -> None:
-    """Say of an expert's parameters that each lies on one rank of the group, whole: a cut into no parts."""
+    """Mark an expert's parameters as whole on one rank of the group: a cut into no parts."""
     for part in expert.modules():
         vars(part).update(_clary_is_expert=True, _clary_spread=spread)
         for name in part._parameters if spread.group.size > 1 else ():

@@ -1,7 +1,7 @@
 """States of experts that are modules, each whole on one rank under its number in the layer.
 
-Where: whoever makes full states calls these around FSDP's own; experts in fused parameters need neither, as these are
-slices (`cuts`), of the same name on every rank.
+Where: `full_state` calls these functions around FSDP's own; experts in fused parameters need neither, as they are
+slices (`cuts`) of the same name on every rank.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Entries = dict[str, Any]
 
 
 def add_experts_of_others(model: nn.Module, own: Entries) -> Entries:
-    """Return a state with the experts of all ranks of the group, from one that FSDP gave on this rank.
+    """Return a state with the experts of all ranks of the group, from the state that FSDP gave on this rank.
 
-    Every rank of the group calls it; each gets a tensor at a time of every other. A rank whose state has nothing of its
-    experts, as all but the first of FSDP's group have with `rank0_only`, must be in a group in which none has.
+    Every rank of the group calls it; each gets one tensor at a time from every other. If a rank's state lacks its
+    experts, as on all but the first rank of FSDP's group with `rank0_only`, those of all ranks of the group must.
 
     Args:
         own: by full names without those of wrappers; values are tensors, or dicts of such, as an optimizer has them.
@@ -49,7 +49,7 @@ def drop_experts_of_others(model: nn.Module, whole: Mapping[str, Any]) -> Entrie
 
 
 def _listed(model: nn.Module) -> Iterator[tuple[str, Spread]]:
-    """Yield prefixes of the names of listed experts, and their spread, in the order of the model's parts."""
+    """Yield prefixes of the names of listed experts, and their spread, in the order of the model's modules."""
     for name, module in model.named_modules():
         if isinstance(module, ListedExperts):
             prefix = clean_name(f"{name}.").removeprefix(".")
@@ -57,7 +57,7 @@ def _listed(model: nn.Module) -> Iterator[tuple[str, Spread]]:
 
 
 def _of_all(value: Any, group: TensorGroup) -> list[Any]:
-    """Return all ranks' values in the place of `value`, by rank; all but tensors are taken to be alike."""
+    """Return all ranks' values for `value`, by rank; values other than tensors are assumed equal."""
     if isinstance(value, Mapping):
         parts = {key: _of_all(one, group) for key, one in value.items()}
         return [{key: part[rank] for key, part in parts.items()} for rank in range(group.size)]

@@ -1,10 +1,10 @@
 """Makes FSDP cut experts over the ranks that hold the same ones, under any wrapping policy of a script.
 
-Where: the constructor that `additions` puts into FSDP calls `expert_wrapping` with its arguments, before anything else
-of `tsm` changes them.
+Where: the constructor that `additions` puts into FSDP calls `expert_wrapping` with its arguments, before other code of
+`tsm` changes them.
 
-Experts become units of their own: a flat parameter lies on one group, and experts on another than what surrounds them.
-A policy selects them too, also where it would not; without a policy they are wrapped before their parent is.
+Experts become units of their own, since a flat parameter lies on one group, and experts lie on another group than the
+modules around them. Every policy is made to select experts; without a policy they are wrapped before their parent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def expert_wrapping(arguments: dict[str, Any], groups: ExpertGroups) -> bool:
     Args:
         arguments: by name, as bound to the constructor's signature; "module" among them. Changed in place.
 
-    Returns: whether the module is one of experts: then its groups and strategy are set, and nobody is to change them.
+    Returns: whether the module is of experts: then its groups and strategy are set, and callers must not change them.
     """
     module = arguments["module"]
     if is_of_experts(module):
@@ -68,7 +68,7 @@ def _use_groups_of_experts(arguments: dict[str, Any], groups: ExpertGroups) -> N
 
 
 def _bare_experts(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Give parent and name of the experts below a module that are in no unit of FSDP yet."""
+    """Yield parent and name of the experts below a module that are in no unit of FSDP yet."""
     for name, child in module.named_children():
         if isinstance(child, FullyShardedDataParallel):
             continue
@@ -79,7 +79,7 @@ def _bare_experts(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 class _WithExperts(_Policy):
-    """A policy and the experts: of these units FSDP's arguments are the policy's, or those of the root."""
+    """A policy that also selects experts; their units have the policy's arguments for FSDP, or else the root's."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
@@ -99,7 +99,7 @@ class _WithExperts(_Policy):
 
 def _with_experts(policy: Callable[..., bool]) -> Callable[..., bool]:
     def decide(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
-        below = module.modules() if recurse else (module,)  # FSDP asks first whether it is to look into a module
+        below = module.modules() if recurse else (module,)  # with `recurse` FSDP asks whether to descend into a module
         if any(isinstance(one, OwnExperts) for one in below):
             return True
         return bool(policy(module=module, recurse=recurse, nonwrapped_numel=nonwrapped_numel))

@@ -1,7 +1,7 @@
-"""Classes that scripts name in wrapping policies, given to models that keep their own class too.
+"""Classes that scripts name in wrapping policies; models get them in addition to their own class.
 
 [Note: two classes] A policy may name `TransformerLayer` or the model's own decoder layer; both must match. So a layer's
-class becomes a subclass of both, with the name of its own, by which models look things up.
+class becomes a subclass of both, and keeps its own name, by which models look up classes.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference"; public training scripts name the
 classes.
 """
@@ -22,12 +22,12 @@ class TransformerLMHead(nn.Module):
     """A model that `transform` knows."""
 
 
-# Layers of the original are Transformer Engine's inside; here there is one layer by both names.
+# The original's layers wrap Transformer Engine's; here both names mean one layer.
 TETransformerLayer = TransformerLayer
 
 
 def become(module: nn.Module, role: type[nn.Module]) -> None:
-    """Make a module an instance of `role`, whose methods come first, and of its own class; harmless when repeated."""
+    """Make a module an instance of `role`, whose methods come first, and of its own class, unless it is one."""
     if not isinstance(module, role):
         own: Any = type(module)
         wanted: Any = role

@@ -1,6 +1,6 @@
 """Cuts a model's layers over a tensor group, in place; its own forward functions stay.
 
-Where: `transform` calls it. Everything is looked at before anything is changed.
+Where: `transform` calls it. All checks come before the first change.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from clary.train.parallel.tensor.parts import (
     VocabularyHead,
 )
 
-# What attention of versions of transformers before 4.48 keeps of its sizes; later ones read them off the tensors.
+# Sizes that attention stores in transformers before 4.48; later versions read them off the tensors.
 _SIZES = ("num_heads", "num_attention_heads", "num_key_value_heads", "hidden_size")
 
 
 def name_classes(model: nn.Module) -> None:
-    """Make known layers, and the model if it has any, instances of the classes that policies name too."""
+    """Make supported layers, and the model if it has any, also instances of the classes that policies name."""
     layers = find_structure(model).layers
     for layer in layers:
         become(layer.module, TransformerLayer)
@@ -42,17 +42,17 @@ def name_classes(model: nn.Module) -> None:
 def cut_layers(model: nn.Module, group: TensorGroup, *, from_rank0: bool, is_first_group: bool) -> None:
     """Cut attention, MLPs, embedding and head of a model. Every rank of the group calls it.
 
-    A vocabulary that the group does not divide stays whole, and so do parts that are not known outside of layers.
+    A vocabulary that the group does not divide stays whole, and so do unknown parts outside of layers.
 
     Args:
-        from_rank0: the ranks of the first group get what the first rank of all holds; else each cuts its own.
+        from_rank0: the ranks of the first group get slices of rank 0's weights; else each rank cuts its own.
         is_first_group: whether this group is the first.
 
     State after failure: as before if the model does not fit, undefined if a rank is lost.
     Raises:
-        ValueError: no layer is known, a layer has parts that are not, the model is cut already, or ranks of a group
+        ValueError: no layer is supported, a layer has unknown parts, the model is cut already, or ranks of a group
             differ in whether their parameters have values.
-        NotDivisibleError: the group does not divide heads or channels.
+        NotDivisibleError: the size of the group does not divide heads or channels.
     """
     structure = find_structure(model)
     _check(model, structure, group)

@@ -14,7 +14,7 @@ from clary.train.parallel.caches import given_cache
 from clary.train.parallel.tensor.flash import attend
 from clary.train.parallel.tensor.rotary import Rotary
 
-_BASE = 10000.0  # of rotary wavelengths, where a configuration names none
+_BASE = 10000.0  # default base of rotary wavelengths
 
 
 class LlamaFlashAttention(nn.Module):
@@ -57,9 +57,9 @@ class LlamaFlashAttention(nn.Module):
         Args:
             attention_mask: None for causal attention, else added to the scores in place of it, [b, 1, s, s].
             position_embeddings: cosines and sines [b, s, d], as newer versions of transformers give; without them they
-                are computed from `position_ids`, and there is one result more.
+                are computed from `position_ids`, and a third result is returned.
 
-        Raises: ValueError for what cannot be done: caches, attention probabilities, scaled positions.
+        Raises: ValueError for features that are not supported: caches, attention probabilities, scaled positions.
         """
         if past_key_value is not None or given_cache(others) is not None or output_attentions:
             raise ValueError(

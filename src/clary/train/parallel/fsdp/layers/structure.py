@@ -1,10 +1,10 @@
-"""Which parts of a model can be cut over a tensor group, found by how it is built.
+"""Finds the parts of a model that can be cut over a tensor group, by its structure.
 
-Where: `cutting` asks it before it touches anything. Models of Llama's, Mistral's and Mixtral's build and of GPT-NeoX's
-are known, by the names and kinds of their parts, in whatever version of transformers and in models written alike.
+Where: `cutting` calls it before it changes a model. It recognises models built like Llama, Mistral, Mixtral and
+GPT-NeoX by the names and types of their parts, in any version of transformers and in models written likewise.
 
-[Note: heads] Queries, keys and values lie head by head in the rows of their weights, in GPT-NeoX all three of a head
-behind each other, so equal slices of the rows are whole heads where the group divides the numbers of heads.
+[Note: heads] Queries, keys and values lie head by head in the rows of their weights (in GPT-NeoX the three of a head
+follow each other), so equal slices of the rows are whole heads if the group's size divides the numbers of heads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Block:
 
     Args:
         columns: names of the matrices whose output channels are cut.
-        row: name of the one whose input channels are cut.
+        row: name of the matrix whose input channels are cut.
     """
 
     columns: tuple[str, ...]
@@ -48,7 +48,7 @@ class Layer:
     """A decoder layer.
 
     Args:
-        mlp: None where it has none of a known build, such as a mixture of experts; that stays whole.
+        mlp: None if the layer has no MLP of a known structure, but a mixture of experts, say, which stays whole.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Structure:
     """The parts of a model.
 
     Args:
-        embedding: of tokens, None where the model has none by a known name.
+        embedding: of tokens, None if the model has no embedding of a known name.
         head: of the vocabulary, likewise.
     """
 
@@ -72,7 +72,7 @@ class Structure:
 
 
 def find_structure(model: nn.Module) -> Structure:
-    """Return the parts of a model; its layers are empty if no module is of a known build."""
+    """Return the parts of a model; its layers are empty if no module has a known structure."""
     layers = []
     for name, module in model.named_modules():
         attention = _child(module, ATTENTIONS)
@@ -89,7 +89,7 @@ def find_structure(model: nn.Module) -> Structure:
 
 
 def num_heads(attention: nn.Module) -> tuple[int, int]:
-    """Return how many heads of queries, and of keys and values, an attention module has.
+    """Return the numbers of heads of queries, and of keys and values, in an attention module.
 
     Raises: ValueError if neither it nor its `config` says so.
     """

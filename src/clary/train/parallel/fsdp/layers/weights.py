@@ -1,7 +1,8 @@
-"""Parameters of a model replaced by slices: of each rank's own values, or of those of rank 0.
+"""Replaces parameters of a model by slices: of each rank's own values, or of rank 0's.
 
-[Note: equal parts] Ranks of a tensor group must hold equal values of what is not cut, or they drift apart. Slices may
-come from other drawings on every rank: together they are a drawing too. So only what stays whole is sent.
+[Note: equal parts] Ranks of a tensor group must hold equal values of parameters that are not cut, or they drift apart.
+Slices may be drawn differently on every rank: together they are a random draw too. So only parameters that stay whole
+are sent.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def cut_weights(
     Parameters on the meta device become slices there.
 
     Args: as `cutting.cut_layers`, and
-        places: the parameters to cut; a tied one with each of its owners.
+        places: the parameters to cut; a tied parameter once for each of its owners.
 
     Raises: ValueError if ranks of a group differ in what is on the meta device, rank 0 has no values to send, or a
         parameter is tied to one that stays whole.
@@ -80,7 +81,7 @@ def _check_ties(owners: list[tuple[nn.Module, str, nn.Parameter]], by_id: dict[i
 
 
 def _check_values(is_meta: bool, group: TensorGroup, *, from_rank0: bool, is_sent: bool) -> None:
-    """Have the ranks of a group see alike whether the way of getting values works."""
+    """Check on all ranks of a group alike that the chosen source of values can be used."""
     here = torch.tensor([int(is_meta)], device=reachable(group, torch.device("cpu")))
     are_meta = [bool(one) for one in gather_whole(here, group).tolist()]
     if is_sent and are_meta[0]:
@@ -102,7 +103,7 @@ def _cut(whole: nn.Parameter, places: list[Place], group: TensorGroup, *, is_sen
     for place in places:
         place.module._parameters[place.name] = own
         mark(place.module, place.name, place.cut)
-    if not whole.is_meta:  # its object lives on in the list of owners; the memory of one whole model would be too much
+    if not whole.is_meta:  # the list of owners keeps the object, so its memory is freed here
         whole.data = whole.data.new_empty(0)
 
 
