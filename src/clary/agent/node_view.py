@@ -25,7 +25,7 @@ class NodeView:
     service_url: str  # of the carrier on 127.0.0.1
 
     def seen(self, plan: LaunchPlan, host: str) -> LaunchPlan:
-        """Return the plan as this host of it has to see it.
+        """Return the plan as this host has to see it.
 
         Raises: KeyError if the plan has no such host.
         """

@@ -5,7 +5,7 @@ Where: channels and artifacts remark on what users should know; `HostFacts.notes
 
 from __future__ import annotations
 
-_MAX_NAMES = 8  # names listed a subject; the rest is counted
+_MAX_NAMES = 8  # names listed for each subject; further names are counted
 _MAX_NAME_CHARACTERS = 200
 
 

@@ -1,7 +1,8 @@
 """Items that the service has not acknowledged yet: numbered from 0, bounded, the oldest given up first and counted.
 
 Where: `metrics.row_store` and `training.finding_store` are outboxes; a `sender` takes stretches of one and acknowledges
-them or gives them up, as the service says. No thread and no clock: items say what is too old.
+them or gives them up, as the service says. It has no thread and no clock: the age of items is judged by comparing
+items.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Outbox(Generic[T]):
             return self._first + len(self._items)
 
     def append(self, item: T) -> None:
-        """Add an item, and give up the oldest ones for which there is no room any more."""
+        """Add an item, and give up the oldest items that are stale or no longer fit."""
         with self._lock:
             self._items.append(item)
             self._size_bytes += self._size_of(item)
@@ -96,14 +97,14 @@ class Outbox(Generic[T]):
             return Stretch(self._first, tuple(chosen), self.num_dropped)
 
     def acknowledge(self, end: int) -> None:
-        """Forget the items below `end`, which the service has; an `end` beyond all is the next item's number."""
+        """Forget the items below `end`, which the service has; a larger `end` than the newest is taken over."""
         with self._lock:
             while self._items and self._first < end:
                 self._forget()
             self._first = max(self._first, end)
 
     def give_up(self, end: int) -> None:
-        """Forget items below a number, which the service will not have."""
+        """Drop the items below a number, and count them as given up."""
         with self._lock:
             while self._items and self._first < end:
                 self._drop()

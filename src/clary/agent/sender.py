@@ -1,14 +1,14 @@
 """Delivery of numbered items to the service: a batch is sent until the service names the item that it wants next.
 
-Where: `metrics.shipper`, `training.training_watch` and `log.log_shipper` are senders, each with the policy of what it
-carries; dumps and profiles, one message each, go by `send_until_taken`.
+Where: `metrics.shipper`, `training.training_watch` and `log.log_shipper` are senders, each with the policy of its
+items; dumps and profiles, one message each, go by `send_until_taken`.
 
 [Note: what is promised of numbered items]
 Items arrive in order, each once: the service skips numbers that it has, and names the one that it wants next, so that
-a batch whose answer was lost may be sent again. A service that is away, hangs or was started anew costs nothing but
-room in the outbox. Items that the service refuses, or never takes, are given up and counted where something better may
-come behind them, else they are sent until it takes them. What a killed agent had not sent is lost, but for log lines,
-which lie on disk.
+a batch whose answer was lost may be sent again. A service that is unreachable, hangs or was restarted costs only
+room in the outbox. Items that the service refuses, or never takes, are given up and counted if later items can
+replace them; otherwise they are sent until it takes them. Items that a killed agent had not sent are lost, except log
+lines, which lie on disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotWanted(AgentError):
-    """Tells that the service is of an older release and has no such request."""
+    """Raised when the service is of an older release and has no such request."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Parcel:
 
     Attributes:
         first: number of its first item.
-        end: number behind its last; `first` where nothing of it has a number.
-        send: hands it over; returns the number of the item that the service wants next. Raises: ServiceUnreachable,
+        end: number behind its last; `first` if none of its items has a number.
+        send: sends the batch; returns the number of the item that the service wants next. Raises: ServiceUnreachable,
             ServiceRefused, AttemptOver.
     """
 
@@ -63,14 +63,14 @@ class Source(Protocol):
 
 
 class Sender(Worker):
-    """Sends one parcel after the other from a thread of its own; for subclasses.
+    """Sends one parcel after the other from a thread of its own; base class.
 
     Args:
         name: of the thread.
         failure: as for `Worker`.
         what: the items, in words.
         source: holds them.
-        give_up: has items below a number given up that the service refuses or never takes; None has them sent for ever.
+        give_up: drops items below a number that the service refuses or never takes; None: they are sent for ever.
         back_off: gives the pauses between tries.
         first_pause_s: as for `Worker`.
     """
@@ -92,10 +92,10 @@ class Sender(Worker):
         self._give_up = give_up
         self._back_off = back_off
         self._is_waiting = False  # whether the last try was in vain
-        self._is_away = False  # whether it found no service at all
+        self._is_away = False  # whether the last try did not reach the service
         self._has_refused = False
         self._num_vain = 0
-        self._moved_at_s = 0.0  # last time that the service had more than before
+        self._moved_at_s = 0.0  # last time that the service accepted new items
 
     def wait_sent(
         self,
@@ -110,8 +110,8 @@ class Sender(Worker):
         Args:
             end: the number.
             timeout_s: longest wait.
-            outlasts_outages: whether it is the longest time without progress while the service answers: time in which
-                it cannot be reached does not count.
+            outlasts_outages: whether `timeout_s` counts only time without progress while the service answers: time in
+                which it cannot be reached does not count.
             is_vain: asked several times a second whether to stop waiting.
         """
         self._moved_at_s = began_s = time.monotonic()
@@ -146,8 +146,8 @@ class Sender(Worker):
                 return self._try_again(error)
             if error.details.get("status") == HTTPStatus.NOT_FOUND:
                 raise NotWanted(error.message) from error
-            # It would be refused again: better to lose these items than all that come.
-            if not self._has_refused:  # said once: the next would be refused for the same reason
+            # It would be refused again: losing these items is better than losing all later ones.
+            if not self._has_refused:  # logged once: later items would be refused for the same reason
                 logger.warning("%s %d to %d are given up: %s", self._what, parcel.first, parcel.end - 1, error)
             self._has_refused = True
             self._give_up(parcel.end)
@@ -164,7 +164,7 @@ class Sender(Worker):
             self._num_vain = 0
             self._note_moved()
             return 0.0
-        # It wants items that were acknowledged, or are gone; a gap is taken as soon as it is explained.
+        # The service wants items that were acknowledged or dropped; it accepts a gap that a later batch explains.
         self._num_vain += 1
         if self._give_up is not None and self._num_vain >= MOST_VAIN:
             self._num_vain = 0
@@ -192,9 +192,9 @@ def send_until_taken(
     """Send one message, again while the service is away; return whether it has it.
 
     Args:
-        send: hands the message over. Raises: ServiceUnreachable, ServiceRefused, AttemptOver; the last two pass.
+        send: sends the message. Raises: ServiceUnreachable, ServiceRefused, AttemptOver; the last two pass.
         limit_s: after which no further try begins.
-        ending: set when nothing is to be sent any more.
+        ending: event that ends the sending.
         lock: held while `send` runs.
     """
     end_s, back_off = time.monotonic() + limit_s, BackOff()

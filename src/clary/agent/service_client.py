@@ -1,9 +1,9 @@
-"""The agent's side of `contract.agent_protocol`: JSON over HTTP, with a connection for each kind of talk.
+"""The agent's side of `contract.agent_protocol`: JSON over HTTP, with a connection for each kind of request.
 
-Where: `supervisor` reports facts, waits for orders and ships log lines through one `ServiceClient`. Each kind of talk
-has its own connection and is used by one thread, so that a long poll never delays a heartbeat. Every request can be
-repeated without harm (reports and lines are numbered), therefore a connection that breaks is opened again and the
-request is sent again; how long to go on is the caller's decision, with `BackOff` for the pauses.
+Where: `supervisor` reports facts, waits for orders and ships log lines through one `ServiceClient`. Each kind of
+request has its own connection and is used by one thread, so that a long poll never delays a heartbeat. Every request
+can be repeated without harm (reports and lines are numbered), therefore a connection that breaks is opened again and
+the request is sent again; how long to go on is the caller's decision, with `BackOff` for the pauses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class ServiceUnreachable(AgentError):
-    """No answer, or one that says to come back later: the same request can succeed later."""
+    """No answer, or an answer that asks to retry later: the same request can succeed later."""
 
 
 class ServiceRefused(AgentError):
@@ -54,7 +54,7 @@ class ServiceRefused(AgentError):
 
 
 class AttemptOver(AgentError):
-    """The service has no use for this attempt any more: kill the program and leave."""
+    """The service has ended this attempt: kill the program and leave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class ServiceClient:
         return plan if self._seen is None else self._seen(plan, self.address.host)
 
     def report(self, report: Report, *, timeout_s: float = REQUEST_TIMEOUT_S) -> ReportReceipt:
-        """Tell the facts. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        """Send the facts. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         body = _encode(to_plain(report))
         return _read(ReportReceipt, self._reports.call("POST", "reports", body=body, timeout_s=timeout_s))
 
@@ -256,7 +256,7 @@ class _Connection:
         self._address = address
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._http: http.client.HTTPConnection | None = None
-        # Guards `_http` against abort and close from other threads, and from a signal handler inside of its holder.
+        # Guards `_http` against abort and close from other threads and from a signal handler in the holding thread.
         self._lock = threading.RLock()
         self._is_closed = False
 

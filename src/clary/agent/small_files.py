@@ -1,4 +1,4 @@
-"""Files in a program's tree, read and written without following anything that it may have put in their place.
+"""Files in a program's tree, read and written without following links that the program may have put there.
 
 The program owns the tree: a link could lead to files of the machine, and a pipe would hold its reader.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clary.base.beneath import Folder
 
-MAX_NAMES = 4096  # looked at in one folder, whatever a program has put there
+MAX_NAMES = 4096  # read from one folder, however many files the program has put there
 
 
 def names_in(root: Path, parts: Sequence[str]) -> list[str]:
@@ -42,13 +42,13 @@ def open_regular(root: Path, parts: Sequence[str]) -> int | None:
 
 
 def remove(root: Path, parts: Sequence[str]) -> None:
-    """Remove the file `parts` below `root`, if there is one that may be removed."""
+    """Remove the file `parts` below `root`, if it exists and may be removed."""
     with contextlib.suppress(OSError), Folder.at(root) as folder:
         folder.remove("/".join(parts))
 
 
 def write_whole(root: Path, parts: Sequence[str], data: bytes) -> None:
-    """Put a file into an existing folder, whole or not at all, in the place of an earlier one. Raises: OSError.
+    """Put a file into an existing folder, whole or not at all, replacing an earlier one. Raises: OSError.
 
     Args:
         root: a folder that the program cannot replace.

@@ -13,8 +13,8 @@ class TokenBucket:
     which could never pass, may be let through a full bucket: it leaves a debt.
 
     Args:
-        rate_per_s: what may pass in the long run; above 0.
-        capacity: what may pass at once after silence; above 0.
+        rate_per_s: amount that may pass per second in the long run; above 0.
+        capacity: amount that may pass at once after a pause; above 0.
         now_s: monotonic time; the bucket begins full.
     """
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def never() -> bool:
-    """Return False: waiting is never in vain."""
+    """Return False: waiting is never useless."""
     return False
 
 
@@ -28,11 +28,11 @@ class Worker:
     Args:
         name: of the thread.
         failure: logged, with the traceback, when a round raises; the thread ends then.
-        act: does a round, for a thread that is a part of something larger; subclasses have `_round` instead.
+        act: does a round, for an object that owns a Worker; subclasses override `_round` instead.
         first_pause_s: before the first round.
 
     Attributes:
-        is_stopping: whether `stop` was called: rounds go on until what is left is done.
+        is_stopping: whether `stop` was called: rounds continue until the remaining work is done.
         is_aborted: whether `abort` was called: no further round begins.
         has_ended: whether the thread has done its last act.
     """
@@ -53,7 +53,7 @@ class Worker:
         self._thread.start()
 
     def flush(self) -> None:
-        """Have the next round begin now; returns at once."""
+        """Begin the next round now; returns at once."""
         self._wake()
 
     def stop(self) -> None:
@@ -70,7 +70,7 @@ class Worker:
         """Wait for the thread, which may not have begun; return whether it has ended.
 
         Args:
-            timeout_s: a call that hangs has to be broken off before.
+            timeout_s: longest wait; break off a hanging call before.
             is_vain: asked several times a second whether to stop waiting.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -79,7 +79,7 @@ class Worker:
         return not self.is_running
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Abort and join; return whether the thread has ended. From the thread itself abort alone, and return True."""
+        """Abort and join; return whether the thread has ended. In the thread itself only abort, and return True."""
         self.abort()
         return threading.current_thread() is self._thread or self.join(timeout_s)
 
@@ -100,7 +100,7 @@ class Worker:
         """Wait `seconds`, or less after a `flush`, `stop` or `abort` since the last pause; return whether to go on."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_woken, seconds)
-            self._is_woken = self.is_aborted  # for the rest of its life it waits for nothing
+            self._is_woken = self.is_aborted  # a stopping thread does not pause
             return not self.is_aborted
 
     def _round(self) -> float | None:

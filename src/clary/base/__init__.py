@@ -1,1 +1,1 @@
-"""Foundation of every wing: errors, clocks, checked values, files below a descriptor, processes."""
+"""Foundation of every part of Clary: errors, clocks, checked values, files below a descriptor, processes."""

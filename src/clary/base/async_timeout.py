@@ -1,4 +1,4 @@
-"""`asyncio.timeout` in every Python that reads this floor.
+"""`asyncio.timeout` for every Python that imports this package.
 
 Where: the agent runs on machines whose Python may be 3.10; `asyncio.timeout` came with 3.11.
 """
@@ -16,7 +16,7 @@ else:
     from types import TracebackType
 
     class timeout:
-        """`asyncio.timeout` as far as it is used here: raises TimeoutError if its block takes longer.
+        """The part of `asyncio.timeout` that Clary uses: raises TimeoutError if its block takes longer.
 
         Args:
             delay: seconds.
@@ -27,7 +27,7 @@ else:
             self._is_expired = False
 
         async def __aenter__(self) -> timeout:  # noqa: PYI034 - nobody derives from it
-            """Begin to count."""
+            """Start the timer."""
             self._task = asyncio.current_task()
             self._handle = asyncio.get_running_loop().call_later(self._delay, self._expire)
             return self
@@ -35,7 +35,7 @@ else:
         async def __aexit__(
             self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
         ) -> None:
-            """Stop counting. Raises: TimeoutError if the block was cut off."""
+            """Stop the timer. Raises: TimeoutError if the block was cut off."""
             self._handle.cancel()
             if self._is_expired and kind is asyncio.CancelledError:
                 raise TimeoutError from error

@@ -1,15 +1,15 @@
 """Files below an open folder, reached without following a link.
 
-Where: the agent and the service use it for every folder that a program owns or owned. The program may put a link, a
+Where: the agent and the service use it for every folder that a program owns or has owned. The program may put a link, a
 named pipe, a socket or a device in the place of any file or folder at any moment, and the agent has more rights than
-the program. So a path is resolved by the kernel from a descriptor, and what it names is judged before it is opened.
+the program. So a path is resolved by the kernel from a descriptor, and the kind of file is checked before it is opened.
 
 Two ways lead to a file, and both refuse the same paths: openat2(2) resolves the whole path in one call (Linux 5.6);
 elsewhere the path is walked folder by folder, each opened with O_NOFOLLOW. Both refuse absolute paths and `..`.
 
 [Note: judged before opened] Opening is an act: it wakes the writer of a pipe, it rewinds a tape, and it hangs on a pipe
-that has no writer. So a path is first opened with O_PATH, which touches nothing. fstat(2) then says what it is, and the
-very same inode is opened through /proc/self/fd, which no rename can change.
+that has no writer. So a path is first opened with O_PATH, which has no effect on it. fstat(2) then gives its kind, and
+the very same inode is opened through /proc/self/fd, which no rename can change.
 Source: openat2(2), open(2).
 """
 
@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # in typing since Python 3.11
 
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 
-_SYS_OPENAT2 = 437  # on every architecture but alpha
+_SYS_OPENAT2 = 437  # number of the call on every architecture but alpha
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
@@ -62,7 +62,7 @@ class Folder:
     EPERM for a file of another kind than the method opens.
 
     Args:
-        descriptor: of the folder; the object owns it from now on.
+        descriptor: of the folder; the object owns it after the call.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -70,7 +70,7 @@ class Folder:
 
     @classmethod
     def at(cls, path: Path | str, *, create: bool = False) -> Folder:
-        """Open a folder by a path that no stranger can change; links on the way are followed.
+        """Open a folder by a path that only trusted users can change; links on the way are followed.
 
         Args:
             create: make the folder and its parents if they are missing.
@@ -92,11 +92,11 @@ class Folder:
             os.close(descriptor)
 
     def fileno(self) -> int:
-        """Return the descriptor, which stays this object's."""
+        """Return the descriptor, which the object still owns."""
         return self._descriptor
 
     def detach(self) -> int:
-        """Return the descriptor, which is the caller's from now on."""
+        """Return the descriptor, which the caller owns after the call."""
         descriptor, self._descriptor = self._descriptor, -1
         return descriptor
 
@@ -128,7 +128,7 @@ class Folder:
         return Folder(here)
 
     def open_file(self, path: str, flags: int = os.O_RDONLY) -> int:
-        """Return a descriptor of a regular file that is there, for reading unless `flags` say otherwise."""
+        """Return a descriptor of an existing regular file, for reading unless `flags` say otherwise."""
         return open_regular(self._descriptor, path, flags)
 
     def open_fifo(self, path: str, flags: int) -> int:
@@ -158,7 +158,7 @@ class Folder:
     def replacing(self, path: str, *, mode: int = FILE_MODE) -> Iterator[BinaryIO]:
         """Yield a new file, which replaces any file at `path` when the block ends without an error.
 
-        What stands at `path` is never written to, so another name of the same file keeps its content.
+        An existing file at `path` is never written to, so another name of that file keeps its content.
         """
         with self._parent(path) as (folder, name):
             part = f".{name[:200]}.{os.urandom(4).hex()}.part"
@@ -174,7 +174,7 @@ class Folder:
                 raise
 
     def names(self, path: str = "", *, limit: int | None = None) -> list[str]:
-        """Return the names in a folder, in no order, the first `limit` that the kernel gives if there are more."""
+        """Return the names in a folder, in no order, at most the first `limit` that the kernel gives."""
         with self.folder(path) as folder, os.scandir(folder.fileno()) as entries:
             return [entry.name for entry in islice(entries, limit)]
 
@@ -186,7 +186,7 @@ class Folder:
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     def exists(self, path: str) -> bool:
-        """Return whether anything stands at `path`; a link on the way there hides it."""
+        """Return whether `path` exists; False if a link is on the way to it."""
         try:
             self.status(path)
         except OSError:
@@ -208,7 +208,7 @@ class Folder:
         with self._parent(path) as (folder, name):
             os.mkfifo(name, mode, dir_fd=folder)
             with _looked_at(folder, name) as (descriptor, status):
-                # The program may have put another file there by now: only what was made a moment ago may change.
+                # The program may have put another file there by now: only the new pipe may change.
                 if stat.S_ISFIFO(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid():
                     os.chmod(f"/proc/self/fd/{descriptor}", mode)  # whatever the umask is
 
@@ -220,7 +220,7 @@ class Folder:
             os.chmod(f"/proc/self/fd/{descriptor}", mode)
 
     def remove(self, path: str, *, missing_ok: bool = False) -> None:
-        """Remove a name that is no folder; a link is removed itself."""
+        """Remove a file; of a link, the link itself is removed."""
         with self._parent(path) as (folder, name):
             try:
                 os.unlink(name, dir_fd=folder)
@@ -234,15 +234,15 @@ class Folder:
             os.rmdir(name, dir_fd=folder)
 
     def rename(self, path: str, new_path: str) -> None:
-        """Give a name below this folder another one, in the place of a file that stands there."""
+        """Rename an entry below this folder, replacing a file at the new name."""
         with self._parent(path) as (folder, name), self._parent(new_path) as (new_folder, new_name):
             os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
 
     def holds(self, path: Path | str) -> bool:
         """Return whether `path` is this folder or lies in it, compared by inode and not by name.
 
-        Folders are compared as the kernel knows them, so a bind mount or a link does not hide one. A path that does not
-        exist lies where its parents do.
+        Folders are compared as the kernel knows them, so a bind mount or a link does not hide one. A missing path
+        counts as lying where its parents lie.
         """
         own = _identity(os.fstat(self._descriptor))
         place = Path(os.path.realpath(path))
@@ -289,7 +289,7 @@ class Folder:
 def open_beneath(folder: int, path: str, flags: int) -> int:
     """Open the file or folder at `path` below an open folder; no part of the path may be a link.
 
-    Where: `Folder` is built on it; use that, which also judges what it opens.
+    Where: `Folder` is built on it; use `Folder`, which also checks the kind of file.
     Args:
         folder: descriptor of the folder; stays open.
         flags: of open(2); files are not made.
@@ -314,7 +314,7 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
 
 
 def open_regular(folder: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file that is there below an open folder, as `Folder.open_file` does.
+    """Open an existing regular file below an open folder, as `Folder.open_file` does.
 
     Args:
         folder: descriptor of the folder, which stays open.

@@ -1,6 +1,6 @@
 """Whole trees below an open folder: listed, removed and copied without following a link.
 
-Where: for every tree that a program wrote, while it runs and after it has ended; `beneath` opens what lies in them.
+Where: for every tree that a program wrote, while it runs and after it has ended; `beneath` opens their files.
 Programs write trees of any depth and width, so none of these functions recurses, and each holds few descriptors.
 """
 
@@ -53,12 +53,12 @@ def entries(
 ) -> Iterator[Entry]:
     """Yield the entries below a folder: each folder before its content, otherwise in no order.
 
-    A folder that cannot be opened, or that has become something else meanwhile, has no content.
+    A folder that cannot be opened, or that was replaced by another kind of entry meanwhile, counts as empty.
 
     Args:
         path: folder below `folder` at which to begin; paths of entries start with it.
-        max_entries: names to look at, after which the listing ends.
-        max_depth: folders in one another to look into below `path`; 0 lists `path` alone.
+        max_entries: longest listing; it ends after this number of names.
+        max_depth: levels of nested folders to list below `path`; 0 lists `path` alone.
         on_error: called with the error of a folder that cannot be opened; it may raise.
     Raises: OSError if `path` itself cannot be opened.
     """
@@ -83,7 +83,7 @@ def entries(
                 try:
                     status = os.stat(item.name, dir_fd=opened.fileno(), follow_symlinks=False)
                 except OSError:
-                    continue  # it has gone meanwhile
+                    continue  # it was removed meanwhile
                 entry = Entry(f"{place}/{item.name}" if place else item.name, status)
                 yield entry
                 if entry.is_folder and (max_depth is None or depth < max_depth):
@@ -91,10 +91,10 @@ def entries(
 
 
 def remove_tree(folder: Folder, path: str) -> bool:
-    """Remove the file or tree at `path` below `folder`; return whether nothing is left of it.
+    """Remove the file or tree at `path` below `folder`; return whether it was removed completely.
 
     Folders may have any depth and any permissions: each is opened up before it is entered, and folders below the
-    second level are moved up first. What this process may not remove stays.
+    second level are moved up first. Entries that this process may not remove stay.
     """
     *above, name = parts_of(path)
     with contextlib.suppress(OSError), folder.folder("/".join(above)) as parent:
@@ -148,8 +148,8 @@ def copy_tree(source: Folder, target: Folder) -> list[str]:
 
     Links are copied as they are and lead wherever their text leads in the copy. Sockets, pipes and devices are left
     out. Files and links replace entries of the target that are no folders.
-    State after failure: what was copied stays.
-    Raises: OSError: something could not be read or written, or an entry of the target stands in the way: a folder
+    State after failure: copied entries stay.
+    Raises: OSError: an entry could not be read or written, or an entry of the target stands in the way: a folder
         where a file or link is to be, anything else, links too, where a folder is to be.
     """
 
@@ -191,10 +191,10 @@ def copy_file(source: Folder, path: str, target: Folder, target_path: str) -> No
 
 
 def _opened_up(parent: int, name: str) -> Folder:
-    """Open a folder that perhaps has no permissions, giving its owner all. Raises: OSError."""
+    """Open a folder after giving its owner all permissions. Raises: OSError."""
     look = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        with contextlib.suppress(OSError):  # it has another owner, and may still be readable
+        with contextlib.suppress(OSError):  # another user owns it; it may still be readable
             os.chmod(f"/proc/self/fd/{look}", _OWNER_ONLY)
         return Folder(os.open(f"/proc/self/fd/{look}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     finally:

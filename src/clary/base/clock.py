@@ -1,9 +1,9 @@
 """Time, injected: `now` for records, `monotonic` for intervals, an anchor for intervals that outlive a process.
 
 A wall clock may be set by a minute or a day at any moment. A record that is measured from - a job - therefore carries
-an anchor: one moment by both clocks. Its later times are that moment plus what monotonic time says has passed since, so
-that differences between them are true whatever became of the wall clock. Monotonic time means the same to all processes
-of one boot of the machine; after another boot the anchor is laid anew.
+an anchor: one moment by both clocks. Its later times are that moment plus the monotonic time that has passed since, so
+that differences between them are true even if the wall clock was set. Monotonic time is the same for all processes
+of one boot of the machine; after another boot a new anchor is made.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SystemClock:
 
 @cache
 def boot_id() -> str:
-    """Return the id of this boot of the machine; empty where the kernel does not tell."""
+    """Return the id of this boot of the machine; empty if the kernel does not name it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -57,18 +57,18 @@ class ClockAnchor:
 
     @classmethod
     def lay(cls, clock: Clock, *, not_before: datetime | None = None) -> ClockAnchor:
-        """Return an anchor of now; `not_before` is the last time that was recorded by an earlier one."""
+        """Return an anchor of now; `not_before` is the last time that an earlier anchor has recorded."""
         now = clock.now()
         wall = now if not_before is None else max(now, not_before)
         return cls(boot_id=boot_id(), monotonic_s=clock.monotonic(), wall=wall)
 
     @property
     def holds(self) -> bool:
-        """Whether it is of this boot: monotonic times of two boots have nothing to do with each other."""
+        """Whether it is of this boot: monotonic times of two boots cannot be compared."""
         return self.boot_id == boot_id()
 
     def now(self, clock: Clock) -> datetime:
-        """Return the present as the anchor's record counts it; by the wall clock if it is of another boot."""
+        """Return the present as the anchor's record counts it; by the wall clock if the anchor is of another boot."""
         if not self.holds:
             return clock.now()
         return self.wall + timedelta(seconds=clock.monotonic() - self.monotonic_s)

@@ -1,4 +1,4 @@
-"""Full disks, said in one way: which path, how many bytes were needed, how many are left.
+"""Reports full disks in one form: which path, how many bytes were needed, how many are left.
 
 Where: agents and the client of S3 ask here before a large write and translate ENOSPC afterwards, so
 that a full disk ends a job with a reason and never with a truncated file.
@@ -36,7 +36,7 @@ def require_space(path: Path, *, needed_bytes: int) -> None:
 
 
 def full_disk_error(path: Path, *, needed_bytes: int | None) -> AgentError:
-    """Return the error for a write to `path` that the disk had no room for; None means that the need is not known."""
+    """Return the error for a write to `path` that the disk had no room for; None if the need is unknown."""
     free = free_bytes(path)
     needed = "an unknown number of" if needed_bytes is None else str(needed_bytes)
     return AgentError(
@@ -53,7 +53,7 @@ def disk_errors_named(path: Path, *, needed_bytes: int | None) -> Iterator[None]
 
     Args:
         path: that is written, for the text.
-        needed_bytes: of the whole write; None if they are not known.
+        needed_bytes: of the whole write; None if unknown.
     Raises: AgentError (fault USER) for a full disk; other errors pass.
     """
     try:

@@ -1,14 +1,14 @@
 """Errors of Clary, one tree.
 
     ClaryError
-    |-- ContractError      a document (plan, message, settings) that breaks the contract between the wings
-    |-- WireError          what a client is told: an AWS error code with its message and HTTP status
-    |-- EngineError        hosts that could not be had, started or stopped
+    |-- ContractError      a document (plan, message, settings) that breaks the contract between Clary's parts
+    |-- WireError          the answer to a client: an AWS error code with its message and HTTP status
+    |-- EngineError        hosts that could not be granted, started or stopped
     |-- StoreError         records that could not be written or read
     |-- ObjectStoreError   the S3 side: a request that the object store refused or did not answer
     `-- AgentError         what an agent could not do on its host
 
-Every message names who, what was expected, what came and what to do about it.
+Every message names the object, the expected value, the actual value and what to do about it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from clary.base.string_enum import StrEnum
 
-NOTHING_CHANGED = "nothing_changed"  # in details: the same act may be done again, whatever was meant to happen once
+NOTHING_CHANGED = "nothing_changed"  # in details: the same act may be repeated, even one that must happen only once
 
 
 class Fault(StrEnum):
-    """Party to blame for a failure; `failure_reasons` maps it to the prefix that clients see."""
+    """Cause of a failure; `failure_reasons` maps it to the prefix that clients see."""
 
     USER = "user"  # the request or its data: bad channel, missing object, unknown image
     ALGORITHM = "algorithm"  # the training program ended with an error
@@ -35,8 +35,8 @@ class ClaryError(Exception):
     """Root of all errors that Clary raises on purpose.
 
     Args:
-        message: one or more plain sentences: who, what, expected, got, what to do.
-        fault: who is to blame.
+        message: one or more plain sentences: object, expected and actual value, what to do.
+        fault: cause of the failure.
         retryable: whether the same act can succeed later without a change by the user.
         details: machine-readable coordinates (job, host, rank, path, bytes), JSON-serialisable.
     """
@@ -68,7 +68,7 @@ class WireError(ClaryError):
     Args:
         code: AWS error code, for example `ValidationException`.
         message: text of the error as the client prints it.
-        http_status: 400 for the caller's errors, 403 for refused signatures, 5xx for ours.
+        http_status: 400 for the caller's errors, 403 for refused signatures, 5xx for errors of Clary.
     """
 
     default_fault = Fault.USER

@@ -1,7 +1,7 @@
 """The users that programs of a root service have: a range of ids that no user of the machine has.
 
 Where: the anchor of a job's network makes a user namespace for the job, because networks belong to one; a host without
-a network of its own makes one for itself. Inside, root is root; on the machine it is `first_id`, who owns nothing.
+a network of its own makes one for itself. Inside, root is root; on the machine it is `first_id`, a user without files.
 Systemd documents the ids from 1879048192 to 2147483647 as unused, and useradd hands out subordinate ids below
 them. Each namespace takes one of 4096 ranges by the id of the process that makes it, so that jobs that run at the same
 time seldom share one; nothing depends on that, because hosts do not see each other's files.
@@ -29,21 +29,21 @@ _DONE = b"d"
 class MappedUsers:
     """A user namespace that holds a range of ids."""
 
-    namespace_path: str  # to setns(CLONE_NEWUSER) to
-    first_id: int  # user and group of the machine that root inside is
+    namespace_path: str  # for setns(CLONE_NEWUSER)
+    first_id: int  # user and group on the machine of root inside
 
     def on_machine(self, inside: int) -> int:
-        """Return the id that the machine knows a user or group of the namespace by."""
+        """Return the id on the machine of a user or group of the namespace."""
         return self.first_id + (inside if 0 <= inside < NUM_IDS else _NOBODY)
 
 
 def first_id_of(pid: int) -> int:
-    """Return the beginning of the range for namespaces that this process makes."""
+    """Return the first id of the range for namespaces that this process makes."""
     return _FIRST_RANGE + pid % _NUM_RANGES * NUM_IDS
 
 
 def make_mapped_namespaces(first_id: int, *, num_networks: int) -> tuple[int, list[int]]:
-    """Make a user namespace with a range of ids, and network namespaces that belong to it; takes real root.
+    """Make a user namespace with a range of ids, and network namespaces that belong to it; needs real root.
 
     Args:
         first_id: of the range.
@@ -51,7 +51,7 @@ def make_mapped_namespaces(first_id: int, *, num_networks: int) -> tuple[int, li
 
     Returns: descriptors of the user namespace and of the network namespaces, which live as long as they are open.
 
-    Raises: OSError; nothing is left.
+    Raises: OSError; then no namespace is left.
     """
     own_end, child_end = _pipe_pair()
     pid = os.fork()
@@ -85,7 +85,7 @@ def make_mapped_namespaces(first_id: int, *, num_networks: int) -> tuple[int, li
 
 
 def _make_in_child(ends: tuple[int, int], *, num_networks: int) -> None:
-    """Enter one namespace after the other and say so; never returns."""
+    """Enter one namespace after the other and report each; never returns."""
     code = 1
     try:
         _unshare_and_say(_CLONE_NEWUSER, ends)

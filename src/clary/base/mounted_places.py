@@ -1,8 +1,8 @@
-"""Whether a folder of the machine shows a place that is kept from programs, by mounts below it as well.
+"""Finds out whether a folder of the machine shows a place hidden from programs, also by mounts below it.
 
-Where: the service asks of file systems when a job is created, agents when a host is made. A bind of a folder brings
-along what is mounted below it, and a bind mount of a place has another path, with parents of its own; so places are
-compared by what they are on their file system.
+Where: the service checks file systems when a job is created, agents check them when a host is made. A bind of a folder
+includes the mounts below it, and a bind mount of a place has another path, with parents of its own; so places are
+compared by device and path on their file system.
 Source: proc(5), section /proc/pid/mountinfo: fields 3 to 5.
 """
 
@@ -17,15 +17,15 @@ from typing import NamedTuple
 class _Mount(NamedTuple):
     point: str
     device: str
-    root: str  # of the file system, that is seen at `point`
+    root: str  # path on the file system that is visible at `point`
 
 
 def shown_at(folder: Path | str, place: Path | str, *, mountinfo: str | None = None) -> str | None:
     """Return the path at or below `folder` that shows a place, a folder above it or a part of it; None if no path does.
 
     Args:
-        folder: what would be shown, with all mounts below it.
-        place: what must not be seen; it need not exist.
+        folder: to be shown, with all mounts below it.
+        place: to be hidden; it need not exist.
         mountinfo: text of the table of mounts; None reads that of this mount namespace now.
     Raises: OSError.
     """
@@ -56,7 +56,7 @@ def _on_file_system(path: str, mounts: list[_Mount]) -> tuple[str, str]:
     if not holding:
         return "", path  # the root of this process is no mount point
     deepest = max(len(mount.point) for mount in holding)
-    mount = [mount for mount in holding if len(mount.point) == deepest][-1]  # the last one covers those before
+    mount = [mount for mount in holding if len(mount.point) == deepest][-1]  # the last mount covers earlier mounts
     below = path[len(mount.point.rstrip("/")) :]
     return mount.device, f"{mount.root.rstrip('/')}{below}" or "/"
 

@@ -4,7 +4,7 @@ Where: launch plans, agent messages and stored jobs cross process borders as JSO
 Supported annotations: bool, int, float, str, None, Any, datetime (ISO 8601, UTC), StrEnum, Optional, tuple[X, ...],
 list[X], dict[str, X], Mapping[str, X] and dataclasses of these.
 
-Both directions run for every stored job and every agent message, so what annotations say is worked out once per type:
+Both directions run for every stored job and every agent message, so each annotation is evaluated once per type:
 `_writer` and `_builder` return a function for a type, kept for the life of the process.
 """
 
@@ -104,7 +104,7 @@ def _mapping_to_plain(value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _sequence_to_plain(value: Any) -> list[Any]:
-    if _SCALARS.issuperset(map(type, value)):  # thousands of numbers are not looked at one by one
+    if _SCALARS.issuperset(map(type, value)):  # a long list of numbers is copied at once
         return list(value)
     return [_writer(type(item))(item) for item in value]
 
@@ -156,12 +156,12 @@ def _list_builder(container: Callable[[Any], Any], item_type: Any) -> Convert:
 
     def build(data: Any) -> Any:
         _expect(isinstance(data, list), "a list", data)
-        if taken_types.issuperset(map(type, data)):  # thousands of numbers are not built one by one
+        if taken_types.issuperset(map(type, data)):  # a long list of numbers is taken at once
             return container(data)
         items = []
         try:
             for item in data:
-                items.append(build_item(item))  # noqa: PERF401 - how many were built says which one failed
+                items.append(build_item(item))  # noqa: PERF401 - the number of built items tells which failed
         except _MisfitError as misfit:
             misfit.steps.append(f"[{len(items)}]")
             raise
@@ -171,7 +171,7 @@ def _list_builder(container: Callable[[Any], Any], item_type: Any) -> Convert:
 
 
 def _taken_types(annotation: Any) -> frozenset[type]:
-    """Return the types whose instances an annotation takes as they are."""
+    """Return the types whose instances an annotation accepts unchanged."""
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     others = [option for option in options if option is not type(None)]
     return frozenset(options) if len(others) == 1 and others[0] in _SCALARS else frozenset()
@@ -208,7 +208,7 @@ def _dataclass_builder(cls: type) -> Convert:
         values = {}
         name = ""
         try:
-            # Looked up here and not above: a class whose annotations lead back to itself is then already in the cache.
+            # Looked up at the first call: then a class whose annotations refer to itself is already in the cache.
             for name, build_value, is_required in _field_plan(cls):
                 if name in data:
                     values[name] = build_value(data[name])
@@ -235,7 +235,7 @@ def _field_plan(cls: Any) -> tuple[tuple[str, Convert, bool], ...]:
 def _build_time(data: Any) -> datetime:
     try:
         found = datetime.fromisoformat(data)
-        # Every time is written again in UTC, which near the ends of the calendar holds not every time of other zones.
+        # Times are converted to UTC, which overflows for some times near the ends of the calendar.
         has_form, has_zone = True, found.tzinfo is not None
         found = found.astimezone(timezone.utc) if has_zone else found
     except (TypeError, ValueError, OverflowError):
@@ -282,7 +282,7 @@ def _expect(fits: bool, wanted: str, got: Any) -> None:
 
 
 def _shown(got: Any) -> str:
-    """Return the beginning of a value for people; one that came over the wire may be nested too deep to be written."""
+    """Return the beginning of a value for a message; a received value may be nested too deeply to be written."""
     try:
         return repr(str(got)[:80])
     except RecursionError:

@@ -1,9 +1,9 @@
-"""Processes identified by id and start time, so that a reused id is never taken for the one we started.
+"""Processes identified by id and start time, so that a reused id is never taken for a process that Clary has started.
 
-Where: the service's record, the engine's agents, the object store, the census of a host: everything that is counted or
-signalled later by its id. Linux only.
+Where: the service's record, the engine's agents, the object store, the census of a host: all processes that are counted
+or signalled later by their id. Linux only.
 Source: proc(5) for /proc/PID/stat; pidfd_open(2), which closes the gap between the check and the signal; Linux,
-fs/binfmt_elf.c (`create_elf_tables`) for the moment in which arguments are not there yet.
+fs/binfmt_elf.c (`create_elf_tables`) for the moment in which arguments are not readable yet.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Fields of /proc/PID/stat, counted from the one behind the command's closing bracket.
+# Fields of /proc/PID/stat, counted from the field behind the command's closing bracket.
 _STATE_FIELD, _PARENT_FIELD, _FLAGS_FIELD, _START_TIME_FIELD = 0, 1, 6, 19
 _ENDED_STATES = frozenset("ZX")
 _EXITING_FLAGS = 0x4 | 0x200  # PF_EXITING, PF_DUMPCORE of linux/sched.h
 _KERNEL_THREAD_FLAG = 0x200000  # PF_KTHREAD of linux/sched.h
-_EXEC_LIMIT_S = 0.5  # a starting program on a busy machine; a whole scan waits no longer
+_EXEC_LIMIT_S = 0.5  # for starting programs on a busy machine; longest wait of a whole scan
 _EXEC_POLL_S = 0.0005
 
 
@@ -30,13 +30,13 @@ class ProcessEntry(NamedTuple):
 
     parent: int
     state: str  # one letter, as in proc(5)
-    started_at: int  # clock ticks since the machine started; with the pid it names a process for good
-    is_exiting: bool = False  # whether its end has begun; it takes long where there is much memory to free, or a dump
+    started_at: int  # clock ticks since the machine started; with the pid it identifies a process for ever
+    is_exiting: bool = False  # whether its end has begun; freeing much memory or writing a dump takes long
     is_kernel_thread: bool = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether it only waits to be reaped."""
+        """Whether it has ended and only waits to be reaped."""
         return self.state in _ENDED_STATES
 
 
@@ -80,7 +80,7 @@ class ProcessId:
         except ProcessLookupError:
             return True
         try:
-            # Looked at after the descriptor was opened: who is alive now is who the descriptor stands for.
+            # Checked after the descriptor was opened: a process alive now is the descriptor's process.
             if not self.is_alive():
                 return True
             signal.pidfd_send_signal(descriptor, number)
@@ -127,7 +127,7 @@ def live_descendants(ancestor: int) -> dict[int, ProcessEntry]:
 
 
 def descendants_in(entries: Mapping[int, ProcessEntry], ancestors: Iterable[int]) -> set[int]:
-    """Return the processes below `ancestors`, ended ones included, ancestors only where they are below one another.
+    """Return the processes below `ancestors`, including ended ones, and ancestors that are below other ancestors.
 
     Args:
         entries: of `read_process_list`.
@@ -154,18 +154,18 @@ def exec_deadline() -> float:
 def read_arguments(pid: int, deadline: float | None = None) -> list[str]:
     """Return the arguments of a process; empty if it has ended, is a kernel thread, or may not be seen.
 
-    `execve` tells the parent of its success before /proc/PID/cmdline says anything. A process in that moment is waited
-    for: who looks for processes by their arguments would miss one that was just started.
+    `execve` tells the parent of its success before /proc/PID/cmdline says anything. The function waits for a process
+    in that moment: a search for arguments would otherwise miss a process that was just started.
 
     Args:
-        deadline: of `exec_deadline`, shared by all processes of one scan; None begins one.
+        deadline: of `exec_deadline`, shared by all processes of one scan; None begins a new scan.
     """
     text = _arguments(pid, exec_deadline() if deadline is None else deadline)
     return [part.decode(errors="replace") for part in text.split(b"\0")[:-1]]
 
 
 def read_variables(pid: int, deadline: float | None = None) -> list[bytes]:
-    """Return the variables, each `NAME=value`, with which a process was started; as `read_arguments`."""
+    """Return the variables, each `NAME=value`, with which a process was started; empty as for `read_arguments`."""
     text = _read(pid, "environ")
     if not text and _arguments(pid, exec_deadline() if deadline is None else deadline):
         time.sleep(_EXEC_POLL_S)  # variables are laid out just behind the arguments

@@ -1,4 +1,4 @@
-"""Many ranks in few words: `0-7`, `0-14:2`, `1,4,6`. Dumps hold this form and people read it.
+"""Short texts for many ranks: `0-7`, `0-14:2`, `1,4,6`. Dumps hold this form and people read it.
 
 Where: groups of ranks in host dumps. Both directions are pure.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-MAX_RANKS = 1 << 16  # that a text may name: programs write what it is made of
+MAX_RANKS = 1 << 16  # limit for one text, as the input comes from programs
 _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
@@ -18,7 +18,7 @@ def rank_text(ranks: Iterable[int]) -> str:
     spans = []
     while rest:
         length = _even_length(rest)
-        if length < 3:  # two are no span
+        if length < 3:  # two ranks are no span
             spans.append(str(rest[0]))
             length = 1
         else:
@@ -45,7 +45,7 @@ def ranks_of(text: str) -> tuple[int, ...]:
 
 
 def _even_length(ranks: list[int]) -> int:
-    """Return how many of the first ones are evenly spaced."""
+    """Return how many of the first ranks are evenly spaced."""
     length = min(2, len(ranks))
     while length < len(ranks) and ranks[length] - ranks[length - 1] == ranks[1] - ranks[0]:
         length += 1

@@ -1,4 +1,4 @@
-"""How signals are named in messages.
+"""Names of signals in messages.
 
 Where: agents report processes that a signal ended; the service names them in FailureReason.
 """

@@ -1,4 +1,4 @@
-"""Enums whose members are their texts, in every Python that reads this floor.
+"""Enums whose members are their texts, for every Python that imports this package.
 
 Where: contract and train are read by programs of jobs too, whose Python may be 3.10; `enum.StrEnum` came with 3.11.
 """
@@ -15,7 +15,7 @@ else:
     from enum import Enum
 
     class StrEnum(str, Enum):
-        """`enum.StrEnum` as far as it is used here: members are texts, compare, print and format as such."""
+        """The part of `enum.StrEnum` that Clary uses: members are texts, compare, print and format as such."""
 
-        # Without it 3.10 prints NAME.MEMBER, and formats as what prints.
+        # Without it, Python 3.10 prints and formats a member as NAME.MEMBER.
         __str__ = str.__str__

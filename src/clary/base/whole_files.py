@@ -1,6 +1,6 @@
 """Replaces small files as a whole: a process or a machine that is stopped at any moment leaves the old file or the new.
 
-Where: the state folder, records of engines, and the daemon of a box keep what they must not lose by it.
+Where: the state folder, records of engines, and the daemon of a box write their files with it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def replace_durably(path: Path, content: bytes, *, mode: int = SECRET) -> None:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove a file; it is off the disk when this returns. One that is missing is well. Raises: OSError."""
+    """Remove a file; it is off the disk when this returns. A missing file is no error. Raises: OSError."""
     path.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk. Raises: OSError."""
+    """Write the names in a folder to disk. Raises: OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,1 +1,1 @@
-"""The `clary` command: one file a verb."""
+"""The `clary` command: one file for each subcommand."""

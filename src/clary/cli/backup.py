@@ -33,12 +33,12 @@ def add_parser(commands: Any) -> None:
     restore = actions.add_parser("restore", help="put one in the place of the database; the service must be down")
     restore.add_argument("name", nargs="?", metavar="NAME", help="file of the backup (default: the newest)")
     restore.set_defaults(run=run_restore)
-    for action in (listing, make, restore):  # before the action and behind it
+    for action in (listing, make, restore):  # the option may stand before or behind the action
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print one line a backup."""
+    """Print one line for each backup."""
     found = _backups(_settings()).all()
     if options.json:
         facts = [
@@ -55,8 +55,8 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_make(options: argparse.Namespace) -> int:
-    """Have the running service make a backup."""
-    _backups(_settings())  # says so of a database that is no file
+    """Request a backup from the running service."""
+    _backups(_settings())  # raises if the database is not a file
     made = connect().post("backup", {})
     print(json.dumps(made, indent=2) if options.json else f"backup made: {made['path']}")
     return 0
@@ -82,7 +82,7 @@ def run_restore(options: argparse.Namespace) -> int:
 
 
 def _settings() -> Settings:
-    """Return this machine's settings; raises ClaryError while another service is chosen, whose files are not here."""
+    """Return this machine's settings; raises ClaryError while a service elsewhere is chosen."""
     settings = load_settings()
     require_local(settings, "backup")
     return settings

@@ -1,4 +1,4 @@
-"""Judges a machine's own words before it becomes a box, and names authorities by their fingerprints. Pure.
+"""Checks a machine's answer to a probe before it becomes a box, and names authorities by their fingerprints. Pure.
 
 Where: `hosts` and `join`.
 """
@@ -17,13 +17,13 @@ from clary.contract.box_protocol import BoxFacts
 
 
 def checked_probe(found: Mapping[str, Any], name: str, url: str) -> dict[str, Any]:
-    """Return a box as the service takes it, from a machine's words about itself.
+    """Return a box in the form that the service accepts, from a machine's answer.
 
     Args:
         found: its answer to `probe`.
-        name: that it gets.
+        name: of the new box.
         url: of the service.
-    Raises: ClaryError saying why it can not be a box, and what to do.
+    Raises: ClaryError saying why the machine cannot be a box, and what to do.
     """
     try:
         facts = from_plain(BoxFacts, found.get("facts"))
@@ -44,5 +44,5 @@ def checked_probe(found: Mapping[str, Any], name: str, url: str) -> dict[str, An
 
 
 def fingerprint(ca_pem: str) -> str:
-    """Return the SHA-256 of a certificate in hex. Raises: ValueError for another text."""
+    """Return the SHA-256 of a certificate in hex. Raises: ValueError for a text without a certificate."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(ca_pem.strip())).hexdigest()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 GIB = 1024**3
-CLOCK_LIMIT_S = 2.0  # larger differences of clocks may put causes into the wrong order
+CLOCK_LIMIT_S = 2.0  # larger differences of clocks may reverse the order of causes
 
 
 def shape_words(facts: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one line a kind of node."""
+    """Print one line for each kind of node."""
     page = connect().get("capacity")
     if options.json:
         print(json.dumps(page, indent=2))

@@ -1,7 +1,7 @@
 """Checkpoints in words: rows of sets, the hosts' reports of their mirroring, findings of a verification.
 
-Names of files come from buckets that anyone with a key may have written to: `printable` takes out of them what a
-terminal would obey.
+Names of files come from buckets that anyone with a key may have written to: `printable` removes
+terminal control characters from them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def set_row(entry: Mapping[str, Any], *, job_arn: str, now: datetime) -> tuple[s
 
     Args:
         entry: a set, of the page `checkpoints`.
-        job_arn: of the job that was asked for; sets of other jobs are marked.
-        now: from which ages count.
+        job_arn: of the requested job; sets of other jobs are marked.
+        now: time from which ages count.
     """
     state = f"{entry['state']}: {printable(entry['fault'])}" if entry["fault"] else entry["state"]
     if entry["taken_at"] is None:
@@ -71,7 +71,7 @@ def set_row(entry: Mapping[str, Any], *, job_arn: str, now: datetime) -> tuple[s
 
 
 def mirror_lines(hosts: Mapping[str, Mapping[str, Any]], *, now: datetime) -> list[str]:
-    """Return a line a host on how far its mirroring is."""
+    """Return a line for each host on the state of its mirroring."""
     return [f"{host}: {_mirror(facts, now)}" for host, facts in hosts.items()]
 
 
@@ -90,12 +90,12 @@ def finding_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def is_as_stored(report: Mapping[str, Any]) -> bool:
-    """Whether every file was read and matches its manifest; a service of an older release says no more than that."""
+    """Whether every file was read and matches its manifest; a service of an older release reports only `is_whole`."""
     return bool(report.get("is_as_stored", report["is_whole"]))
 
 
 def doubt_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return a line for every set of which not everything is known to have been whole when it was stored."""
+    """Return a line for every set with a file that is not known to have been whole when it was stored."""
     lines = []
     for item in report["sets"]:
         evidence = item.get("evidence") or {}
@@ -161,7 +161,7 @@ def _rest(name: str, findings: Mapping[str, Any], words: str) -> list[str]:
 
 
 def _mirror(facts: Mapping[str, Any], now: datetime) -> str:
-    # By `get`: an agent of another release may say less.
+    # By `get`: an agent of another release may send fewer fields.
     number, committed_at = facts.get("set_number"), facts.get("committed_at")
     parts = [
         f"set {number}{f', committed {_ago(committed_at, now)}' if committed_at else ''}" if number else "no set yet"
@@ -199,5 +199,5 @@ def _ago(text: str, now: datetime) -> str:
 def _local(moment: datetime) -> str:
     try:
         return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError):  # at the ends of the calendar not every zone has a time
+    except (OverflowError, ValueError):  # near the ends of the calendar, local times overflow
         return moment.astimezone(UTC).isoformat()

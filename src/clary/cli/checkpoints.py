@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
         help="list a job's checkpoint sets in S3, or read and verify every file of them",
         usage="clary checkpoints [-h] [--host algo-N] [--set N] [--json] [verify] JOB",
     )
-    # Not a command below the command: a job may be called `verify`.
+    # Not a subcommand: a job may be called `verify`.
     parser.add_argument("words", nargs="+", metavar="JOB", help="the job; `verify` before it reads every file")
     parser.add_argument("--host", metavar="algo-N", help="verify this host's set only")
     parser.add_argument("--set", type=_set_number, metavar="N", help="verify set N; else the newest of each host")
@@ -66,7 +66,7 @@ def listing(job: str, page: dict[str, Any], *, now: datetime) -> str:
     Args:
         job: its name.
         page: the service's answer, with sets and hosts.
-        now: from which ages count.
+        now: time from which ages count.
     """
     lines = []
     if page["sets"]:

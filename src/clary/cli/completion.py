@@ -1,6 +1,6 @@
 """`clary completion SHELL`: print the script that completes commands, options and names of jobs in bash, zsh or fish.
 
-The words are written into the script, so that a key costs no start of Python; names of jobs alone are asked for.
+The script holds the words, so that completing them starts no Python; only for names of jobs it calls `clary`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from clary.cli.parsers import parsers_below
 
 SHELLS = ("bash", "zsh", "fish")
-NUM_JOBS = 200  # the newest, that are offered
-_TAKES_JOB = ("job", "jobs", "words", "source")  # places in which the name of a job is meant; a source is JOB:WHAT
+NUM_JOBS = 200  # number of the newest jobs that are offered
+_TAKES_JOB = ("job", "jobs", "words", "source")  # arguments that name a job; a source is JOB:WHAT
 _TAKES_TUNING = "tuning_job"
 _JOBS, _TUNING = f"clary jobs --names -n {NUM_JOBS}", "clary tuning --names"
-# A zsh whose user has never called compinit has no completion at all, and nothing for bash's to be built on.
+# Without a call of compinit, zsh has no completion, and bashcompinit has no base.
 _ZSH_START = """(( $+functions[compdef] )) || { autoload -U compinit && compinit -i }
 autoload -U +X bashcompinit && bashcompinit
 """
@@ -29,8 +29,8 @@ class _Node:
 
     path: str
     words: tuple[str, ...]  # commands and options
-    choices: tuple[tuple[str, tuple[str, ...]], ...]  # of options that take one of some words
-    names: str  # command that prints names which can follow as well; empty for no names
+    choices: tuple[tuple[str, tuple[str, ...]], ...]  # of options with a fixed list of values
+    names: str  # command that prints names which can follow, too; empty without names
 
 
 def add_parser(commands: Any) -> None:
@@ -75,7 +75,7 @@ def _bash(nodes: Sequence[_Node]) -> str:
     """Return the script for bash, which zsh reads too.
 
     zsh has variables of its own that look like any others: `path` is tied to PATH, `words` is the line that is
-    completed. So each name here has our own begin.
+    completed. So each name here begins with `clary_`.
     """
     paths = "|".join(f'"{node.path}"' for node in nodes if node.path)
     cases = []
@@ -123,7 +123,7 @@ def _fish(nodes: Sequence[_Node], parser: argparse.ArgumentParser) -> str:
     paths = " ".join(f"'{node.path}'" for node in nodes if node.path)
     lines = [
         "# Completion for clary; in fish: clary completion fish | source",
-        "function __clary_at -a wanted",  # whether the words so far lead to this command; options lie between them
+        "function __clary_at -a wanted",  # whether the words so far lead to this command; options may lie between them
         "  set -l at ''",
         "  for word in (commandline -opc)[2..-1]",
         "    set -l longer (string trim -- $at' '$word)",
@@ -135,7 +135,7 @@ def _fish(nodes: Sequence[_Node], parser: argparse.ArgumentParser) -> str:
     for node in nodes:
         start = f"complete -c clary -n '__clary_at \\'{node.path}\\''"
         if node.names or not node.path:
-            lines.append(f"{start} -f")  # no files where a command or a job is meant
+            lines.append(f"{start} -f")  # no files where a command or a job is expected
         for word in node.words:
             below = f"{node.path} {word}".strip()
             if word.startswith("--"):

@@ -1,4 +1,4 @@
-"""How commands reach the service: the AWS API with the owner's key, its own pages with its admin token."""
+"""How commands reach the service: the AWS API with the owner's key, the service's own pages with its admin token."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Connection:
     folder: StateFolder
     record: ServiceRecord
     secrets: RootSecrets
-    context: str = ""  # that names a service elsewhere; empty: this machine's
-    ca_file: str = ""  # of the authority that has signed the service's certificate; empty: one that is trusted here
+    context: str = ""  # name of a service elsewhere; empty: this machine's service
+    ca_file: str = ""  # of the authority of the service's certificate; empty: this machine trusts it already
 
     def call(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Call an operation of the SageMaker API.
@@ -45,7 +45,7 @@ class Connection:
             "host": urlsplit(self.record.url).netloc,
             "content-type": "application/x-amz-json-1.1",
             "x-amz-target": f"SageMaker.{operation}",
-            # As AWS clients do: two equal calls within a second would have one signature, and one is a replay.
+            # As AWS clients do: otherwise two equal calls within a second would have one signature, like a replay.
             "amz-sdk-invocation-id": str(uuid.uuid4()),
         }
         signed = sign(
@@ -78,11 +78,11 @@ class Connection:
         return self._own_page("GET", target, None)
 
     def post_job_page(self, job: str, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the service do something to a job; raises as `get`.
+        """Send an order for a job to the service; raises as `get`.
 
         Args:
             job: its name.
-            page: below the job's own page, as `dump`.
+            page: below the job's own page, for example `dump`.
             body: goes as JSON.
         """
         return self.post(f"jobs/{quote(job, safe='')}/{page}", body)
@@ -105,14 +105,14 @@ class Connection:
 
         Args:
             job: its name.
-            page: below the job's own page; empty for all that is known of it.
+            page: below the job's own page; empty for the job's own page.
             query: parameters of the page.
         """
         return self.get("/".join(("jobs", quote(job, safe=""), *([page] if page else []))), query)
 
     @contextlib.contextmanager
     def trusted(self) -> Iterator[None]:
-        """Have all clients of this process trust the service's certificate, whichever library made them."""
+        """Make all clients of this process trust the service's certificate, with any library."""
         before = os.environ.get(CA_OF_OPENSSL)
         if self.ca_file:
             os.environ[CA_OF_OPENSSL] = self.ca_file
@@ -184,14 +184,15 @@ def find_running(settings: Settings) -> Connection | None:
     """Return the service that runs for the state folder, or None."""
     folder = StateFolder(settings.home_folder)
     record = folder.read_service_record()
-    # A service that was killed leaves its record, and anyone may listen on its port now: nobody else gets the keys.
+    # A service that was killed leaves its record, and another program may listen on its port now, which must not get
+    # the keys.
     if record is None or not record.process.is_alive():
         return None
     return Connection(settings, folder, record, folder.read_secrets())
 
 
 def connect() -> Connection:
-    """Find the service that was chosen (see `contexts`), else that of the state folder.
+    """Find the chosen service (see `contexts`), else the service of the state folder.
 
     Raises: ClaryError saying how to start it when none runs here, or what is wrong with the choice.
     """

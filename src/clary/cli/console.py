@@ -1,4 +1,4 @@
-"""`clary console`: where the console is, and a link that signs in."""
+"""`clary console`: the console's address, and a link that signs in."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print one line a context; keys are not shown."""
+    """Print one line for each context; keys are not shown."""
     settings = load_settings()
     contexts = read_contexts(settings)
     chosen = chosen_service(settings)
@@ -76,7 +76,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_use(options: argparse.Namespace) -> int:
-    """Choose a context for all commands from now on."""
+    """Choose a context for all later commands."""
     settings = load_settings()
     contexts = read_contexts(settings)
     if options.name != LOCAL:
@@ -90,7 +90,7 @@ def run_use(options: argparse.Namespace) -> int:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Keep address and keys of a service. Raises: ClaryError (fault USER)."""
+    """Store address and keys of a service. Raises: ClaryError (fault USER)."""
     settings = load_settings()
     if options.name == LOCAL or not options.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise ClaryError(
@@ -129,7 +129,7 @@ def run_remove(options: argparse.Namespace) -> int:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Print the address and secrets of the service; their holder can do everything there."""
+    """Print the address and secrets of the service; their holder has full rights there."""
     connection = connect()
     record, secrets, settings = connection.record, connection.secrets, connection.settings
     service = RemoteService(

@@ -1,4 +1,4 @@
-"""Which service commands talk to: this machine's, or one elsewhere.
+"""Chooses the service that commands talk to: this machine's service, or one elsewhere.
 
 In this order: `--context NAME` or CLARY_CONTEXT; CLARY_URL; the context that `clary context use` chose; the service
 of the state folder. `contexts.json` in the state folder holds addresses and keys of services elsewhere; only its
@@ -21,7 +21,7 @@ from clary.base.plain import from_plain
 from clary.cli.parsers import did_you_mean
 from clary.control.settings import Settings
 
-LOCAL = "local"  # this machine's service; no context is called so
+LOCAL = "local"  # stands for this machine's service; no context may have this name
 CONTEXT_VARIABLE = "CLARY_CONTEXT"
 URL_VARIABLE = "CLARY_URL"
 TOKEN_VARIABLE = "CLARY_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
@@ -41,14 +41,14 @@ class RemoteService:
     secret_access_key: str = field(repr=False)
     admin_token: str = field(repr=False)
     region: str = Settings.region
-    ca_file: str = ""  # of the authority that has signed its certificate; empty: one that this machine trusts
-    plain_http: bool = False  # whether keys may go there without TLS
+    ca_file: str = ""  # of the authority of its certificate; empty: this machine trusts it already
+    plain_http: bool = False  # whether keys may be sent without TLS
     default_bucket: str = Settings.default_bucket
     account_id: str = Settings.account_id
     role_name: str = Settings.role_name
 
     def check(self, name: str) -> None:
-        """Refuse a malformed address, and one that would send keys over a network in the clear.
+        """Refuse a malformed address, and an address for which keys would cross a network in the clear.
 
         Raises: ClaryError.
         """
@@ -85,7 +85,7 @@ class Contexts:
 def chosen_service(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[str, RemoteService] | None:
     """Return the service elsewhere that commands talk to, with its name; None for this machine's.
 
-    Raises: ClaryError, WireError NotFound for a choice that leads nowhere.
+    Raises: ClaryError; WireError NotFound for an unknown context.
     """
     named = environ.get(CONTEXT_VARIABLE)
     if named == LOCAL:
@@ -114,7 +114,7 @@ def require_local(settings: Settings, command: str) -> None:
 
 @contextlib.contextmanager
 def chosen_context(name: str | None) -> Iterator[None]:
-    """Have commands talk to this context; None leaves the choice to the environment and the file."""
+    """Make commands talk to this context; None leaves the choice to the environment and the file."""
     before = os.environ.get(CONTEXT_VARIABLE)
     if name is not None:
         os.environ[CONTEXT_VARIABLE] = name
@@ -164,7 +164,7 @@ def read_service(document: Any) -> RemoteService:
 
 
 def service_settings(settings: Settings, service: RemoteService) -> Settings:
-    """Return settings as they are where the service runs, as far as clients look at them."""
+    """Return the settings of the service's machine that clients read."""
     return replace(
         settings,
         region=service.region,

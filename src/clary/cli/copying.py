@@ -1,6 +1,6 @@
-"""Where the things of a job lie that `clary cp` copies, and how they come here.
+"""Finds and downloads the parts of a job that `clary cp` copies.
 
-Where: `cp` parses what is wanted. Keys of objects become paths below the folder that was named, and never leave it.
+Where: `cp` parses the arguments. Keys of objects become paths below the given folder, and never leave it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Copied:
 
 
 def place_of(connection: Connection, job: str, thing: str) -> str:
-    """Return the URI of a thing; one that ends with a slash is a prefix.
+    """Return the URI of a part; a URI that ends with a slash is a prefix.
 
     Args:
         job: its name.
-        thing: a key of THINGS, but not LOGS.
-    Raises: WireError NotFound saying why there is none.
+        thing: the part, a key of THINGS other than LOGS.
+    Raises: WireError NotFound saying why the job has no such part.
     """
     request = JobRequest(connection.job_page(job, "request")["request"])
     if thing == CHECKPOINTS:
@@ -60,16 +60,16 @@ def place_of(connection: Connection, job: str, thing: str) -> str:
 
 
 def fetch(store: ObjectStore, uri: str, target: Path, *, unpacks: bool, what: str) -> Iterator[Copied]:
-    """Copy an object, or everything below a prefix, and yield each file when it is there.
+    """Copy an object, or everything below a prefix, and yield each file once it is copied.
 
     Args:
         store: with the owner's key.
         uri: of the object, or a prefix that ends with a slash.
         target: file or folder; an archive goes into a folder that exists under its own name.
         unpacks: whether an archive is unpacked into the folder `target`.
-        what: is copied, for messages: `the model of job-1`.
+        what: name of the part for messages: `the model of job-1`.
 
-    Raises: WireError NotFound if nothing lies there; ClaryError for a key that is no path, and a full disk.
+    Raises: WireError NotFound if nothing lies there; ClaryError for a key that is no path, or a full disk.
     """
     place = parse_s3_uri(uri)
     if uri.endswith("/"):
@@ -122,7 +122,7 @@ def _fetch_folder(store: ObjectStore, bucket: str, prefix: str, target: Path, *,
     for item in store.list_objects(bucket, prefix):
         name = item.key.removeprefix(prefix)
         if name.endswith("/") or name.partition("/")[0] == OWN_FOLDER:
-            continue  # folders of tools; what Clary keeps beside checkpoints
+            continue  # folders of tools, and Clary's files beside checkpoints
         is_empty = False
         path = target / _inside(name, f"s3://{bucket}/{item.key}")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete one job after the other; one that cannot be deleted does not keep the others from it."""
+    """Delete one job after the other; continue after a job that cannot be deleted."""
     connection = connect()
     code = 0
     found = []

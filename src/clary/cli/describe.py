@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the job for a person, or as JSON."""
+    """Print the job as text or as JSON."""
     connection = connect()
     facts = connection.job_page(options.job)
     if options.why:
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def why(facts: dict[str, Any], *, width: int | None = None) -> str:
-    """Return the text that `clary describe --why` prints; tables fit into `width` columns, if there are so few."""
+    """Return the text that `clary describe --why` prints; tables fit into `width` columns if possible."""
     lines = [f"{facts['name']}  {state_words(facts)}"]
     cause = facts["cause"]
     if cause is None:
@@ -73,7 +73,7 @@ def why(facts: dict[str, Any], *, width: int | None = None) -> str:
 
 
 def _without_failure(facts: Mapping[str, Any]) -> list[str]:
-    """Return why a job waits, or the last word on one that was ended: by its limit, say."""
+    """Return why a job waits, or why it was ended, for example by its limit."""
     if facts["state"] == "Queued":
         place = [f"  {'queue':<10}{queue_words(facts['queue'])}"] if facts.get("queue") else []
         return [*place, f"  {'waits for':<10}{_harmless(facts.get('pending_reason') or 'nothing yet')}"]
@@ -95,7 +95,7 @@ def _last_words(found: Mapping[str, Any], *, width: int | None) -> list[str]:
 
 
 def describe(facts: dict[str, Any], *, width: int | None = None) -> str:
-    """Return the text that `clary describe` prints; tables fit into `width` columns, if there are so few."""
+    """Return the text that `clary describe` prints; tables fit into `width` columns if possible."""
     lines = [f"{facts['name']}  {state_words(facts)}"]
     if facts.get("queue"):
         lines.append(f"  {'queue':<10}{queue_words(facts['queue'])}")
@@ -147,7 +147,7 @@ def describe(facts: dict[str, Any], *, width: int | None = None) -> str:
     if facts.get("rules"):
         rule_rows = [(f"  {row['name']}", row["kind"], row["status"], row["details"] or "-") for row in facts["rules"]]
         lines += ["", "rules", table(("  RULE", "LOOKS AT", "STATUS", "WHAT IT SAYS"), rule_rows, width=width)]
-    if facts.get("ledger") and facts["ledger"]["num_attempts"]:  # before the first it has no hosts
+    if facts.get("ledger") and facts["ledger"]["num_attempts"]:  # before the first attempt a job has no hosts
         ledger = ledger_lines(facts["ledger"], width=None if width is None else width - len(INDENT))
         lines += ["", "time and money", *[f"{INDENT}{line}".rstrip() for line in ledger]]
     alarms = [
@@ -191,7 +191,7 @@ def _harmless(text: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "nan" if value is None else f"{value:g}"  # the service has null for what is no number
+    return "nan" if value is None else f"{value:g}"  # the service sends null for values that are no numbers
 
 
 def _time(text: str) -> datetime:

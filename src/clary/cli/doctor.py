@@ -1,6 +1,6 @@
 """`clary doctor`: check this machine and the service; list the emulated and the not isolated parts.
 
-`clary doctor JOB`: what the hosts of a job have found out about themselves and the links between them.
+`clary doctor JOB`: the health of a job's hosts and of the links between them, as the hosts report it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _checked(name: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _nodes(settings: Settings) -> list[Finding]:
-    """Return findings on nodes where hosts are other machines; nothing for engine local."""
+    """Return findings on nodes where hosts are other machines; empty for engine local."""
     running = find_running(settings)
     if running is None or not running.is_healthy():
         return []

@@ -77,7 +77,7 @@ def _frame_lines(frames: Sequence[Mapping[str, Any]], *, most: int | None) -> It
 
 
 def _call_rows(groups: Sequence[Mapping[str, Any]], *, most: int | None) -> list[list[str]]:
-    """Return a row for ranks that have called the same last, group by group."""
+    """Return a row for ranks with the same last call, group by group."""
     used = [group for group in groups if any(member["call"] for member in group["members"])]
     rows = []
     for group in used if most is None else used[:most]:
@@ -106,7 +106,7 @@ def _call_rows(groups: Sequence[Mapping[str, Any]], *, most: int | None) -> list
 
 
 def _alike(members: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return members together that have called the same, in the same state."""
+    """Group members by call and state."""
     found: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
     for member in members:
         call = member["call"] or {}

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings()
     folder = StateFolder(settings.home_folder)
     tls_names = tuple(tls_variables(folder.tls, proxy_url="", environ=os.environ))
-    # A proxy and a bundle that somebody else has set stay.
+    # A proxy and a bundle from another source are kept.
     has_tls = os.environ.get("AWS_CA_BUNDLE") == str(folder.tls / CA_FILE)
     if options.unset:  # needs no service
         nobody = Credentials(access_key_id="", secret_access_key="")

@@ -22,7 +22,7 @@ from clary.control.engines.images import DEFAULT_ENVIRONMENT, default_python, no
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.settings import Settings, load_settings
 
-_INDEX_BUILD = "index"  # of torch: what the package index has
+_INDEX_BUILD = "index"  # build of torch: the default of the package index
 
 
 def add_parser(commands: Any) -> None:
@@ -50,12 +50,12 @@ def add_parser(commands: Any) -> None:
     remove = actions.add_parser("remove", help="remove an added environment")
     remove.add_argument("name", metavar="NAME", help="as the list has it")
     remove.set_defaults(run=run_remove)
-    for action in (listing, add, remove):  # before the action and behind it
+    for action in (listing, add, remove):  # the option may stand before or behind the action
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print one line an environment; 1 if one of them does not run."""
+    """Print one line for each environment; return 1 if an environment does not run."""
     settings = _settings()
     home = settings.home_folder
     probe = InterpreterProbe(home=home)

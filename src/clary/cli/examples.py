@@ -1,6 +1,6 @@
 """Examples of every command, printed at the end of its help: the words behind `clary`, and their effect.
 
-Where: `main` adds them to the parsers. A test parses every line, and looks that no command is without.
+Where: `main` adds them to the parsers. A test parses every line, and checks that every command has an example.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Carries out the orders of the service for leases, and says how far each one is.
+"""Carries out the orders of the service for leases, and reports the state of each lease.
 
-Where: `daemon` calls it after every answer, and when a keeper has ended. All that it knows lies in files
-(`lease_files`) and in /proc, so that a daemon that was killed at any moment goes on with the same leases.
+Where: `daemon` calls it after every answer, and when a keeper has ended. Its state lies in files
+(`lease_files`) and in /proc, so that a daemon that replaces a killed one continues with the same leases.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from clary.agent.node.lease_processes import end_marked, kill
 from clary.base.processes import ProcessId
 from clary.contract.box_protocol import LEASE_ID, MAX_WORDS, LeaseOrder, LeasePhase, LeaseReport, Wish
 
-KEEPER_LIMIT_S = 30.0  # for a keeper whose boot was killed to end the rest
-START_LIMIT_S = 10.0  # for a keeper that was started to say so
-END_LIMIT_S = 5.0  # of one look of the daemon, which has to ask the service meanwhile
+KEEPER_LIMIT_S = 30.0  # for a keeper to end the other processes after its boot was killed
+START_LIMIT_S = 10.0  # for a started keeper to record that it runs
+END_LIMIT_S = 5.0  # longest wait in one round of the daemon, which has to ask the service again
 
 
 @dataclass
 class _Starting:
-    """A keeper that this daemon has started and that has not said so."""
+    """A keeper that this daemon has started and that has not recorded yet that it runs."""
 
     process: subprocess.Popen[bytes]
     at_s: float
@@ -57,13 +57,13 @@ class LeaseTable:
         self._source = source
         self._records: dict[str, LeaseRecord] = {}
         self._starting: dict[str, _Starting] = {}
-        self._gone: dict[str, str] = {}  # leases without a record are ended as well
+        self._gone: dict[str, str] = {}  # ended lease without a record -> why it is gone
         self._ending_since: dict[str, float] = {}
         self._failures: dict[str, str] = {}  # why a lease could not be begun yet
         self._children: list[subprocess.Popen[bytes]] = []  # keepers, to be reaped
 
     def load(self) -> None:
-        """Find the leases of the daemons before this one. Raises: OSError."""
+        """Load the leases that earlier daemons have recorded. Raises: OSError."""
         self._folder.leases.mkdir(mode=0o700, exist_ok=True)
         for place in self._folder.leases.iterdir():
             record = LeaseFiles(place).read_record()
@@ -96,7 +96,7 @@ class LeaseTable:
                 self._signal(record)
 
     def look(self) -> None:
-        """Notice leases that have ended by themselves, and write it down."""
+        """Record the end of leases that have ended by themselves."""
         self._reap()
         for lease, starting in list(self._starting.items()):
             self._follow(lease, starting)
@@ -105,7 +105,7 @@ class LeaseTable:
                 self._notice_end(record)
 
     def reports(self) -> tuple[LeaseReport, ...]:
-        """Return all leases as they are."""
+        """Return the state of each lease."""
         told = [self._report(record) for record in self._records.values()]
         gone = [LeaseReport(lease=lease, phase=LeasePhase.GONE, why=why) for lease, why in self._gone.items()]
         return (*told, *gone)
@@ -128,14 +128,14 @@ class LeaseTable:
 
     @property
     def is_moving(self) -> bool:
-        """Whether something was begun or is being ended, so that a look is due soon."""
+        """Whether a lease is starting or ending, so that `look` is due soon."""
         return bool(self._starting or self._ending_since)
 
     def end_all(self, limit_s: float) -> int:
-        """End every lease, of a box that was removed; return how many can not be ended.
+        """End every lease of a removed box; return how many leases could not be ended.
 
         Args:
-            limit_s: of waiting.
+            limit_s: longest wait.
         """
         deadline_s = time.monotonic() + limit_s
         while True:
@@ -173,11 +173,11 @@ class LeaseTable:
             return
         try:
             self._records[order.lease] = self._files(order.lease).make(order, self._boot_id)
-        except OSError as error:  # nothing was begun, and the next answer has it tried again
+        except OSError as error:  # no keeper was started; the service's next answer repeats the order
             print(f"{order.lease}: can not be recorded: {error}", file=sys.stderr, flush=True)
 
     def _begin(self, record: LeaseRecord) -> None:
-        """Start the keeper of a lease; raise nothing that could end the daemon."""
+        """Start the keeper of a lease; log an OSError instead of raising it."""
         files = self._files(record.lease)
         try:
             source = self._source(record.boot)
@@ -205,7 +205,7 @@ class LeaseTable:
         self._starting[record.lease] = _Starting(process, time.monotonic())
 
     def _follow(self, lease: str, starting: _Starting) -> None:
-        """See whether a keeper that was started has taken its lease."""
+        """Check whether a started keeper has taken its lease."""
         code, files = starting.process.poll(), self._files(lease)
         if files.read_keeper() is not None:
             if code is not None or files.read_boot() is not None:
@@ -215,11 +215,11 @@ class LeaseTable:
                 starting.process.kill()
         else:
             self._starting.pop(lease)
-            if code != EXIT_KEPT:  # else another one keeps it, and will say so, or has ended and it is begun again
+            if code != EXIT_KEPT:  # EXIT_KEPT: another keeper has taken the lease
                 self._write_end(lease, f"its keeper could not be started: exit code {code}; see {files.output}")
 
     def _notice_end(self, record: LeaseRecord) -> None:
-        """Write down the end of a lease whose keeper is gone without a word."""
+        """Record the end of a lease whose keeper has died without recording it."""
         lease, files = record.lease, self._files(record.lease)
         if record.boot_id != self._boot_id:
             self._write_end(lease, f"{self._config.name} was started again")
@@ -228,7 +228,7 @@ class LeaseTable:
         if keeper is None or keeper.identity.is_alive():
             return
         if files.read_end() is not None:
-            return  # it has said it just now
+            return  # the keeper has just recorded it
         known = [boot.identity] if boot is not None else []
         if self._end_left(lease, known) == 0:
             self._write_end(lease, "the process that kept its agent was killed")
@@ -243,13 +243,13 @@ class LeaseTable:
             descriptor = os.pidfd_open(boot.pid)
             try:
                 if boot.identity.is_alive():
-                    files.notice.touch(mode=0o600)  # first: a second signal would be an order to leave
+                    files.notice.touch(mode=0o600)  # before the signal: a second signal would order the agent to leave
                     signal.pidfd_send_signal(descriptor, signal.SIGTERM)
             finally:
                 os.close(descriptor)
 
     def _end(self, lease: str) -> bool:
-        """End a lease as far as it goes now; return whether nothing of it is left."""
+        """End a lease as far as is possible now; return whether it has ended completely."""
         record, files = self._records.get(lease), self._files(lease)
         if record is None:
             if lease not in self._gone and self._end_left(lease) == 0:
@@ -268,7 +268,7 @@ class LeaseTable:
             if boot is not None:
                 kill([boot.identity])
                 return self._await_keeper(lease, keeper.identity)
-            return False  # it is about to start the boot: a moment later it can be named
+            return False  # the keeper is about to start the boot, whose process is not known yet
         starting = self._starting.pop(lease, None)
         if starting is not None:
             starting.process.kill()
@@ -279,7 +279,7 @@ class LeaseTable:
         return True
 
     def _await_keeper(self, lease: str, keeper: ProcessId) -> bool:
-        """Give the keeper a moment to end the boot's leftovers; return whether it has."""
+        """Wait shortly for the keeper to end the boot's remaining processes; return whether it has."""
         deadline_s = time.monotonic() + END_LIMIT_S
         while keeper.is_alive() and time.monotonic() < deadline_s:
             self._reap()

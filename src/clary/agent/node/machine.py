@@ -1,6 +1,6 @@
-"""Looks at this machine: processors, memory, GPUs, namespaces, and a digest that tells it from others.
+"""Looks at this machine: processors, memory, GPUs, namespaces, and a digest that identifies the machine.
 
-Where: the daemon tells it with every report, `probing` before there is a daemon.
+Where: the daemon sends these facts with every report; `probing` sends them before a daemon is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def box_facts(*, restarts: str = "") -> BoxFacts:
     """Return processors, memory, GPUs and isolation of this machine.
 
     Args:
-        restarts: who starts the daemon after a reboot, in words.
+        restarts: what starts the daemon after a reboot, in words.
     """
     return BoxFacts(
         hostname=_printable(socket.gethostname()),
@@ -48,14 +48,14 @@ def boot_id() -> str:
 
 
 def user_name() -> str:
-    """Return the name of the user, or the number of a nameless one."""
+    """Return the name of the user, or the user's number if it has no name."""
     with contextlib.suppress(KeyError, OSError):
         return getpass.getuser()
     return str(os.geteuid())
 
 
 def machine_digest() -> str:
-    """Return a digest that tells this machine and user from others: the machine's id itself stays here."""
+    """Return a digest that identifies this machine and user; the machine's id itself never leaves the machine."""
     known = ""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def gpu_uuids() -> tuple[str, ...]:
 
 
 def isolation_words() -> str:
-    """Say how hosts can be kept apart here, after trying it in a child."""
+    """Return how hosts can be isolated on this machine, as tried in a child process."""
     is_root = os.geteuid() == 0
     why = _why_no_namespaces(0 if is_root else _CLONE_NEWUSER)
     if why:

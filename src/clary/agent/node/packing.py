@@ -1,6 +1,7 @@
 """Packs the daemon with its imports into one file; the same sources give the same bytes, which a digest names.
 
-Where: the command line sends it to boxes (`cli.remote_python`), and compares its digest with what boxes tell.
+Where: the command line sends it to boxes (`cli.remote_python`), and compares its digest with the digests that boxes
+report.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from clary.agent.node.__main__ import main
 
 sys.exit(main(sys.argv[1:]))
 '''
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that zip files know
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 
 
 def pack_node() -> bytes:

@@ -1,4 +1,4 @@
-"""Looks whether a machine can be a box, before anything is put there.
+"""Checks whether a machine can be a box, before anything is installed on it.
 
 Where: `python node.pyz probe` over SSH or by `clary join`, with JSON on standard input: url and ca_pem of the service,
 and the scratch folder that the owner wants.
@@ -24,7 +24,7 @@ MIN_FREE_BYTES = 1 << 30
 
 
 def probe(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the machine's facts, and reasons against it as a box.
+    """Return the machine's facts, and the reasons why it cannot be a box.
 
     Args:
         wanted: url, ca_pem and scratch.
@@ -44,7 +44,7 @@ def probe(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why_not_writable(scratch: str) -> str:
-    """Say why the daemon's folder, or the scratch folder, can not be made; empty if both can."""
+    """Return why the daemon's folder or the scratch folder cannot be used; empty if both can."""
     wanted = [Path(scratch)] if scratch else []
     for place in (*wanted, own_folder(scratch).parent.parent):
         try:

@@ -1,6 +1,6 @@
 """Tries whether a service can be reached from this machine.
 
-Where: `probing`, before a daemon is installed; `installation`, before one is taken from another service.
+Where: `probing`, before a daemon is installed; `installation`, before it takes a daemon from another service.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HEALTH_PATH = "/clary/v1/health"
 
 
 def why_no_service(url: str, ca_pem: str) -> str:
-    """Say why the service can not be reached from here; empty if it can.
+    """Return why the service cannot be reached from this machine; empty if it can.
 
     Args:
         url: https://HOST:PORT.

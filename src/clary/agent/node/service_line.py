@@ -1,6 +1,7 @@
-"""The daemon's line to the service: outward, over TLS that only the pinned authority may vouch for.
+"""The daemon's outgoing TLS connection to the service; only the pinned authority is trusted.
 
-Where: `daemon` asks with it. A question that waits is given up when something happens here: the next one tells it.
+Where: `daemon` asks with it. A waiting request is broken off when an event happens on the box: the next request reports
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-REQUEST_TIMEOUT_S = 10.0  # beyond what the answer may wait
+REQUEST_TIMEOUT_S = 10.0  # in addition to the time for which the service may hold an answer back
 
 
 class Refused(Exception):
@@ -27,7 +28,7 @@ class Refused(Exception):
 
 
 class Interrupted(Exception):
-    """Something happened here while an answer was waited for."""
+    """An event on this box has interrupted the wait for an answer."""
 
 
 class ServiceLine:
@@ -52,7 +53,7 @@ class ServiceLine:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next question goes over a connection that has carried one."""
+        """Whether the next request uses a connection that is already open."""
         return self._kept is not None and self._kept.sock is not None and not _is_readable(self._kept.sock)
 
     def ask(
@@ -80,7 +81,7 @@ class ServiceLine:
             data = answer.read(MAX_ANSWER_BYTES + 1)
             if len(data) > MAX_ANSWER_BYTES:
                 raise OSError(f"the answer to {method} {path} has more than {MAX_ANSWER_BYTES} bytes")
-            if answer.length:  # http.client raises for a short body only where the whole of it was asked for
+            if answer.length:  # http.client raises for a short body only in a read without a limit
                 raise OSError(f"the answer to {method} {path} ended {answer.length} bytes early")
         except BaseException:
             self.close()
@@ -90,21 +91,21 @@ class ServiceLine:
         return data
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         if self._kept is not None:
             self._kept.close()
             self._kept = None
 
     def _connection(self) -> http.client.HTTPSConnection:
         if self._kept is None or self._kept.sock is None or _is_readable(self._kept.sock):
-            self.close()  # what can be read before it was asked for is the other side's goodbye
+            self.close()  # readable before a request: the service has closed the connection
             self._kept = http.client.HTTPSConnection(
                 self._host, self._port, timeout=REQUEST_TIMEOUT_S, context=self._context
             )
         return self._kept
 
     def _wait(self, connection: http.client.HTTPSConnection, limit_s: float, watched: Sequence[int]) -> None:
-        """Wait for the answer's first byte, or for something here."""
+        """Wait for the answer's first byte; raise Interrupted for an event on the box."""
         found, _, _ = select.select([connection.sock, *watched], [], [], limit_s)
         if connection.sock in found:
             return

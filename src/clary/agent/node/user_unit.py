@@ -1,6 +1,6 @@
-"""Has systemd look after the daemon where the user has a systemd, and starts it without one elsewhere.
+"""Starts the daemon under the user's systemd, or without systemd where the user has none.
 
-Where: `installation` starts the daemon; the daemon of a removed box takes its unit away.
+Where: `installation` starts the daemon; the daemon of a removed box removes its unit.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def has_user_systemd() -> bool:
 
 
 def stop_unit(box: str) -> None:
-    """Have systemd not start the daemon again while it is replaced."""
+    """Stop the unit, so that systemd does not restart the daemon while it is replaced."""
     if _unit_path(box).exists():
         _run("systemctl", "--user", "stop", unit_name(box))
 
 
 def remove_unit(box: str) -> None:
-    """Take the unit away, if there is one; the running daemon is not stopped."""
+    """Remove the unit, if it exists; the running daemon is not stopped."""
     path = _unit_path(box)
     if path.exists():
         _run("systemctl", "--user", "disable", unit_name(box))

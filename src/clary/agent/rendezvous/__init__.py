@@ -1,1 +1,1 @@
-"""When the processes of a job's hosts have found each other, judged by their connections."""
+"""Detects, by their connections, when the processes of a job's hosts have found each other."""

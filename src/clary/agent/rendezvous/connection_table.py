@@ -1,7 +1,7 @@
 """TCP connections of a process' network namespace, and which processes hold them, out of /proc.
 
 Where: `rendezvous_watch`. Reading the table costs milliseconds, however few connections there are, because the kernel
-walks all of the machine's; `change_mark` says cheaply whether anything can be new in it.
+walks all of the machine's; `change_mark` shows cheaply whether the table can have new entries.
 Source: proc(5): /proc/PID/net/{tcp,tcp6,snmp}, /proc/PID/fd; states in include/net/tcp_states.h.
 """
 
@@ -26,12 +26,12 @@ _SOCKET_LINK = "socket:["
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """One end of a connection, as the namespace that was asked sees it."""
+    """One end of a connection, as seen from the namespace that was read."""
 
-    local: tuple[str, int]  # address and port; IPv4 addresses as such also where the socket is one of IPv6
+    local: tuple[str, int]  # address and port; an IPv4 address stands as such even if the socket is one of IPv6
     remote: tuple[str, int]
     is_established: bool  # if not established: the connection is being closed, or is closed
-    inode: int  # of its socket; 0 for one that no process holds
+    inode: int  # of its socket; 0 for a socket that no process holds
 
 
 def read_connections(pid: int, ports: Collection[int]) -> list[Connection]:
@@ -41,7 +41,7 @@ def read_connections(pid: int, ports: Collection[int]) -> list[Connection]:
     """
     endings = tuple(f"{port:04X}" for port in ports)
     found = list(_connections(f"/proc/{pid}/net/tcp", endings))
-    if os.path.exists(f"/proc/{pid}/net/tcp6"):  # not where the kernel has no IPv6
+    if os.path.exists(f"/proc/{pid}/net/tcp6"):  # missing if the kernel has no IPv6
         found += _connections(f"/proc/{pid}/net/tcp6", endings)
     return found
 
@@ -49,7 +49,7 @@ def read_connections(pid: int, ports: Collection[int]) -> list[Connection]:
 def change_mark(pid: int) -> tuple[int, ...]:
     """Return counters that change whenever a connection of the namespace is established.
 
-    Attempts that are refused change nothing: programs try every second until somebody listens.
+    Attempts that are refused change nothing: programs try every second until a process listens.
 
     Raises: OSError as `read_connections`.
     """

@@ -1,13 +1,14 @@
-"""When the processes of a host count as having found those of the other hosts. Pure.
+"""Decides when the processes of a host have found those of the other hosts. Pure.
 
 Where: `rendezvous_watch` shows it the connections of the host's network. Stores and coordinators of every launcher sit
-behind MASTER_PORT of one host, jax's coordinator behind the port after it, so a process has come as far as it can alone
-once it is connected to one of the two:
+behind MASTER_PORT of one host, jax's coordinator behind the port after it, so a process has arrived once it is
+connected to one of the two ports:
 
-- a host whose one process is connected to it on any host, its own included, has come: torch's rank 0 connects to its
+- a host whose one process is connected there on any host, its own included, has arrived: torch's rank 0 connects to its
   own store; torchrun, mpirun and users' commands are one process for Clary, whatever they start;
 - of a host with several processes each has to hold a connection of its own;
-- one that only listens there, as a coordinator without a client does, has come when every other host has been seen.
+- a process that only listens there, as a coordinator without a client does, has arrived once every other host has
+  connected to it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class MeetingPlace:
 
 
 def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> MeetingPlace | None:
-    """Return where to look; None for a host that has nobody to meet, or no network of its own to look at.
+    """Return where to look; None for a host without peers, or without a network namespace of its own.
 
     Args:
         plan: of the attempt.
@@ -52,7 +53,7 @@ def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> Me
         plan.network.jax_port,
         _port(plan.user_environment.get(_STORE_PORT_VARIABLE)),
     }
-    if plan.command is None:  # else hyperparameters launch nothing
+    if plan.command is None:  # with a command, hyperparameters launch nothing
         distribution = read_distribution(plan.hyperparameters)
         if not distribution.includes(host.instance_group):
             return None
@@ -76,7 +77,7 @@ class Meeting:
 
     def __init__(self, place: MeetingPlace) -> None:
         self._place = place
-        # Left by a program that the host had before; a host that had none has nothing old, however late the first look.
+        # Connections left by an earlier program of the host; empty for a host that had no earlier program.
         self._old: frozenset[tuple[object, object]] | None = None if place.may_have_old else frozenset()
         self._heard: set[str] = set()  # addresses that have connected to this host
         self._holders: dict[int, int] = {}  # inode -> process, of connections to the master port
@@ -88,11 +89,11 @@ class Meeting:
         )
 
     def is_complete(self, connections: Sequence[Connection], holders: Mapping[int, int]) -> bool:
-        """Take a look in; return whether this host's processes have all come.
+        """Add the connections of one look; return whether all processes of this host have arrived.
 
         Args:
-            connections: of the host's network, at the ports of the meeting place; the first look is taken when
-                nothing of the program can have ended yet.
+            connections: of the host's network, at the ports of the meeting place; the first look is taken before any
+                connection of the program can have ended.
             holders: inode -> process.
         """
         if self._old is None:
@@ -104,7 +105,7 @@ class Meeting:
             return bool(outgoing) or (bool(self._place.others) and self._place.others <= self._heard)
         for item in outgoing:
             if item.is_established and item.inode:
-                # One whose holder may not be known counts by itself.
+                # A connection of an unknown process counts as one process.
                 self._holders.setdefault(item.inode, holders.get(item.inode, -item.inode))
         return len(set(self._holders.values())) >= self._place.num_processes
 

@@ -1,7 +1,7 @@
-"""Looks when the processes of a host connect to the master port, and tells it in the host's facts.
+"""Watches when the processes of a host connect to the master port, and reports it in the host's facts.
 
 Where: `program_companions` starts it with the program and closes it with it; a thread of its own reads /proc of the
-host's first process. What counts is `rendezvous_policy`'s; the ledger makes the part `rendezvous` of it.
+host's first process. `rendezvous_policy` decides; the ledger derives its part `rendezvous` from it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RendezvousWatch(Companion):
     """Looks at the network of one program.
 
     Args:
-        place_of: returns where so many processes meet others; None: ranks do not meet, and the watch does nothing.
-        board: told `awaits_rendezvous` at once and, once all have come, `rendezvous_at`.
-        give_up_s: after how long a program counts as one that meets nobody.
+        place_of: returns where that number of processes meets others; None where ranks do not meet: no watch is needed.
+        board: receives `awaits_rendezvous` at once and `rendezvous_at` once all processes have arrived.
+        give_up_s: after how long the watch assumes that the program meets no peers.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RendezvousWatch(Companion):
         self._worker: Worker | None = None
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Begin to look at the first process's network, if its pid is known and the host has anybody to meet."""
+        """Begin to look at the first process's network, if its pid is known and the host has peers."""
         place = self._place_of(program.num_processes)
         if place is None or program.init_pid is None:
             return
@@ -71,7 +71,7 @@ class RendezvousWatch(Companion):
 
 
 class _Looks(Worker):
-    """Reads the connections of one process until all have come; tells when that was, or None if it gives up."""
+    """Reads the connections of one process until all have arrived; reports the time, or None if it gives up."""
 
     def __init__(
         self, first_pid: int, place: MeetingPlace, *, tell: Callable[[datetime | None], None], give_up_s: float
@@ -93,10 +93,10 @@ class _Looks(Worker):
         if looked_at_s - self._began_s >= self._give_up_s:
             self._tell(None)
             return None
-        busy_from_s = time.thread_time()  # a look waits while ranks compute, which must not put off the next one
+        busy_from_s = time.thread_time()  # time that a look spends waiting does not count
         before = self._mark
         try:
-            # The mark first: what is established between the two is seen by the next look again.
+            # The mark is read first: a connection established in between changes the mark for the next look.
             self._mark = change_mark(self._first_pid)
             if self._mark != before or looked_at_s - self._read_at_s >= _ANYHOW_S:
                 self._read_at_s = looked_at_s
@@ -104,14 +104,14 @@ class _Looks(Worker):
                     self._tell(datetime.now(timezone.utc))
                     return None
         except OSError as error:
-            # Without a first look nothing can be read at all; later only a program that is gone ends the watch.
+            # An error in the first look means that nothing can be read; later only the program's end ends the watch.
             if self._mark is not None and error.errno in _GONE:  # `abort` will come
                 return None
             if before is None:
                 logger.warning("connections to the master port are not looked for: %s", error)
                 self._tell(None)
                 return None
-            self._mark = ()  # what was not read is read at the next look
+            self._mark = ()  # forces the next look to read the table
             if not self._is_told:
                 logger.warning("connections to the master port could not be read, trying again: %s", error)
             self._is_told = True
@@ -120,7 +120,7 @@ class _Looks(Worker):
 
     def _has_met(self) -> bool:
         connections = read_connections(self._first_pid, self._ports)
-        # Only after the table: who holds a socket that stands in it was alive then.
+        # Read after the table: the holder of a listed socket was alive at that time.
         holders = socket_holders(self._first_pid) if self._meeting.needs_holders(connections) else {}
         return self._meeting.is_complete(connections, holders)
 

@@ -6,7 +6,8 @@ Each rule is `python -m clary.train.debugger.evaluation` with an order file, and
 
     RULES_FOLDER/0/order.json, source/rule.py, other_0/..., status.json
 
-The program does not see that folder: it could put links there, and the agent writes with more rights than it has.
+The program does not see that folder: otherwise it could put links there, and the agent writes with more rights than it
+has.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MAX_OTHER_FILES = 100_000  # of another trial, which is fetched whole
 MAX_OTHER_BYTES = 8 * 1024**3
 _MAX_STATUS_BYTES = 16 * 1024
 _KEPT_LINES = 20
-_KEPT_BYTES = 8 * 1024  # of a line without an end
+_KEPT_BYTES = 8 * 1024  # of a line without a line break
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class RuleHost(Protocol):
     """Host that runs the processes; `rules.rule_world.RulesHost` is one."""
 
     def exits(self) -> tuple[ProcessExit, ...]:
-        """Return the exits so far; `local_rank` says whose each is."""
+        """Return the exits so far; `local_rank` is the index of the process."""
 
     def out_of_memory(self) -> str:
         """Return a sentence on the memory limit if it has ended processes, else an empty text."""
@@ -62,10 +63,10 @@ class RuleWorld:
         folder: of rules, on this machine, and `inside` as the processes see it.
         read: returns the first bytes of a file below `folder` without following links; None if there is none.
         environment: complete, of each process.
-        tensors_uri: where all hosts of several store what they save; empty if rules can not read it.
+        tensors_uri: where the hosts of a job with several hosts store their tensors; empty if rules can not read it.
         is_marked: whether the agent marks the end of the program there.
-        own_end: file in `tensors_folder` that says that the program here has ended; empty for a job of one host.
-        since: seconds since 1970; what was stored at `tensors_uri` before is of an earlier try.
+        own_end: file in `tensors_folder` that marks the end of this host's program; empty for a job of one host.
+        since: seconds since 1970; objects stored at `tensors_uri` before it are of an earlier attempt.
         start: starts processes; raises AgentError.
     """
 
@@ -117,11 +118,11 @@ class RuleProcesses(Worker):
 
     @property
     def facts(self) -> tuple[RuleFacts, ...]:
-        """How each rule stands, in the order of the rules."""
+        """State of each rule, in the order of the rules."""
         return tuple(self._facts)
 
     def finish(self, limit_s: float) -> bool:
-        """Wait at most `limit_s` until each rule has read all saved tensors; stop the rules that have not."""
+        """Wait at most `limit_s` until each rule has read all saved tensors; stop the rules that have not finished."""
         return super().finish(limit_s) or self.join(2 * POLL_S)
 
     def _round(self) -> float | None:
@@ -218,7 +219,7 @@ class RuleProcesses(Worker):
         lines.extend(line[:_KEPT_BYTES] for line in data.splitlines() if line.strip())
 
     def _look(self) -> None:
-        """Take in statuses and exits."""
+        """Read the statuses and exits of the rules."""
         if self._host is None:
             return
         exits = {item.local_rank: item for item in self._host.exits()}
@@ -309,4 +310,4 @@ def fetch_trial(uri: str, place: Path, *, store: ObjectStore) -> None:
         store.download(source.bucket, info.key, path, size_bytes=info.size_bytes, etag=info.etag)
     if not num_files:
         raise AgentError(f"there are no tensors at {uri}")
-    (place / "END_OF_JOB.ts").touch()  # for this rule the program has ended
+    (place / "END_OF_JOB.ts").touch()  # tells the rule that the program has ended

@@ -32,10 +32,10 @@ _MEMORY_SHARE = 4  # rules get this part of the host's memory
 _LEAST_MEMORY_BYTES = 1024**3
 _MIB = 1024**2
 _ADVICE = "rules have a quarter of their host's memory, at least 1 GiB: let them keep less of what they read"
-_MAX_CPUS = 1.0  # beside a program that wants all there are
+_MAX_CPUS = 1.0  # beside a program that wants every CPU
 _STORE_ATTEMPTS = 4
-_CLOCKS_APART_S = 2.0  # that another host's clock may be behind, beyond the time that preparing takes
-# One thread a rule; no GPU; and what a rule imports must not install a hook.
+_CLOCKS_APART_S = 2.0  # longest lag of another host's clock, beyond the time that preparing takes
+# One thread for each rule, no GPU, and no hook from a rule's imports.
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -57,9 +57,9 @@ def make_rule_world(
         sandbox: of the program's host.
         folder: of this machine that the program does not see.
         tree: `/opt/ml` as the agent sees it.
-        began_at: when this host began with the attempt: after all programs of the one before, before any of its own.
+        began_at: when this host began with the attempt: after all programs of the previous attempt, before its own.
     """
-    remove_tree(str(folder))  # of the job that had this host before
+    remove_tree(str(folder))  # left by the previous job on this host
     is_isolated = plan.isolation is Isolation.NAMESPACES
     is_marked = any(mirror.marks_end for mirror in plan.mirrors)
     is_shared = len(plan.hosts) > 1 and is_marked
@@ -114,7 +114,7 @@ def _start(
 
 
 class RulesHost:
-    """The host of the rules, ended where it uses more memory than it may; see `rule_processes.RuleHost`."""
+    """The host of the rules, ended if it exceeds its memory limit; see `rule_processes.RuleHost`."""
 
     def __init__(self, program: Program, sandbox: Sandbox) -> None:
         self._program = program

@@ -1,4 +1,4 @@
-"""Errors as the service hears of them."""
+"""Converts errors into failures as they are reported to the service."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _FAILURE_CHARACTERS = 1024  # FailureReason of DescribeTrainingJob holds no more
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether an error is something that happens to hosts; anything else is a defect of ours, worth a traceback."""
+    """Whether an error is expected on hosts; any other error is a defect of the agent, worth a traceback."""
     return isinstance(error, ClaryError | OSError)
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return an error as it is reported to the service; anything but a ClaryError is a defect of ours."""
+    """Return an error as it is reported to the service; an unexpected error is reported as a defect of the agent."""
     if isinstance(error, ClaryError):
         message, fault, retryable = error.message, error.fault, error.retryable
-    elif isinstance(error, OSError):  # what the machine refuses, a full disk for one
+    elif isinstance(error, OSError):  # errors of the machine, for example a full disk
         message, fault, retryable = f"{error} on this host", Fault.INFRASTRUCTURE, True
     else:
         message = f"{type(error).__name__}: {error} (a defect of the agent; see agent.log of this host)"

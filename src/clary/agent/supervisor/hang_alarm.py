@@ -1,7 +1,7 @@
 """Alarms of programs without progress: evidence for people, and the program's end where that is wanted.
 
-Where: `program_companions` starts it with the program. The alarm stands in the host's facts and in the log; it goes
-when the program goes on.
+Where: `program_companions` starts it with the program. The alarm stands in the host's facts and in the log; it is
+cleared when the program continues.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from clary.base.errors import Fault
 from clary.contract.agent_protocol import Failure
 from clary.contract.launch_plan import LaunchPlan
 
-_DUMP_S = 60.0  # for this host's dump to reach the service; more than it takes
-_OTHERS_S = 5.0  # then for those of the other hosts: a report, the look, the way
+_DUMP_S = 60.0  # longest wait for this host's dump to reach the service
+_OTHERS_S = 5.0  # then for the dumps of the other hosts: report, dump and delivery
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +30,10 @@ class HangAlarm(Companion):
     """Watches the progress of one program.
 
     Args:
-        plan: says how long it may do nothing, and whether it is ended then.
-        take_dump: begins to look at the host's processes, for a reason; returns what is set when the service knows.
-        on_hung: told why the program should be ended; from another thread.
-        has_gpus: whether its waits may look like computing: its processes are looked at once without an alarm, then.
+        plan: says how long the program may stand still, and whether it is ended after that.
+        take_dump: starts a dump of the host's processes, for a reason; returns an event, set when the service has it.
+        on_hung: called with the reason to end the program; from another thread.
+        has_gpus: whether the program's waits may look like computing; a quiet program is then dumped without an alarm.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class HangAlarm(Companion):
         self._on_hung = on_hung
         self._has_gpus = has_gpus
         self._watch: ProgressWatch | None = None
-        self._gets_on = threading.Event()  # or the watch has ended: the present alarm ends no program any more
+        self._gets_on = threading.Event()  # or the watch ends: the alarm ends no program then
         self.failure: Failure | None = None  # of a program that was ended because it hangs
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Look at the processes of the program, where they are known and that is wanted."""
+        """Watch the program's processes, if the first one is known and the plan sets a limit."""
         first_pid = program.init_pid
         if first_pid is None or not self._plan.hang_timeout_s:
             return
@@ -105,7 +105,7 @@ class HangAlarm(Companion):
             threading.Thread(target=self._end_after_dump, args=arguments, name="hang-end", daemon=True).start()
 
     def _end_after_dump(self, words: str, is_known: threading.Event, gets_on: threading.Event) -> None:
-        """Have the program ended once all hosts had time to be looked at: its end leaves nothing to look at."""
+        """End the program once all hosts had time for their dumps: no dump is possible after its end."""
         is_known.wait(_DUMP_S)
         if not gets_on.wait(_OTHERS_S):
             self._on_hung(words)

@@ -1,9 +1,9 @@
 """The channels of one host: fetched or taken from this machine's cache, and shown to the program.
 
-Where: `wiring` has one a host. A channel that came as a snapshot of the cache is shown by an overlay over it: the
-program may change what it sees, the cache stays as it is. The channel's folder in the tree on this machine is empty
-then. A copy is made instead where hosts have no mounts, where the kernel refuses overlays, and of what the agent reads
-in that folder itself: code that lies in a channel, checkpoints inside one.
+Where: `wiring` makes one for each host. A channel that came as a snapshot of the cache is shown by an overlay over it:
+the program may change what it sees, the cache stays as it is. The channel's folder in the tree on this machine is empty
+then. A copy is made instead where hosts have no mounts, where the kernel refuses overlays, and for what the agent
+itself reads in that folder: code that lies in a channel, checkpoints inside one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HostChannels:
         plan: the attempt.
         tree: the host's `/opt/ml` on this machine.
         host_folder: the host's own place, for trying overlays out.
-        stop: set when the host gives up what it does.
+        stop: event that ends the fetching.
     """
 
     def __init__(self, plan: LaunchPlan, *, tree: MlTree, host_folder: Path, stop: threading.Event) -> None:
@@ -50,11 +50,11 @@ class HostChannels:
             stop=stop,
         )
         self._lock = threading.Lock()
-        self._shown: dict[str, Snapshot] = {}  # by overlays, held for the attempt's life
+        self._shown: dict[str, Snapshot] = {}  # snapshots shown by overlays, held until the attempt ends
         self._summaries: dict[str, str] = {}
         self._tidying: threading.Thread | None = None
         self._has_tried_overlays = False
-        self._refusal: str | None = None  # of overlays; one that passes is forgotten with the attempt
+        self._refusal: str | None = None  # why overlays are refused; the next attempt tries again
 
     @property
     def summaries(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class HostChannels:
             return tuple(self._summaries.values())
 
     def fetch(self, channel: Channel, *, store: ObjectStore, host_index: int, num_hosts: int) -> ChannelFacts:
-        """Bring one channel, and have the program see it.
+        """Fetch one channel, and show it to the program.
 
         Args: as `fetch_channel`.
         Raises: as `fetch_channel`; AgentError, too, if a snapshot cannot be copied.
@@ -97,7 +97,7 @@ class HostChannels:
         return facts
 
     def code_source(self, store: ObjectStore) -> ObjectSource:
-        """Return where archives of code are opened."""
+        """Return the source from which archives of code are read."""
         return self._cache.source(store)
 
     def binds(self) -> list[Bind]:
@@ -117,19 +117,20 @@ class HostChannels:
     def mounts(self) -> Mounts:
         """Return where channels lie that the tree on this machine lacks, for links in results that lead there.
 
-        Only after the program's end. What the program itself has put into such a channel is gone with it. Nothing is
-        written into the tree: the program may have left links to places of the machine where channels would go.
+        Call it after the program's end. Files that the program has put into such a channel are gone with the program.
+        Nothing is written into the tree: the program may have left links to places of the machine where channels would
+        go.
         """
         with self._lock:
             shown = {
                 self._tree.channel(name).relative_to(self._tree.root).parts: snapshot.path
                 for name, snapshot in self._shown.items()
             }
-        # A host that could not lay its overlay after all has made a copy, which holds what the program did.
+        # A host that could not mount its overlay has made a copy, which holds the program's changes.
         return {place: path for place, path in shown.items() if not names_in(self._tree.root, place)}
 
     def close(self) -> None:
-        """Let the cache go; harmless when repeated. The program must be gone."""
+        """Release the cache's snapshots; a second call does nothing. The program must have ended."""
         with self._lock:
             shown, self._shown = self._shown, {}
             tidying = self._tidying
@@ -139,7 +140,7 @@ class HostChannels:
             tidying.join(_CLOSE_S)
 
     def _show(self, channel: Channel, snapshot: Snapshot) -> None:
-        """Have the program see a snapshot by an overlay."""
+        """Show a snapshot to the program by an overlay."""
         with self._lock:
             former = self._shown.get(channel.name)
             self._shown[channel.name] = snapshot
@@ -147,7 +148,7 @@ class HostChannels:
             former.release()
 
     def _copy(self, channel: Channel, snapshot: Snapshot) -> str:
-        """Have the program see a copy; returns why there is no room for one, nothing if there is."""
+        """Show a copy to the program; return why there is no room for it, empty if there is."""
         folder = self._tree.channel(channel.name)
         try:
             self._cache.free_disk(folder, snapshot.size_bytes)
@@ -155,7 +156,7 @@ class HostChannels:
         except AgentError as error:
             if "free_bytes" not in error.details:
                 raise
-            return error.message  # of a full disk: without the cache it may still fit
+            return error.message  # the disk is full: without the cache the channel may still fit
         except OSError as error:
             raise AgentError(f"Channel {channel.name} cannot be written below {folder}: {error}") from error
         finally:

@@ -1,7 +1,8 @@
-"""The way of a program's saved tensors: to the object store, and to rules that look at them.
+"""Brings a program's saved tensors to the object store, and to the rules that read them.
 
 Where: `program_companions` begins it with the program, says when the program has ended, and has it finish while results
-are uploaded, before the host is done. Nothing in here raises into the host's life or keeps it longer than `FINISH_S`.
+are uploaded, before the host is done. No error in here ends the host's life, and no wait keeps it longer than
+`FINISH_S`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from clary.contract.launch_plan import LaunchPlan
 from clary.contract.statuses import RuleStatus
 
 FINISH_S = 60.0  # for rules to read what is left, and for the last files to be stored
-END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name; of a job of one host
+END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name of the file, for a job of one host
 _JOIN_S = 5.0
-_LOOK_S = 0.1  # between two looks at whether waiting is of use
+_LOOK_S = 0.1  # between two checks whether waiting is still useful
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class HostDebugging(Companion):
     ) -> None:
         self._has_rules = bool(plan.rules) and plan.hosts[0].name == host
         self._plan = plan
-        # Hosts of several share a prefix: what one of them leaves there must not say that all have ended.
+        # Several hosts share a prefix: the file of one host must not say that all hosts have ended.
         tries = range(1, plan.attempt + 1)
         marks = [host_end(host, attempt=number, num_hosts=len(plan.hosts)) for number in tries]
         self._end_name = marks[-1] if len(plan.hosts) > 1 else END_OF_JOB
@@ -67,7 +68,7 @@ class HostDebugging(Companion):
                 self._mirrors = self._steps.open_mirrors()
                 for plan, mirror in self._mirrors.items():
                     if plan.marks_end:
-                        for name in {self._end_name, *self._earlier_ends}:  # of earlier programs in the same folder
+                        for name in {self._end_name, *self._earlier_ends}:  # of earlier programs in this folder
                             self._set_end(mirror, name, is_ended=False)
                     if self._earlier_ends and plan.marks_end:
                         mirror.forget(self._earlier_ends)
@@ -78,7 +79,7 @@ class HostDebugging(Companion):
                     self._plan.rules, world=world, tell=lambda facts: self._board.tell(rules=facts), say=self._say
                 )
                 self._rules.start()
-        except Exception as error:  # boundary: what looks at a program must not end it
+        except Exception as error:  # boundary: an observer of a program must not end it
             logger.exception("saved tensors are not looked at")
             words = f"{type(error).__name__}: {error}"
             self._say(f"saved tensors are not looked at: {words}")
@@ -94,7 +95,7 @@ class HostDebugging(Companion):
             mirror.flush()
 
     def wait_stored(self, limit_s: float, *, is_vain: Callable[[], bool]) -> None:
-        """Wait until saved files are stored: no upload may follow in which `finish` waits for them."""
+        """Wait until saved files are stored: an upload, in which `finish` would wait for them, may not follow."""
         deadline_s = time.monotonic() + limit_s
         for mirror in self._mirrors.values():
             while time.monotonic() < deadline_s and not is_vain() and not mirror.wait_stored(_LOOK_S):
@@ -103,14 +104,14 @@ class HostDebugging(Companion):
     def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
         """Wait until rules have read everything and all files are stored; return sentences on the missing ones.
 
-        Of a leader, which uploads twice, it is the first upload that waits.
+        A leader uploads twice; only its first upload waits.
         """
         if self._is_finished:
             return ()
         self._is_finished = True
         try:
             return self._finish(limit_s)
-        except Exception as error:  # boundary: a host that is waited for must not wait for this
+        except Exception as error:  # boundary: other hosts wait for this one, tensors or not
             logger.exception("saved tensors are not finished")
             return (f"saved tensors: the end was not waited for: {type(error).__name__}: {error}",)
 
@@ -143,7 +144,7 @@ class HostDebugging(Companion):
         return has_ended
 
     def _set_end(self, mirror: Mirror, path: str, *, is_ended: bool) -> None:
-        """Leave the file that ends a trial, for a program that could not do so itself, or take it away."""
+        """Write the file that marks a trial's end, which the program may not have written, or remove it."""
         try:
             with mirror.opened() as folder:
                 if not is_ended:

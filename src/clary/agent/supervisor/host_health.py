@@ -1,14 +1,15 @@
-"""The health of one host: checked while it is prepared, and looked after while the program runs.
+"""The health of one host: checked while it is prepared, and watched while the program runs.
 
 Where: `host_life` begins it before anything else, has the preparation run `check` beside its other parts, starts the
-watch with the program and closes both. Findings stand in the host's facts; what is not well is also said in the log.
+watch with the program and closes both. Findings stand in the host's facts; problems are also logged.
 
 [Note: what a program waits for]
-Where a sick host is replaced, for everything. Else for what could not be done beside it: the tries of the ports at
-which programs will listen, of this host towards all others, and the work of GPUs, whose memory it will want. All hosts
+Where a sick host is replaced, it waits for all checks. Elsewhere it waits for the checks that could not run beside it:
+the tries of the ports at which programs will listen, of this host towards all others, and the work of GPUs, whose
+memory the program will need. All hosts
 start only when all are prepared; so no host tries a port of a running program. Checks that take no
-time - free space, memory - are reported before the program starts too. All the rest stands as pending until it is
-known, or until the program ends before that.
+time - free space, memory - are reported before the program starts too. All other checks are pending until their
+result is known or the program ends.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _LINGER_S = 9.0  # for the network program to answer peers that have not finishe
 _NETWORK_S = 60.0  # for the findings on the network: beyond every limit of `network_doctor`
 _JOIN_S = 5.0
 _TOLD = (FindingState.WARN, FindingState.BAD)
-_FIRST = (Check.DISK, Check.MEMORY, Check.GPU)  # before the program: they take no time, or the program's GPUs
-_BESIDE = (Check.DISK, Check.CLOCK)  # the disk once more, with its speed
+_FIRST = (Check.DISK, Check.MEMORY, Check.GPU)  # before the program: they take no time, or need the program's GPUs
+_BESIDE = (Check.DISK, Check.CLOCK)  # the disk again, with its speed
 
 logger = logging.getLogger(__name__)
 
 
 class HostHealth:
-    """Finds out how a host is, and tells it when that changes.
+    """Checks the health of a host, and reports changes.
 
     Args:
         plan: the attempt; without `health_checks` nothing is done.
@@ -71,16 +72,16 @@ class HostHealth:
             act=self._look_after,
             first_pause_s=interval_s,
         )
-        self._is_network_known = threading.Event()  # as far as it is waited for
-        self._network: tuple[HealthFinding, ...] = ()  # set before that
-        self._better_interface = ""  # set before that too
-        self._lock = threading.Lock()  # guards what follows
+        self._is_network_known = threading.Event()  # set when the findings that the program waits for are known
+        self._network: tuple[HealthFinding, ...] = ()  # set before `_is_network_known`
+        self._better_interface = ""  # set before `_is_network_known`
+        self._lock = threading.Lock()  # guards the fields below
         self._is_closed = False
         self._doctor: NetworkDoctor | None = None
         self._threads: list[threading.Thread] = []
         self._record: Record = {}
         self._under_way: UnderWay = {}
-        self._has_turned: set[Check] = set()  # checks whose present state is of a running host
+        self._has_turned: set[Check] = set()  # checks whose state has changed while the program ran
         self._has_begun = False
 
     @property
@@ -100,9 +101,9 @@ class HostHealth:
             self._start_thread(self._check_network, "health-network")
 
     def check(self) -> None:
-        """Check the host and its links as far as the program has to wait for it, and report the findings.
+        """Run the checks that the program has to wait for, and report the findings.
 
-        Never raises, for checks end nothing themselves.
+        Never raises: a failed check does not end the host.
         """
         name = self._host.name
         try:
@@ -113,7 +114,7 @@ class HostHealth:
                 found = check_host(self._plan, self._host, self._under_way, writes=False, computes=True, wanted=_FIRST)
                 found += (HealthFinding(check=Check.CLOCK, state=FindingState.PENDING, host=name, words=UNDER_WAY),)
             if not self._is_network_known.wait(_NETWORK_S):
-                self._end_network_check()  # else it might try the ports of programs that run
+                self._end_network_check()  # otherwise it might try the ports of running programs
                 self._network = unchecked_network(name, f"nothing was found within {_NETWORK_S:g} s")
             self._tell((*found, *self._network))
             if not self._waits_for_all:
@@ -122,7 +123,7 @@ class HostHealth:
             logger.exception("the health of %s could not be checked", name)
 
     def make_way(self) -> None:
-        """A program starts: free the port of the network program if nothing is left to be measured with it."""
+        """Free the port of the network program for a starting program, if all measurements with it are done."""
         if self._waits_for_all:
             self._end_network_check()
 
@@ -176,7 +177,7 @@ class HostHealth:
             with self._lock:
                 self._doctor = doctor
                 is_closed = self._is_closed
-            if is_closed:  # meanwhile, before there was anything to end
+            if is_closed:  # closed meanwhile, before the doctor existed
                 doctor.end()
             ports = doctor.port_reading()
             self._better_interface = next(iter(ports.better), "")
@@ -187,7 +188,7 @@ class HostHealth:
             if not isinstance(error, AgentError | OSError):
                 logger.exception("the network of %s could not be checked", name)
             if doctor is not None:
-                doctor.close()  # before the next order: it must not try the ports of programs that run
+                doctor.close()  # before the next order: it must not try the ports of running programs
             if order is not None and self._is_network_known.is_set():
                 found = unmeasured_network(order, str(error))
             else:
@@ -204,7 +205,7 @@ class HostHealth:
                 self._network = found
                 self._is_network_known.set()
             return
-        if self._better_interface:  # the program uses it: that the job's own interface came round is no news to it
+        if self._better_interface:  # the program uses it: a recovery of the job's own interface does not matter
             found = tuple(
                 item for item in found if item.check is not Check.INTERFACE or item.state is not FindingState.OK
             )
@@ -213,7 +214,7 @@ class HostHealth:
     def _check_beside(self) -> None:
         try:
             self._tell(check_host(self._plan, self._host, self._under_way, writes=True, computes=False, wanted=_BESIDE))
-        except Exception:  # boundary: agent supervisor; what is looked at does not depend on it
+        except Exception:  # boundary: agent supervisor; the host does not depend on the check
             logger.exception("the disk and the clock of %s could not be checked", self._host.name)
 
     def _why_no_network(self) -> str:
@@ -235,9 +236,9 @@ class HostHealth:
         return self._interval_s
 
     def _has_news(self, finding: HealthFinding) -> bool:
-        """Whether a check came out otherwise than last time; numbers alone do not count, as they always change.
+        """Whether the state of a check has changed; numbers alone do not count, as they always change.
 
-        What the thorough checks before the start have found is not taken back by those that are less thorough.
+        A less thorough check does not withdraw a finding of the thorough checks before the start.
         """
         before = self._record.get((finding.check, finding.peer))
         if before is None or before.state is finding.state:

@@ -1,6 +1,6 @@
 """The life of one host, phase by phase, once its plan is known.
 
-Where: `supervisor` calls it from its one thread with orders and with what the other threads have to say:
+Where: `supervisor` calls it from its one thread with orders and with the news of the other threads:
 
     PREPARING --(every part done)--> PREPARED --RUN--> RUNNING --(every process gone, checkpoints stored)--> EXITED
     EXITED --UPLOAD--> UPLOADING --> DONE;   STOP, or an error, leads to EXITED from every phase before it.
@@ -94,7 +94,7 @@ class HostLife:
         self.companions.metrics.start()
 
     def obey(self, order: Order) -> None:
-        """Carry out an order as far as it makes sense in this phase; PREPARE and RELEASE ask nothing here."""
+        """Carry out an order if it fits this phase; PREPARE and RELEASE require nothing here."""
         if order.kind is OrderKind.RUN:
             self._is_run_ordered = True
             if self._board.phase is HostPhase.PREPARED:
@@ -109,7 +109,7 @@ class HostLife:
         self._log.say(f"the capacity of this host is taken back ({why})")
 
     def stop(self, grace_s: float, *, reason: str) -> None:
-        """Give up preparing, or have the program end within `grace_s`; nothing if it has ended already."""
+        """Abort the preparation, or end the program within `grace_s`; do nothing if the program has ended."""
         why = f" ({reason})" if reason else ""
         self._is_stopped = True
         self._flush.expect_stop(grace_s, reason=reason)
@@ -128,7 +128,7 @@ class HostLife:
             self._watch.stop(grace_s)
 
     def due_at_s(self) -> float | None:
-        """Return the monotonic time at which `act_if_due` wants to be called; None for no time."""
+        """Return the monotonic time at which to call `act_if_due`; None if no call is due."""
         return self._watch.due_at_s if self._watch is not None else None
 
     def act_if_due(self) -> None:
@@ -182,7 +182,7 @@ class HostLife:
         return has_ended
 
     def _announce_stop(self, grace_s: float, *, reason: str) -> None:
-        """Leave the notice that programs find when SIGTERM comes; a stop goes on without it if need be."""
+        """Write the notice that programs read at SIGTERM; the stop continues if it cannot be written."""
         try:
             self._steps.announce_stop(reason=reason, grace_s=grace_s)
         except OSError as error:
@@ -257,7 +257,7 @@ class HostLife:
         if failed is not None:
             self.companions.metrics.keep_gpu_errors()
         if failed is not None and watch.num_left and not watch.is_stopping:
-            # Told at once: the other hosts of the job do not wait for what is left of this one.
+            # Reported at once: the other hosts of the job do not wait for this host's remaining processes.
             self._board.tell(exits=tuple(watch.exits), gpu_errors=self.companions.metrics.gpu_errors())
             self._log.say(
                 f"rank {failed.rank} ended with {exit_in_words(failed)}: stopping the other {watch.num_left}"
@@ -270,7 +270,7 @@ class HostLife:
             self._end_program()
 
     def _on_hung(self, words: str) -> None:
-        """End a program that gets nowhere, where that was asked for; its host is as good as lost."""
+        """End a program that makes no progress, as `restart_hung` asks; its host counts as lost."""
         if self._watch is not None and not self._watch.is_stopping:
             self._log.say("stopping the program, because it hangs (setting restart_hung)")
             self.companions.hang.blame(words)
@@ -313,13 +313,13 @@ class HostLife:
         if checkpoints is None or not checkpoints.is_mirroring:
             self._enter_exited(**facts)
             return
-        # Told at once: if this host has failed, the others do not wait for its checkpoints.
+        # Reported at once: if this host has failed, the others do not wait for its checkpoints.
         self._board.tell(**facts)
         has_finished = end.failure is None and bool(watch.exits) and all(item.exit_code == 0 for item in watch.exits)
         self._flush.begin(checkpoints, has_failed=end.failure is not None, has_finished=has_finished)
 
     def _on_flushed(self, outcome: Flushed) -> None:
-        """The last checkpoints are stored, or will not be: only now the host has ended its program."""
+        """End the host's RUNNING phase, after the last checkpoints are stored or have failed."""
         if self._board.phase is not HostPhase.RUNNING:
             return
         facts = self._board.facts
@@ -384,7 +384,7 @@ class HostLife:
         self._board.enter(HostPhase.DONE, **changes)
 
     def _drain(self, last_rows_s: float) -> None:
-        """Have log lines stored; rows of metrics go beside them and may take `last_rows_s` at most."""
+        """Wait until log lines are stored; rows of metrics are sent beside them, for `last_rows_s` at most."""
         self.companions.flush(last_rows_s)
         self._log.drain(self._around.drain_s, give_up=self._around.is_vain)
         self.companions.wait_flushed()

@@ -29,7 +29,7 @@ class HostProgram:
 
     Args:
         program: what runs.
-        sandbox: its host, whose memory limit is kept by a watch where the kernel does not.
+        sandbox: its host, whose memory limit a watch enforces where the kernel does not.
         num_processes: how many processes it was started with.
         places: path in the program -> path on this machine, of the host's folders.
         feeders: feed the program's pipes; when one fails, the program is ended.
@@ -66,7 +66,7 @@ class HostProgram:
 
     @property
     def was_signalled(self) -> bool:
-        """Whether somebody else has signalled SIGTERM to every process of the host, this program's too."""
+        """Whether every process of the host has had a SIGTERM that is not the agent's."""
         return self._program.was_signalled
 
     @property
@@ -127,7 +127,7 @@ class HostProgram:
         )
 
     def full_disk(self) -> str | None:
-        """Say in a sentence that the host's disk is full now; None if it is not."""
+        """Return a sentence if the host's disk is full now, or None."""
         for names, path in self._places.items():
             free = free_bytes(path)
             if free < _FULL_BYTES:
@@ -154,13 +154,13 @@ class HostProgram:
             feeder.stop()
 
     def _end_for_excess(self, words: str) -> None:
-        """End the program for the memory it uses; comes from the watch's thread."""
+        """End the program because it uses too much memory; called in the watch's thread."""
         if self._trouble is None:
             self._trouble = AgentError(f"{OUT_OF_MEMORY}: {words}", fault=Fault.ALGORITHM)
             self.send_signal(signal.SIGKILL)
 
     def _end_if_starved(self) -> None:
-        """End the program when its data does not come any more: it would wait for ever."""
+        """End the program when a feeder has failed: it would wait for its data for ever."""
         failures = [feeder.failure for feeder in self._feeders if feeder.failure is not None]
         if failures and self._trouble is None:
             self._trouble = failures[0]

@@ -17,18 +17,18 @@ from clary.base.errors import Fault
 from clary.contract.agent_protocol import FAILURE_REASON, Failure, ProcessExit
 from clary.contract.launch_plan import LaunchPlan
 
-LEAST_FLUSH_S = 5.0  # whatever the program has left of the grace
-FAILURE_FLUSH_S = 30.0  # after a failure, whose grace is over at once
+LEAST_FLUSH_S = 5.0  # even if the program has used up the grace
+FAILURE_FLUSH_S = 30.0  # after a failure, which has no grace
 
 logger = logging.getLogger(__name__)
 
 
 class LastFlush:
-    """Flushes once.
+    """Stores the last checkpoints, once.
 
     Args:
         plan: names the prefix and the limit after a normal end.
-        on_done: told the outcome, from another thread; not told when there was no flush.
+        on_done: called with the outcome, from another thread; not called without a flush.
     """
 
     def __init__(self, plan: LaunchPlan, *, on_done: Callable[[Flushed], None]) -> None:
@@ -42,11 +42,11 @@ class LastFlush:
 
     @property
     def is_running(self) -> bool:
-        """Whether the flush has begun and is not over."""
+        """Whether the flush has begun and not ended."""
         return self._thread is not None and self._thread.is_alive()
 
     def expect_stop(self, grace_s: float, *, reason: str) -> None:
-        """Take note of an order to stop; a flush that runs has no more time than it leaves."""
+        """Take note of an order to stop; a running flush gets no more time than the order's grace."""
         if reason == FAILURE_REASON:
             self._is_of_failure = True
         else:
@@ -57,7 +57,7 @@ class LastFlush:
             self._checkpoints.shorten(self._limit_s())
 
     def begin(self, checkpoints: Checkpoints, *, has_failed: bool, has_finished: bool) -> None:
-        """Begin, now that nothing of the program runs any more.
+        """Begin, after all processes of the program have ended.
 
         Args:
             has_finished: whether every process of it ended with 0.
@@ -87,7 +87,7 @@ class LastFlush:
     def failure(self, outcome: Flushed, exits: Sequence[ProcessExit], failure: Failure | None) -> Failure | None:
         """Return the failure of a finished program whose last checkpoints are in no set, or None.
 
-        One that was stopped, or that has failed, has an end of its own: then this is None.
+        None for a program that was stopped or has failed: its end has another cause.
 
         Args:
             outcome: of the flush.

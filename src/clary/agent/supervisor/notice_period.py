@@ -4,10 +4,10 @@ Where: the supervisor holds one for each attempt and asks it what is due. A noti
 scheduler that takes the host back or by a person; the service answers it with an order to stop for the whole gang.
 
 [Note: one SIGTERM] Some engines signal every process of a host, others the agent alone, and the same engine does both.
-So nothing is taken for granted: the first process of the host hears what the programs hear (`host.stopping.outside`).
+Therefore the host's first process detects the signals that the programs receive (`host.stopping.outside`).
 Moments lie between the signals to two processes, and between those to two hosts, so a stop waits for them:
-`ECHO_S` after a notice of its own; `GANG_ECHO_S` where another host had the notice and the engine is one that signals
-everybody, because its own signal to this host is then on its way.
+`ECHO_S` after a notice of its own; `GANG_ECHO_S` where another host had the notice and the engine signals every
+process, because the engine's signal to this host is then on its way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clary.contract.launch_plan import LaunchPlan
 
 ECHO_S = 0.25  # a loop over the processes of a host takes milliseconds, unless the machine is busy
 GANG_ECHO_S = 1.0  # schedulers signal nodes through a tree of daemons
-AFTER_STOP_S = 10.0  # for the last words of a host that is not killed
+AFTER_STOP_S = 10.0  # for the last reports of a host that no engine kills
 
 
 class NoticePeriod:
@@ -27,7 +27,7 @@ class NoticePeriod:
 
     Args:
         answer_s: from the notice to the moment at which the host stops without an order.
-        margin_s: at most, before the engine's kill, for what comes after the programs.
+        margin_s: longest time kept free before the engine's kill, for the steps after the programs' end.
         after_stop_s: from the end of the programs' grace to the agent's leave, where no engine kills.
     """
 
@@ -60,7 +60,7 @@ class NoticePeriod:
         return self._engine_grace_s or None
 
     def know(self, plan: LaunchPlan) -> None:
-        """Take the times of a plan."""
+        """Read the times of a plan."""
         self._engine_grace_s = plan.notice_grace_s
         self._stop_grace_s = plan.stop_grace_s
         self._is_engine_of_all = plan.engine_signals_all
@@ -99,7 +99,7 @@ class NoticePeriod:
         return max(0.0, self._ends_at_s(self._began_at_s) - time.monotonic())
 
     def pause_s(self, reason: str) -> float:
-        """Return how long an order to stop waits for the engine's own signal to the programs; 0 for not at all."""
+        """Return how long an order to stop waits for the engine's own signal to the programs; 0 for no wait."""
         if self._was_for_all:
             return 0.0
         if self._began_at_s is not None:

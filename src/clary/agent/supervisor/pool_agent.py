@@ -1,7 +1,7 @@
 """The agent of one host of a pool: serves one attempt after the other.
 
-Where: `python -m clary.agent` runs one. It is started for an attempt, and leaves with it where the service says that
-the pool ends, too. Else it asks the service what is next, and tells by asking that it is done with the last. Each
+Where: `python -m clary.agent` runs one. It is started for an attempt, and leaves with it if the service says that the
+pool ends too. Otherwise it asks the service for the next attempt, which also reports that the last one is done. Each
 attempt has a supervisor of its own; nothing of one reaches the next.
 """
 
@@ -18,14 +18,14 @@ from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, Ser
 from clary.agent.supervisor.supervisor import EXIT_RELEASED, EXIT_TERMINATED
 from clary.contract.agent_protocol import PoolAssignment
 
-WAIT_S = 10.0  # of one question
+WAIT_S = 10.0  # longest wait of one request
 ORPHAN_S = 600.0  # without the service, before the host is given up; nothing runs on it meanwhile
 
 logger = logging.getLogger(__name__)
 
 
 class Assignments(Protocol):
-    """The service as the agent of a pool sees it; `PoolClient` in life."""
+    """The service as the agent of a pool sees it; `PoolClient` outside of tests."""
 
     def next_assignment(self, after: str, *, wait_s: float) -> PoolAssignment | None:
         """Wait for an attempt other than `after`."""
@@ -35,22 +35,22 @@ class Assignments(Protocol):
 
 
 class Attempt(Protocol):
-    """One attempt on this host; `Supervisor` in life."""
+    """One attempt on this host; `Supervisor` outside of tests."""
 
-    is_last: bool  # once it is over: whether the host serves no other
+    is_last: bool  # after its end: whether the host serves no further attempt
 
     def run(self) -> int:
-        """Live through it and return an exit code."""
+        """Run the attempt and return an exit code."""
 
     def terminate(self, why: str) -> None:
-        """Take note that the host's capacity ends, as `why` says: tell the service, stop the program and leave."""
+        """Report to the service that the host's capacity ends, for the reason `why`; stop the program and leave."""
 
 
 class Between(Protocol):
-    """Work on the host while no attempt runs; `StandbyKeeper` in life."""
+    """Work on the host while no attempt runs; `StandbyKeeper` outside of tests."""
 
     def prepare(self) -> None:
-        """Make ready for the next attempt; returns soon."""
+        """Prepare the host for the next attempt; returns soon."""
 
     def close(self) -> None:
         """Remove the prepared host."""
@@ -61,9 +61,9 @@ class PoolAgent:
 
     Args:
         first: the attempt to begin with.
-        assignments: where to ask for others.
-        make_attempt: builds what lives through an attempt.
-        between: returns what makes ready for the next attempt, always the same; asked for once one has been served.
+        assignments: source of further attempts.
+        make_attempt: builds the object that runs an attempt.
+        between: returns the object that prepares the next attempt, always the same; called after the first attempt.
         orphan_s: how long the service may be away while nothing runs.
     """
 
@@ -83,7 +83,7 @@ class PoolAgent:
         self._orphan_s = orphan_s
         self._attempt: Attempt | None = None
         self._is_terminated = False
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung by the end; its lock is no handler's trap
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # filled by `terminate`; safe in a signal handler
         self._has_prepared = False
 
     def terminate(self, why: str = "SIGTERM") -> None:
@@ -107,7 +107,7 @@ class PoolAgent:
         assignment: PoolAssignment | None = self._first
         while assignment is not None:
             attempt = self._attempt = self._make_attempt(assignment)
-            if self._is_terminated:  # it came while the attempt was being made, and found nothing to tell
+            if self._is_terminated:  # `terminate` came while the attempt was being made
                 return EXIT_TERMINATED
             code = attempt.run()
             self._attempt = None
@@ -122,7 +122,7 @@ class PoolAgent:
         return EXIT_TERMINATED if self._is_terminated else EXIT_RELEASED
 
     def _next(self, served: str) -> PoolAssignment | None:
-        """Ask until there is an attempt to serve; None when there will be no more."""
+        """Ask the service until it names an attempt; return None when there will be no more."""
         heard_at_s = time.monotonic()
         back_off = BackOff()
         while not self._is_terminated:

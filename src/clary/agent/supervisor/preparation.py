@@ -1,7 +1,7 @@
 """The preparation of a host before its program: tree, then channels and checkpoints beside code and environment.
 
-Where: the supervisor starts it when it has its assignment, and gives it up when a stop comes first. Each part is timed;
-the first part that fails ends the whole.
+Where: the supervisor starts it when it has its assignment, and aborts it when a stop comes first. Each part is timed;
+the first part that fails ends the preparation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _JOIN_S = 5.0
 
 @dataclass(frozen=True)
 class _Part:
-    name: str  # as timings name it
+    name: str  # its name in timings
     act: Callable[[], None]
 
 
@@ -29,9 +29,9 @@ class Preparation:
 
     Args:
         steps: what to do.
-        on_timing: told the part and its seconds when one has ended well; from any thread.
-        on_done: told once, from another thread: None when the host is prepared, else the first error.
-            Not told when the preparation was given up.
+        on_timing: called with the name and seconds of each part that succeeds; from any thread.
+        on_done: called once, from another thread, with None when the host is prepared, else with the first error.
+            Not called after `abort`.
         beside: further parts by name, at the same time as the channels.
     """
 
@@ -77,7 +77,7 @@ class Preparation:
         if self._is_given_up:
             return
         if error is not None:
-            self.abort()  # parts that still run are in vain now
+            self.abort()  # the other parts are useless now
         self._on_done(error)
 
     def _prepare(self) -> None:
@@ -111,7 +111,7 @@ class Preparation:
             self._threads.append(thread)
             thread.start()
         for _ in chains:
-            error = outcomes.get()  # no deadline here: each part has its own, and a stop gives all of them up
+            error = outcomes.get()  # no deadline here: each part has its own, and a stop aborts all parts
             if error is not None:
                 raise error
 

@@ -1,8 +1,8 @@
-"""Profiles of a host's ranks: requests are left where ranks look, and the ranks' files are followed and sent.
+"""Profiles of a host's ranks: requests are written where ranks look for them, and the ranks' files are read and sent.
 
-Where: `supervisor` passes on what a receipt asks for, `program_companions` say what runs. Each request has a thread of
-its own, until every rank that is asked has answered or has ended. The program owns the folder: nothing that it may have
-put in the place of a file is followed (`small_files`).
+Where: `supervisor` passes on what a receipt asks for, `program_companions` names the program. Each request has a thread
+of its own, until every rank that is asked has answered or has ended. The program owns the folder: links that it may
+have put in the place of a file are not followed (`small_files`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from clary.contract.deep_profiles import (
 
 FOLDER = (".clary", "profiles")  # below the host's /opt/ml
 _POLL_S = 0.25
-_SETTLE_S = 3.0  # without a new rank, where it is not known how many there are
+_SETTLE_S = 3.0  # without a new rank, if the number of ranks is unknown
 _WRITE_S = 120.0  # for a trace to be written, after the longest window
-_ANSWER_S = 5.0  # for a rank to say that it has seen a request, after the last moment to begin
-_SEND_S = 30.0  # for a service that is away
+_ANSWER_S = 5.0  # for a rank to confirm a request, after the last moment to begin
+_SEND_S = 30.0  # for retries while the service is unreachable
 _MAX_STATE_BYTES = 64 * 1024
 _LAST_TRACES_S = 10.0  # for traces of a program that has ended
 _JOIN_S = 2.0
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProfileReceiver(Protocol):
-    """Takes profiles of ranks; `ServiceClient` in life. Its methods raise that one's errors."""
+    """Takes profiles of ranks; outside of tests a `ServiceClient`, whose errors its methods raise."""
 
     def send_profile(self, profile: HostProfile) -> None:
         """Send the present state of a profile."""
@@ -74,8 +74,8 @@ class ProfileWindows(Companion):
 
     Args:
         host: its name.
-        attempt: number of the profile that the job asks for by itself.
-        window: which that is; None for none.
+        attempt: number of the attempt, and of the profile that the job's own settings request.
+        window: of that profile; None without one.
         ml_folder: returns the host's `/opt/ml` on this machine.
         receiver: the service.
     """
@@ -103,7 +103,7 @@ class ProfileWindows(Companion):
         self._ending = threading.Event()
 
     def prepare(self, ml_folder: Path) -> None:
-        """Leave the request that the job itself makes, before its program starts."""
+        """Write the request of the job's own settings, before its program starts."""
         if self._window is not None:
             window = self._window
             self.ask(
@@ -121,7 +121,7 @@ class ProfileWindows(Companion):
         self._ranks = program.ranks_by_pid
 
     def ask(self, request: ProfileRequest) -> None:
-        """Pass a request on; each once, and once more when it is cancelled. Returns at once."""
+        """Pass each request on once, and its cancellation once. Returns at once."""
         with self._lock:
             known = self._asked.get(request.number)
             if known == request or self._ending.is_set() or (known is None and request.is_cancelled):
@@ -139,10 +139,10 @@ class ProfileWindows(Companion):
         self._join(_LAST_TRACES_S)
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Follow and send nothing more, and wait for the profiles being sent; returns True.
+        """Stop following and sending, and wait for the profiles being sent; returns True.
 
         Args:
-            timeout_s: longest wait; more than `_JOIN_S` counts as that.
+            timeout_s: longest wait; `_JOIN_S` at most.
         """
         self._ending.set()
         self._program_is_over.set()
@@ -155,7 +155,7 @@ class ProfileWindows(Companion):
             thread.join(max(0.0, end_s - time.monotonic()))
 
     def _leave(self, request: ProfileRequest) -> str:
-        """Write the request; return why that could not be done, else nothing."""
+        """Write the request; return why it could not be written, or an empty text."""
         try:
             document = json.dumps(to_plain(request)).encode("ascii")
             write_whole(self._ml_folder(), (*FOLDER, f"request-{request.number}.json"), document)
@@ -171,7 +171,7 @@ class ProfileWindows(Companion):
                 self._follow(request)
         except (AttemptOver, ServiceRefused) as refusal:
             logger.warning("nobody takes profile %d: %s", request.number, refusal)
-        except Exception as defect:  # boundary: a profile must not end what it looks at
+        except Exception as defect:  # boundary: a profile must not end the program
             logger.exception("profile %d could not be followed", request.number)
             error = f"the agent of {self._host} has failed: {type(defect).__name__}: {defect}"
             self._tell(request, {}, is_final=True, error=error)
@@ -181,7 +181,7 @@ class ProfileWindows(Companion):
         told: dict[int, RankProfile] = {}
         expected: set[int] = set()
         settled_s = time.monotonic()
-        # Both by monotonic time from here on: the time of day may be set while ranks are waited for.
+        # Both times are monotonic from here on: the time of day may be changed during the wait.
         end_s = _deadline_s(request)
         answer_by_s = _monotonic_s(request.give_up_at) + _ANSWER_S if request.give_up_at else None
         while not self._ending.is_set():
@@ -227,7 +227,7 @@ class ProfileWindows(Companion):
             try:
                 profile = from_plain(RankProfile, json.loads(text or b""))
             except (ValueError, RecursionError, ContractError):
-                continue  # the program may write there what it likes
+                continue  # the program may write anything there
             if profile.rank >= 0 and name == f"rank-{profile.rank}.json":
                 found[profile.rank] = profile
         return dict(sorted(found.items()))
@@ -249,7 +249,7 @@ class ProfileWindows(Companion):
         return (*FOLDER, OUT_FOLDER, str(request.number), f"rank-{rank}.trace.json.gz")
 
     def _ship(self, request: ProfileRequest, profile: RankProfile) -> RankProfile:
-        """Send a trace; return the profile as it is then."""
+        """Send a trace; return the profile with the outcome."""
         descriptor = open_regular(self._ml_folder(), self._trace(request, profile.rank))
         if descriptor is None:
             return replace(profile, state=RankState.FAILED, words="its trace is not there")
@@ -278,7 +278,7 @@ class ProfileWindows(Companion):
         self._send(partial(self._receiver.send_profile, profile))
 
     def _send(self, message: Callable[[], None]) -> None:
-        """Send, again while the service is away. Raises: AttemptOver, ServiceRefused."""
+        """Send, and retry while the service is unreachable. Raises: AttemptOver, ServiceRefused."""
         is_taken = send_until_taken(message, limit_s=_SEND_S, ending=self._ending, lock=self._sending)
         if not is_taken and not self._ending.is_set():
             logger.warning("a profile is not delivered within %g s", _SEND_S)
@@ -295,7 +295,7 @@ def _asked_of(request: ProfileRequest, ranks: AbstractSet[int]) -> set[int]:
 
 
 def _deadline_s(request: ProfileRequest) -> float | None:
-    """Return the monotonic time by which all is over; None for a window that may begin whenever it likes."""
+    """Return the monotonic time by which a profile has ended; None for a window that may begin at any time."""
     if not request.give_up_at:
         return None
     now_s = time.monotonic()
@@ -304,7 +304,7 @@ def _deadline_s(request: ProfileRequest) -> float | None:
 
 
 def _monotonic_s(moment: float) -> float:
-    """Return a Unix time as monotonic time, by the clocks of now."""
+    """Return a Unix time as monotonic time, by the present difference of the two clocks."""
     return time.monotonic() + moment - time.time()
 
 

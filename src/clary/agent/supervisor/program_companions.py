@@ -1,8 +1,8 @@
 """The companions of one host's program, which measure it, read its files, watch it and profile it.
 
 Where: `host_life` holds them and says when the program is about to start, runs and has ended; `supervisor` passes on
-what receipts ask for. None of them moves the host from phase to phase, and none ends it by itself. `companion` has the
-order of the verbs. Measuring begins before `prepare`; health is not among them: it is the host's, and begins long
+what receipts ask for. No companion moves the host from phase to phase or ends it by itself. `companion` defines the
+order of the calls. Measuring begins before `prepare`; health is not among them: it is the host's, and begins long
 before the program.
 """
 
@@ -30,18 +30,18 @@ class ProgramCompanions:
     """The companions of one program; methods belong to the supervisor's thread unless they say otherwise.
 
     Args:
-        plan: says what is wanted.
+        plan: says which companions are wanted.
         host: name of this host.
         around: the service, the facts and the log.
-        on_hung: told in words when a program that gets nowhere should be ended; from another thread.
-        on_note: told, in a sentence, what a user should know; from any thread.
+        on_hung: called with the reason to end a program without progress; from another thread.
+        on_note: called with a sentence for the user; from any thread.
 
     Attributes:
         metrics: measures the host, too, from `start` on.
         training: reads values of the program.
         dumps: takes dumps of the host's processes when asked; from any thread.
         profiles: takes profiles of its ranks when asked; from any thread.
-        hang: raises the alarm over a program that gets nowhere.
+        hang: raises the alarm over a program without progress.
         debugging: mirrors saved tensors and runs rules over them.
     """
 
@@ -116,7 +116,7 @@ class ProgramCompanions:
             companion.flush(limit_s)
 
     def wait_flushed(self) -> None:
-        """Wait until the last rows and values are sent, or their time is over."""
+        """Wait until the last rows and values are sent, or their time limit has passed."""
         for companion in self._all:
             companion.wait_flushed(self._around.is_vain)
 
@@ -128,7 +128,7 @@ class ProgramCompanions:
     def close(self, timeout_s: float) -> bool:
         """Free everything, after `abort`; return whether threads have ended within `timeout_s`.
 
-        Dumps and profiles count as ended: a look that hangs in the kernel ends with the process.
+        Dumps and profiles count as ended: a dump that hangs in the kernel ends with the process.
         """
         deadline_s = time.monotonic() + timeout_s
         has_ended = True

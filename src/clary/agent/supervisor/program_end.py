@@ -55,8 +55,8 @@ def end_of(
         if failure is not None and first is not None and failure.fault == Fault.ALGORITHM.value:
             failure = _with_cause(failure, full_disk=watch.full_disk, log=log, rank=first.rank)
         elif watch.full_disk is not None and watch.exits:
-            # A program that ended with 0 on a full disk has failed all the same: what it wrote may be cut short, and a
-            # job is never Completed while anything may be missing. What it left is uploaded as for every failed job.
+            # A program that ended with 0 on a full disk has failed nevertheless: its files may be cut short, and a job
+            # is never Completed while results may be missing. Its results are uploaded as for every failed job.
             notes.append(f"{watch.full_disk}: results may be incomplete")
             failure = failure or Failure(fault=Fault.USER.value, message=notes[0])
     # Ranks that a launcher of another host has started leave records though every process of this one ends with 0.
@@ -73,7 +73,7 @@ def end_of(
 
 
 def _with_cause(failure: Failure, *, full_disk: str | None, log: HostLog, rank: int | None) -> Failure:
-    """Return a failure of the program's own with its cause, if known: a full disk, the program's own words."""
+    """Return the program's failure with its cause, if known: a full disk, or the program's own words."""
     if failure.message.startswith(OUT_OF_MEMORY):
         return failure
     words = log.error_line(rank)
@@ -84,7 +84,7 @@ def _with_cause(failure: Failure, *, full_disk: str | None, log: HostLog, rank: 
 
 
 def _summary(exits: Sequence[ProcessExit], failure: Failure | None, seconds: float) -> tuple[str, ...]:
-    """Say how the program ended, in one line if all processes ended in the same way."""
+    """Return how the program ended, in one line if all processes ended in the same way."""
     words = {exit_in_words(item) for item in exits}
     who = "the program" if len(exits) == 1 else f"all {len(exits)} processes"
     if len(words) == 1:

@@ -22,7 +22,8 @@ from clary.contract.failure_reasons import OUT_OF_MEMORY
 KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
 _POLL_S = 1.0
 _LIVE_POLL_S = 0.1
-# A process that SIGTERM has ended may have had an engine's, which reaches the host's first process moments later.
+# The SIGTERM that ended a process may come from an engine, whose signal to the host's first process comes moments
+# later.
 _ECHO_S = 0.25
 _SIGNAL_BASE = 128  # a shell's exit code of a process that a signal ended: this and the signal's number
 
@@ -32,13 +33,13 @@ logger = logging.getLogger(__name__)
 class ProgramWatch:
     """Watches one program.
 
-    Threads: what is told is told from the watch's own thread; every method belongs to the supervisor's.
+    Threads: callbacks come from the watch's own thread; every method belongs to the supervisor's.
 
     Args:
         program: what runs.
-        on_exits: told the processes that ended, each once.
-        on_gone: told when all of them have ended; after `stop`, also what they had started has, or was killed.
-        on_broken: told when the wait for exits itself failed.
+        on_exits: called with the processes that have ended, each once.
+        on_gone: called when all processes have ended; after `stop`, when their child processes have ended, too.
+        on_broken: called when the wait for exits itself failed.
         on_signalled: called once, before any exit that follows, when every process had a signal that is not the
             agent's.
     """
@@ -55,7 +56,7 @@ class ProgramWatch:
         self.program = program
         self.exits: list[ProcessExit] = []
         self.started_at_s = time.monotonic()
-        self.due_at_s: float | None = None  # monotonic time at which the grace, or the wait after a kill, is over
+        self.due_at_s: float | None = None  # monotonic time at which the grace, or the wait after a kill, ends
         self.is_beyond_killing = False
         self._on_exits = on_exits
         self._on_gone = on_gone
@@ -96,7 +97,7 @@ class ProgramWatch:
         return not self._is_killed and (self.due_at_s is None or time.monotonic() + grace_s < self.due_at_s)
 
     def act_if_due(self) -> str | None:
-        """Kill every process if the grace is over; return a sentence for the log on that, or None.
+        """Kill every process if the grace has ended; return a sentence for the log on that, or None.
 
         Processes that do not even end when killed (they wait for a disk or file system that hangs) are given up.
         """
@@ -112,7 +113,7 @@ class ProgramWatch:
         return "the grace is over: SIGKILL was sent to every process that was left"
 
     def take(self, exits: Sequence[ProcessExit]) -> ProcessExit | None:
-        """Take note of exits; return the first that is a failure of the process's own making, if there is one."""
+        """Record exits; return the first failure that is not the agent's doing, or None."""
         self.exits += exits
         return self.first_failure()
 
@@ -122,13 +123,13 @@ class ProgramWatch:
         return min(own, key=lambda item: item.ended_at, default=None)
 
     def failure(self) -> Failure | None:
-        """Say why the program failed, after `close`; None if it did not, or if it was told to end."""
+        """Return why the program failed, after `close`; None if it did not fail, or was stopped."""
         if self._trouble is not None:
             return failure_of(self._trouble)
         first = self.first_failure()
         if first is None:
-            # A launcher's server ends with 0 whatever became of the ranks on its host. What a program has survived is
-            # no failure of the job's by itself; whether it was one the service knows, who hears of all hosts.
+            # A launcher's server ends with 0 whatever became of the ranks on its host. If the memory
+            # limit killed ranks, the service, which knows all hosts, decides whether the job has failed.
             starved = self._out_of_memory
             if starved is None:
                 return None
@@ -178,13 +179,13 @@ class ProgramWatch:
 
 
 def _is_by_sigterm(item: ProcessExit) -> bool:
-    """Whether SIGTERM has ended a process, and not the agent's."""
+    """Whether a SIGTERM that is not the agent's has ended a process."""
     return not item.is_consequence and (
         item.signal == signal.SIGTERM or item.exit_code == _SIGNAL_BASE + signal.SIGTERM
     )
 
 
 def exit_in_words(item: ProcessExit) -> str:
-    """Say how a process ended: `exit code 3` or `signal 9 (SIGKILL)`, and whether by itself."""
+    """Return how a process ended: `exit code 3` or `signal 9 (SIGKILL)`, and whether by itself."""
     how = f"exit code {item.exit_code}" if item.exit_code is not None else signal_name(item.signal)
     return f"{how}, not by itself" if item.is_consequence else how

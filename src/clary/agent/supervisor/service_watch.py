@@ -1,8 +1,8 @@
 """The two threads that keep in touch with the service: reports upwards, orders downwards.
 
-Where: started by the supervisor; both only pass on what they hear, as events in its queue. They live through a service
-that is away: the program runs on, and the newest facts are reported when the service is back. Only when it has been
-away for `ORPHAN_TIMEOUT_S`, or says that the attempt is over, the host is given up.
+Where: started by the supervisor; both only pass on the service's answers, as events in its queue. They survive an
+unreachable service: the program runs on, and the newest facts are reported when the service is back. The host is
+given up when the service is unreachable for `ORPHAN_TIMEOUT_S`, or says that the attempt has ended.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from clary.agent.worker import Worker
 from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Order, Report, ReportReceipt
 
 ORPHAN_TIMEOUT_S = 24 * 3600.0
-# The service gives a host up after three heartbeats of silence: an answer that was lost on the way must not be waited
-# for that long. A service that stays silent is slow, and is not asked again and again.
+# The service gives a host up after three heartbeats of silence: the wait for a lost answer
+# must be shorter. Only the first wait is short: a service that stays silent is slow, and repeated requests do not help.
 FIRST_SILENCE_S = 1.5 * HEARTBEAT_INTERVAL_S
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Talk(Protocol):
     """The service as the two threads see it."""
 
     def report(self, report: Report, *, timeout_s: float = ...) -> ReportReceipt:
-        """Tell the facts, and wait so long for each part of the answer."""
+        """Send the facts, and wait at most `timeout_s` for each part of the answer."""
 
     def next_order(self, after: int, *, wait_s: float) -> Order | None:
         """Wait for an order newer than number `after`."""
@@ -50,9 +50,9 @@ class Heartbeat(Worker):
     Args:
         service: where reports go.
         board: holds the facts.
-        on_over: told, with the reason, when the attempt is over or the service has been away too long.
-        on_receipt: told each receipt; a want of the service stands in it until it is met, so that one may be missed.
-        on_away: told, once each, that the service does not answer and that it does again.
+        on_over: called with the reason when the attempt has ended or the service was unreachable for too long.
+        on_receipt: called with each receipt; receipts repeat the service's requests until they are met.
+        on_away: called once when the service stops answering, and once when it answers again.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class OrderWatch(Worker):
     Args:
         service: where orders come from.
         on_order: takes an order; the same number never comes twice.
-        on_over: told, with the reason, when the attempt is over.
+        on_over: called with the reason when the attempt has ended.
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class OrderWatch(Worker):
         self._on_over = on_over
         self._wait_s = wait_s
         self._last_number = 0
-        self._missed_number = 0  # newest order that a receipt spoke of and that had not come by then
+        self._missed_number = 0  # newest order that a receipt named before it arrived
         self._back_off = BackOff(cap_s=1.0)
 
     def expect(self, number: int) -> None:
-        """Take note that order `number` stands; asked again if it has not come by the second such word.
+        """Note that order `number` exists; at the second note without that order, ask for it again.
 
         A long poll whose connection has died in silence would otherwise hide an order until it times out.
         """
@@ -163,7 +163,7 @@ class OrderWatch(Worker):
             self._on_over(error.message)
             return None
         except (ServiceUnreachable, ServiceRefused):
-            return self._back_off.next_s()  # the heartbeat tells the story of a service that is away
+            return self._back_off.next_s()  # the heartbeat logs that the service is unreachable
         except Exception:  # boundary: as the heartbeat loop; an order may still come
             logger.exception("the wait for an order failed")
             return self._back_off.next_s()

@@ -1,14 +1,15 @@
 """The host that stands by on a machine of a warm pool: its model, its place and its end.
 
-Where: the agent of a pool keeps one of these from job to job. At the end of each attempt, or while it runs, it has a
-host made like the attempt's own, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that
-host's folder and start the program there, if it fits. If it does not, nothing is lost but the work ahead, and where
-hosts have mounts nothing in this one has seen that `/opt/ml`.
+Where: the agent of a pool keeps one of these from job to job. At the end of each attempt, or while it runs, it makes a
+host like the attempt's own, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that
+host's folder and start the program there, if it fits. If it does not fit, only the preparation is lost; where
+hosts have mounts, no process in this host has seen that `/opt/ml`.
 
     <pool folder>/HOST/places/N/   ml, and what the host has changed
 
-Where the next job is sure to come, and is alike, the host lasts: trials of a tuning job follow each other in it, their
-ranks forked from one interpreter, as long as none leaves a trace. One that does has the way of the others from then on.
+Where a similar next job is certain, the host lasts: trials of a tuning job follow each other in it, their
+ranks forked from one interpreter, as long as no trial leaves a trace. After a trial that does,
+each trial gets a host of its own, like other jobs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Example:
-    """The program that the next one is expected to be like."""
+    """The program that the next program is expected to resemble."""
 
     plan: LaunchPlan
     sandbox: Sandbox
@@ -58,8 +59,8 @@ class _Ready:
 class StandbyKeeper:
     """Keeps at most one host standing by, and the folder of the attempt in progress.
 
-    The next host gets ready at the end of an attempt; where the plan says that another job is sure to come, as soon
-    as the program of the present one has started, unless that runs in a host that lasts.
+    The next host is made at the end of an attempt. Where the plan says that another job is certain, it is made as soon
+    as the present program has started, unless that program runs in a host that lasts.
 
     Args:
         host: name.
@@ -71,12 +72,12 @@ class StandbyKeeper:
         self._ready: _Ready | None = None
         self._is_promised = False  # whether an attempt builds its tree in the place of `_ready`
         self._used_place: Path | None = None  # of the attempt in progress
-        self._free: StandbyHost | None = None  # in `_used_place`: its program has ended, and it serves the next
-        self._leaves_traces = False  # whether a program was not gone without a trace; the next ones will not be
+        self._free: StandbyHost | None = None  # in `_used_place`: its program has ended, and it serves the next one
+        self._leaves_traces = False  # whether a program has left traces in its host; later ones are expected to
         self._example: _Example | None = None
         self._num_places = 0
         self._making: threading.Thread | None = None
-        self._num_closings = 0  # what is made meanwhile is for nobody
+        self._num_closings = 0  # a host made during a closing is removed
 
     def folder_for(self, plan: LaunchPlan) -> Path | None:
         """Return the folder in which an attempt's host is to be built; None if no host stands by for its pool."""
@@ -85,7 +86,7 @@ class StandbyKeeper:
             if ready is None or example is None or example.plan.pool_folder != plan.pool_folder:
                 return None
             if ready.host.lasts and example.plan.series != plan.series:
-                return None  # what stands by there has stood beside the programs of another series
+                return None  # that host has stood beside the programs of another series
             self._is_promised = True
             return ready.place
 
@@ -97,7 +98,7 @@ class StandbyKeeper:
         *,
         on_output: Callable[[int, bytes], None],
     ) -> Program:
-        """Start a program: in the host that stands by if it is the one for it, else in one that is made now.
+        """Start a program: in the standby host if it fits, else in a new host.
 
         Args:
             plan: the attempt; the next host that stands by is made like its own.
@@ -145,7 +146,7 @@ class StandbyKeeper:
         self._make()
 
     def close(self) -> None:
-        """Take the host that stands by away, and the place of an attempt that has ended; harmless when repeated."""
+        """Remove the standby host, and the place of an attempt that has ended; harmless when repeated."""
         with self._lock:
             self._num_closings += 1
             ready, self._ready = self._ready, None
@@ -165,18 +166,16 @@ class StandbyKeeper:
     ) -> Program:
         if standby is None:
             return Program.start(processes, sandbox, on_output=on_output)
-        # A program that the interpreter cannot become is of another make, and gets nothing of what the last one left.
+        # A program that the interpreter cannot run is of another kind, and gets nothing that the last program left.
         reasons = [standby.why_not(sandbox, processes), *map(standby.why_not_fork, processes)]
         if reason := next(filter(None, reasons), ""):
             logger.info("the host that stands by is not used: %s", reason)
             standby.close()
             return Program.start(processes, sandbox, on_output=on_output)
-        return standby.start(
-            processes, binds=standby.late_binds(sandbox), on_output=on_output, on_free=self._take_back
-        )
+        return standby.start(processes, binds=standby.late_binds(sandbox), on_output=on_output, on_free=self._take_back)
 
     def _take_back(self, host: StandbyHost | None, why_not: str) -> None:
-        """Take a host that lasts at the end of its program; what stays of the program in its place goes in `prepare`."""
+        """Keep a host that lasts at the end of its program; `prepare` removes the program's files from its place."""
         with self._lock:
             self._free = host
             if host is None:
@@ -185,7 +184,7 @@ class StandbyKeeper:
             logger.info("the host serves no other program: %s", why_not)
 
     def _is_tidied(self, place: Path, host: StandbyHost) -> bool:
-        """Take everything of the last attempt out of a place, but for what the host itself needs; whether that went."""
+        """Remove the last attempt's files from a place, except the host's own files; return whether that succeeded."""
         self._num_places += 1
         gone = place.with_name(f"gone-{self._num_places}")
         try:
@@ -201,7 +200,7 @@ class StandbyKeeper:
         return True
 
     def _make(self) -> None:
-        """Make a host that stands by, like the last attempt's; do nothing where there is one or the plan forbids it."""
+        """Make a standby host like the last attempt's; do nothing if one exists or the plan forbids it."""
         with self._lock:
             example, is_there, closings = self._example, self._ready is not None, self._num_closings
             if is_there or example is None or not example.plan.has_standby:
@@ -258,9 +257,9 @@ def _remove_later(place: Path) -> None:
 
 
 def _sandbox_like(example: _Example, place: Path, number: int) -> Sandbox:
-    """Return the host to make: like the last one in all that does not belong to its job alone.
+    """Return the host to make: like the last one, without the parts that belong to its job alone.
 
-    The host before it may still run, so that every other one has the same cgroup.
+    The host before it may still run, so hosts use two cgroups in turn.
     """
     plan, sandbox = example.plan, example.sandbox
     cgroup = host_cgroup_name(plan.pool, _POOL_ATTEMPT, host=sandbox.hostname, work_folder=plan.pool_folder)
@@ -274,5 +273,5 @@ def _sandbox_like(example: _Example, place: Path, number: int) -> Sandbox:
 
 
 def _is_of_every_job(bind: Bind) -> bool:
-    """Whether a bind shows an interpreter or this package, and nothing that a job has written or asked for."""
+    """Whether a bind shows an interpreter or this package, not a file that a job has written or requested."""
     return bind.source == bind.target

@@ -1,4 +1,4 @@
-"""Protocols of the work that other floors do for the supervisor: `wiring` fills them, tests put fakes there."""
+"""Protocols of the work that other packages do for the supervisor: `wiring` implements them; tests use fakes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class OutputLog(Protocol):
     """Where processes' output goes; safe from any thread, never waits for the service."""
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
-        """Say how lines of the stream `key` are marked, before its first bytes.
+        """Set how lines of the stream `key` are marked, before its first bytes.
 
         Args:
             key: of the stream, as `on_output` gets it.
-            rank: of the process that prints; None where lines are of no rank, or tell it themselves.
+            rank: of the process that prints; None where lines belong to no rank, or name it themselves.
             prefix: stands before each line in the log.
         """
 
@@ -50,13 +50,14 @@ class RunningProgram(WatchedProgram, Protocol):
 
     @property
     def was_signalled(self) -> bool:
-        """Whether somebody else has signalled SIGTERM to every process of the host, this program's too."""
+        """Whether every process of the host has had a SIGTERM that is not the agent's."""
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
         """Return the processes that ended since the last call, as soon as there is one; empty after `timeout_s`.
 
         Returns at once, too, when `was_signalled` becomes true. All output of a returned process has been passed on.
-        `is_consequence` is true for those that ran when they were signalled to end, by `send_signal` or that other.
+        `is_consequence` is true for processes that ran when they were signalled to end, by `send_signal` or another
+        sender.
         """
 
     def send_signal(self, signum: int) -> None:
@@ -72,7 +73,7 @@ class RunningProgram(WatchedProgram, Protocol):
         """Return a sentence if the host's memory limit killed a process, or None."""
 
     def full_disk(self) -> str | None:
-        """Say in a sentence that the host's disk is full now; None if it is not."""
+        """Return a sentence if the host's disk is full now, or None."""
 
     def trouble(self) -> ClaryError | None:
         """Return the error because of which the agent ended the program, or lost its host; else None."""
@@ -82,7 +83,7 @@ class RunningProgram(WatchedProgram, Protocol):
 
 
 class Checkpoints(Protocol):
-    """The checkpoint folder of this host; `restore_checkpoints` comes first, no other method waits but `flush`."""
+    """The checkpoint folder of this host; `restore_checkpoints` comes first; only `flush` waits."""
 
     @property
     def summary(self) -> str:
@@ -110,18 +111,18 @@ class Checkpoints(Protocol):
         """Store the rest after the program has ended, and end; takes hardly longer than `limit_s`.
 
         Args:
-            has_finished: whether the program ended with 0; else what its end has cut short is left out.
+            has_finished: whether the program ended with 0; else files that its end has cut short are left out.
         """
 
     def shorten(self, limit_s: float) -> None:
-        """Give a flush that runs no more than `limit_s` from now."""
+        """Limit a running flush to `limit_s` from now."""
 
     def abort(self) -> None:
         """Break off the mirror and the flush; harmless when repeated."""
 
 
 class Mirror(Protocol):
-    """A folder whose files reach the object store while the program runs; nothing in it raises."""
+    """A folder whose files reach the object store while the program runs; its errors are not raised."""
 
     @property
     def num_stored(self) -> int:
@@ -132,19 +133,19 @@ class Mirror(Protocol):
         """The error of the last round; empty if it succeeded."""
 
     def forget(self, names: Sequence[str]) -> None:
-        """Have files of earlier tries taken out of the store before any other is stored. Before `start`."""
+        """Remove files of earlier attempts from the store before any other is stored. Call it before `start`."""
 
     def start(self) -> None:
         """Begin."""
 
     def opened(self) -> Folder:
-        """Open the folder, no link followed. Raises: OSError."""
+        """Open the folder; links are not followed. Raises: OSError."""
 
     def flush(self) -> None:
         """Store the rest at once, after all writing has ended. `finish` comes later, or never."""
 
     def wait_stored(self, timeout_s: float) -> bool:
-        """Wait, after `flush`, until all is stored or never will be; return whether there is no use in waiting."""
+        """Wait, after `flush`, until all files are stored or cannot be; return whether further waiting is useless."""
 
     def finish(self, limit_s: float) -> bool:
         """Store the rest after all writing has ended; return whether everything is stored."""
@@ -179,7 +180,7 @@ class Steps(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings of this host that the work so far has brought up."""
+        """Warnings of this host from the work so far."""
 
     @property
     def summaries(self) -> tuple[str, ...]:
@@ -192,20 +193,20 @@ class Steps(Protocol):
         """Put the user's code in its place."""
 
     def fetch_channel(self, name: str) -> None:
-        """Bring the data of one channel."""
+        """Fetch the data of one channel."""
 
     @property
     def checkpoints(self) -> Checkpoints | None:
         """The checkpoint folder, after `build_tree`; None for a job without CheckpointConfig."""
 
     def restore_checkpoints(self) -> None:
-        """Bring the checkpoints of earlier attempts and jobs."""
+        """Fetch the checkpoints of earlier attempts and jobs."""
 
     def prepare_environment(self) -> None:
         """Make the program's Python environment ready."""
 
     def use_interface(self, name: str) -> None:
-        """Have the program meet its peers on another interface than the plan's; before `start_program`.
+        """Make the program meet its peers on another interface than the plan's; call it before `start_program`.
 
         Raises: OSError if the program's configuration cannot be written.
         """
@@ -217,7 +218,7 @@ class Steps(Protocol):
         """Return the mirrors that bring folders to the object store while the program runs; not started."""
 
     def rule_world(self) -> RuleWorld:
-        """Return where rules over the program's tensors run; after `start_program`."""
+        """Return where rules over the program's tensors run; call it after `start_program`."""
 
     def error_records(self) -> tuple[Clue, ...]:
         """Return the records that ranks have left of their failures."""
@@ -241,7 +242,7 @@ class Steps(Protocol):
         """
 
     def abort(self) -> None:
-        """Break off a running step; it raises then, or its outcome does not matter. From any thread."""
+        """Break off a running step, which then raises or is ignored. Call it from any thread."""
 
     def close(self) -> None:
         """Free the resources of the steps; harmless when repeated."""

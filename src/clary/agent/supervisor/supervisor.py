@@ -1,7 +1,7 @@
-"""The agent's main object: keeps in touch with the service and gives one host of one attempt its life.
+"""The agent's main object: keeps in touch with the service and runs one host of one attempt.
 
 Where: `python -m clary.agent` runs one. One thread, that of `run`, changes state. All others (heartbeat, orders, log
-shipper, preparation, program watch, upload) put what they have to say into the mailbox, as a function that this thread
+shipper, preparation, program watch, upload) put their news into the mailbox, as functions that this thread
 calls.
 """
 
@@ -41,7 +41,7 @@ from clary.contract.launch_plan import LaunchPlan
 SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also when the service said that the attempt is over
 EXIT_FAILED = 1  # no assignment, or a defect of the agent
-EXIT_TERMINATED = 143  # SIGTERM, as a shell would say
+EXIT_TERMINATED = 143  # SIGTERM, as a shell numbers it
 SIGNAL_LOOK_S = 0.5  # longest delay until a notice is read
 ANSWER_HEARTBEATS = 2  # from a notice, for the service's order to stop
 
@@ -53,10 +53,10 @@ class Limits:
     """Time limits of the supervisor's waits; tests shorten these."""
 
     heartbeat_s: float = HEARTBEAT_INTERVAL_S
-    assignment_s: float = 300.0  # for the service to hand out the plan; nothing runs yet that would be lost
+    assignment_s: float = 300.0  # for the service to hand out the plan; no work can be lost yet
     orphan_s: float = ORPHAN_TIMEOUT_S  # without the service, before the program is killed
     margin_s: float = NOTICE_MARGIN_S  # before the engine's kill
-    after_stop_s: float = AFTER_STOP_S  # after a notice that no kill follows, from the program's end to the leave
+    after_stop_s: float = AFTER_STOP_S  # after a notice without a kill, from the program's end to the agent's leave
     drain_s: float = 60.0  # without progress of log lines while the service answers
     last_report_s: float = 2.0
     join_s: float = 6.0  # longer than a request in flight lasts
@@ -109,16 +109,16 @@ class Supervisor:
             after_stop_s=self._limits.after_stop_s,
         )
         self._held: tuple[float, Order] | None = None  # an order to stop, and the monotonic time to obey it at
-        self._is_over = False  # the service wants nothing of this attempt any more
-        self.is_last = False  # told to leave the host's pool with the attempt
+        self._is_over = False  # the service has ended this attempt
+        self.is_last = False  # whether the service ordered the host to leave its pool with the attempt
 
     def terminate(self, why: str = "SIGTERM") -> None:
-        """Take note that the host's capacity ends: the service is told, the program stops. Safe in a signal handler."""
+        """Report to the service that the host's capacity ends, and stop the program. Safe in a signal handler."""
         self._notice.begin(why)
         self._mailbox.put(self._on_notice)
 
     def run(self) -> int:
-        """Live through the attempt and return the exit code of the agent; nothing is left behind afterwards."""
+        """Run the attempt and return the exit code of the agent; nothing is left behind afterwards."""
         self._heartbeat.start()
         try:
             plan = self._fetch_assignment()
@@ -138,7 +138,7 @@ class Supervisor:
         return EXIT_FAILED if self._exit_code is None else self._exit_code
 
     def _fetch_assignment(self) -> LaunchPlan | None:
-        """Ask for the plan until it comes; None when there is no use in asking."""
+        """Ask for the plan until it arrives; return None when asking is useless."""
         deadline_s = time.monotonic() + self._limits.assignment_s
         back_off = BackOff()
         while not self._notice.has_begun and not self._is_over:
@@ -189,7 +189,7 @@ class Supervisor:
             act: Callable[[], None]
             try:
                 left_s = SIGNAL_LOOK_S if due_at_s is None else due_at_s - time.monotonic()
-                # A signal that comes between Python's last look and the wait ends no wait: it is heard after this one.
+                # A signal just before the wait does not end it: its handler runs after the wait.
                 act = self._mailbox.get(timeout=min(SIGNAL_LOOK_S, max(0.0, left_s)))
             except queue.Empty:
                 act = self._act_if_due
@@ -203,7 +203,7 @@ class Supervisor:
                 self._exit_code = EXIT_TERMINATED
 
     def _due_at_s(self, life: HostLife) -> float | None:
-        """Return the monotonic time at which a notice or a held order asks for something; None for no time."""
+        """Return the monotonic time at which a notice or a held order is due; None if nothing is due."""
         if self._held is not None:
             return self._held[0]
         if self._board.phase not in BEFORE_EXIT:
@@ -222,7 +222,7 @@ class Supervisor:
         life.act_if_due()
 
     def _leave(self) -> None:
-        """Kill running processes, say good-bye to the service, stop every thread."""
+        """Kill running processes, report the leave to the service, stop every thread."""
         life, log = self._life, self._log
         if life is not None:
             life.end_everything()
@@ -243,12 +243,12 @@ class Supervisor:
             self._service.close()
         else:
             logger.error("a thread did not end in time; it ends with the process")
-            self._exit_code = EXIT_FAILED  # so that the process does end, and no other attempt runs beside the thread
+            self._exit_code = EXIT_FAILED  # the process must end: no other attempt may run beside the thread
         if self._log_handler is not None:
             close_agent_log(self._log_handler)
 
     def _is_vain(self) -> bool:
-        """Whether there is no use in waiting for the service."""
+        """Whether waiting for the service is useless."""
         return self._is_over or self._notice.is_over()
 
     def _pass_on_order(self, order: Order) -> None:
@@ -305,7 +305,7 @@ class Supervisor:
             self._life.say_notice(self._notice.why)
 
     def _give_notice(self) -> bool:
-        """Tell the service of the notice; return whether it is the first."""
+        """Report the notice to the service; return whether it is the first."""
         is_first = self._board.facts.notice is None
         if is_first:
             logger.warning("notice: %s", self._notice.why)
@@ -314,7 +314,7 @@ class Supervisor:
         return is_first
 
     def _on_signalled(self) -> None:
-        """Stop at once, for the programs have: the engine's SIGTERM went to every process of the host."""
+        """Stop at once: the engine's SIGTERM went to every process of the host, so the programs are stopping."""
         assert self._life is not None
         self._notice.begin("SIGTERM")
         self._notice.hear_of_all()

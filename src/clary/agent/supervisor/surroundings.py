@@ -45,9 +45,9 @@ class Surroundings:
         steps: the work itself.
         post: queues a function that the supervisor's thread calls.
         on_signalled: called in that thread when every process of the host had a SIGTERM that is not the agent's.
-        is_vain: whether there is no use in waiting for the service any more.
+        is_vain: whether waiting for the service is useless.
         drain_s: how long the end of a host waits for log lines that make no progress.
-        service: takes what companions of the program send.
+        service: receives the data of the program's companions.
         clock: time of day, for measured values.
     """
 

@@ -1,7 +1,7 @@
-"""The steps of a host as they are in life: the module of each step, with its part of the plan.
+"""The steps of a host outside of tests: the module of each step, with its part of the plan.
 
-Where: `python -m clary.agent` gives `HostSteps` to the supervisor; `steps.Steps` says what each method promises. This
-is the one place in which the floors of the agent meet.
+Where: `python -m clary.agent` gives `HostSteps` to the supervisor; `steps.Steps` says what each method promises. Only
+this module connects the agent's packages.
 
 Folders: work_folder/HOST/ml is the host's `/opt/ml`, work_folder/HOST its own place beside that. The service's home is
 the parent of `jobs` in work_folder; programs do not see it.
@@ -62,11 +62,11 @@ JOBS_FOLDER = "jobs"  # below the service's home
 _FAILURE_CHARACTERS = 1024
 _LONGEST_CHARACTER_BYTES = 4
 _CLOSE_S = 5.0
-_STORE_ATTEMPTS = 8  # they span 18 to 36 seconds: an object store that is started anew is back by then
+_STORE_ATTEMPTS = 8  # they span 18 to 36 seconds: a restarted object store is back by then
 WANDB_SECRETS = "secrets.env"  # beside the code, as `wandb.sagemaker_auth` names it
 _SECRETS_BYTES = 64 * 1024
 _ASK_LIMIT_S = 20.0
-_SSH_FOLDER = "ssh"  # beside the hosts' folders, with what is theirs in common
+_SSH_FOLDER = "ssh"  # beside the hosts' folders, with the files that they share
 # Launchers whose originals run the ranks under mpirun --tag-output.
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
 
@@ -87,22 +87,22 @@ class HostSteps:
         self._plan = plan
         self._host = plan.host(host)
         if REHEARSAL_VARIABLE in plan.user_environment:
-            standby = None  # what programs of a rehearsal write down is kept with the attempt's own folder
+            standby = None  # records of a rehearsal's programs are kept in the attempt's own folder
         self._standby = standby
         self._folder = (standby and standby.folder_for(plan)) or Path(plan.work_folder) / host
         self._tree = MlTree(self._folder / "ml")
         self._channels = {channel.name: channel for channel in channels_of(plan, self._host)}
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards what several steps use at the same time
+        self._lock = threading.Lock()  # guards the fields that several steps use at the same time
         self._store: ObjectStore | None = None
         self._closers: list[threading.Thread] = []
         self._notes: list[str] = []
         self._code: CodeFacts | None = None
         self._environment: PreparedEnvironment | None = None
         self._compiled = CompiledCode(plan, self._tree)
-        self._program: HostProgram | None = None  # once it runs
+        self._program: HostProgram | None = None  # set once it runs
         self._checkpoints: HostCheckpoints | None = None
-        self._context: LaunchContext | None = None  # of the program, once it runs
+        self._context: LaunchContext | None = None  # of the program, set once it runs
         self._disk: OwnDisk | None = None
         self._mirrored = mirrored_places(plan, self._tree, self._folder)
         self._rules_folder = self._folder / "rules"
@@ -168,7 +168,7 @@ class HostSteps:
 
     @property
     def _pool_cache(self) -> Path:
-        """Folder of the host's pool that its jobs hand on, on this machine."""
+        """Cache folder that the jobs of the host's pool hand on, on this machine."""
         return Path(self._plan.pool_folder) / self._host.name / POOL_CACHE_FOLDER
 
     def fetch_code(self) -> None:
@@ -177,7 +177,7 @@ class HostSteps:
         self._note(self._code.notes)
 
     def fetch_channel(self, name: str) -> None:
-        """Bring the data of one channel."""
+        """Fetch the data of one channel."""
         channel = self._channels[name]
         index, number = self._share(channel)
         facts = self._input.fetch(channel, store=self._open_store(), host_index=index, num_hosts=number)
@@ -186,7 +186,7 @@ class HostSteps:
             self._link(channel, os.path.join(channel.file_system_path, channel.file_system_folder))
 
     def restore_checkpoints(self) -> None:
-        """Bring the checkpoints of earlier attempts and jobs."""
+        """Fetch the checkpoints of earlier attempts and jobs."""
         assert self._checkpoints is not None
         self._checkpoints.restore(self._open_store())
         self._note(self._checkpoints.warnings)
@@ -213,7 +213,7 @@ class HostSteps:
     def start_program(self, log: OutputLog) -> HostProgram:
         """Start every process of this host, its output going to `log`.
 
-        Raises: AgentError, fault USER for a command that its host would not show; else as the launcher,
+        Raises: AgentError, fault USER for a command that its host cannot see; else as the launcher,
             `PipeFeeder.start` and `Program.start`.
         """
         assert self._code is not None
@@ -269,7 +269,7 @@ class HostSteps:
         return self._program
 
     def _ask(self, process: ProcessSpec) -> str:
-        """Return the output of a program that the job may have brought; it runs where the job's program will."""
+        """Return the output of a program that the job may have brought; it runs in a host like the job's program."""
         assert self._environment is not None
         deadline_s = time.monotonic() + _ASK_LIMIT_S
 
@@ -298,7 +298,7 @@ class HostSteps:
         return {place.plan: place.open() for place in self._mirrored}
 
     def rule_world(self) -> RuleWorld:
-        """Return where rules over the program's tensors run: beside it, on a host of their own that sees the same."""
+        """Return where rules over the program's tensors run: beside it, on a host of their own with the same files."""
         assert self._context is not None
         assert self._environment is not None
         sandbox = self._sandbox(self._binds(self._environment))
@@ -331,7 +331,7 @@ class HostSteps:
         Args: as `Steps.upload`.
         Raises: as `upload_results`.
         """
-        self._stopping.clear()  # a preparation that was given up says nothing about results
+        self._stopping.clear()  # an aborted preparation does not prevent the upload of results
         if self._program is not None and self._program.has_succeeded:
             self._note(self._compiled.keep())
         facts = upload_results(
@@ -353,7 +353,7 @@ class HostSteps:
         with self._lock:
             store, self._store = self._store, None
         if store is not None:
-            # Closing waits for a connection that is being made, and whoever gives up has no time for that.
+            # Closing would wait for a connection that is being made, and an abort must return at once.
             closer = threading.Thread(target=store.close, name="object-store-closing", daemon=True)
             closer.start()
             self._closers.append(closer)
@@ -370,7 +370,7 @@ class HostSteps:
             closer.join(_CLOSE_S)
 
     def _disk_places(self) -> Mapping[str, Path]:
-        """Return the folders that can be full, by the program's names for them."""
+        """Return the folders that can run full, by the program's names for them."""
         if self._disk is None:
             return {"/opt/ml and /tmp": self._folder}
         return {"/opt/ml": self._tree.root, "/tmp": self._folder}  # noqa: S108 - a name for people
@@ -388,7 +388,7 @@ class HostSteps:
             self._notes += [sentence for sentence in sentences if sentence not in self._notes]
 
     def _share(self, channel: Channel) -> tuple[int, int]:
-        """Return this host's place among the hosts that get a channel, and how many those are."""
+        """Return this host's place among the hosts that get a channel, and the number of those hosts."""
         names = [host.name for host in self._plan.hosts if channel in channels_of(self._plan, host)]
         return names.index(self._host.name), len(names)
 
@@ -439,7 +439,7 @@ class HostSteps:
             return prepare_ssh(shared_folder, self._folder, addresses=addresses, home=home)
 
     def _installation_world(self) -> InstallationWorld:
-        """Return where requirements are installed: a host like the program's, before there is one."""
+        """Return where requirements are installed: a host like the program's, made before it."""
         plan = self._plan
         python = plan.environment.python
         home, image = hidden_folder(plan), Path(python).parent.parent
@@ -447,7 +447,7 @@ class HostSteps:
         if not (image / "pyvenv.cfg").exists() and needs_overlay(image, hidden=home):
             binds = (*binds, Bind(source=str(image.resolve()), target=str(image), read_only=True, keeps_owners=True))
         inside = inside_tree(plan, self._tree)
-        # The job's own variables do not count: what is installed is kept for others who ask for the same.
+        # The job's own variables do not count: the installation is kept for other jobs with the same requirements.
         bare = replace(plan, user_environment={})
         variables = service_variables(bare, self._host, inside, python=python, shims_folder="", machine=os.environ)
         own_network = plan.network.namespace_paths.get(self._host.name)
@@ -460,7 +460,7 @@ class HostSteps:
         )
 
     def _sandbox(self, binds: tuple[Bind, ...]) -> Sandbox:
-        """Return a host of the job; two of one name do not live at the same time."""
+        """Return a host of the job; two hosts of one name do not run at the same time."""
         plan, host = self._plan, self._host
         home = hidden_folder(plan)
         return Sandbox(
@@ -481,17 +481,17 @@ class HostSteps:
         )
 
     def _binds(self, environment: PreparedEnvironment) -> tuple[Bind, ...]:
-        # Seen at the same path wherever this package lies, /tmp included, which hosts have one of their own of.
+        # Visible at the same path wherever this package lies, even below /tmp, although hosts have a /tmp of their own.
         binds = [Bind(source=str(PACKAGE_FOLDER), target=str(PACKAGE_FOLDER), read_only=True)]
         home = hidden_folder(self._plan)
-        # Of a copy, in which a stranger's packages are installed, nothing is read: it is made of what the image is.
+        # Looked up in the image, not in a copy of it: a copy may hold a stranger's packages.
         image = Path(self._plan.environment.python).parent.parent
         binds += interpreter_binds(image, self._plan.environment.python, hidden=home)
         prefix, environment_folder = environment.base_prefix, environment.folder
         if prefix and needs_overlay(Path(prefix), hidden=home) and all(bind.target != prefix for bind in binds):
             binds.append(Bind(source=prefix, target=prefix, read_only=True, keeps_owners=True))
         if prefix or needs_overlay(environment_folder, hidden=home):
-            # An overlay: pip inside the job changes what the job sees, and no other job.
+            # An overlay: pip inside the job changes the environment of this job alone.
             binds.append(Bind(source=str(environment_folder), target=str(environment_folder), overlay=True))
         for channel in self._channels.values():
             if channel.file_system_path is not None:
@@ -523,10 +523,10 @@ def service_home(plan: LaunchPlan) -> Path | None:
 
 
 def hidden_folder(plan: LaunchPlan) -> Path | None:
-    """Return the folder that no program sees, wherever it lies: the service's, or all of its user's on a node.
+    """Return the folder that no program sees, wherever it lies: the service's, or on a node its user's `clary-UID`.
 
     On a node, <scratch>/clary-UID/NODE/hosts/TAG-INDEX-PID holds `jobs` (`agent.boot`). Beside the host's own folder
-    lie those of others, and the code of agents to come.
+    lie the folders of other hosts, and the code of future agents.
     """
     home = service_home(plan)
     if home is None:

@@ -1,8 +1,8 @@
 """Buckets of a histogram as they are kept: few, from left to right, with every count. Pure.
 
 Where: `event_summaries` reads them from a record; the console draws them over the steps.
-Writers leave buckets that grow with their distance from zero, a thousand and more of them. What people look at is
-a linear scale, as TensorBoard draws it: those that share a cell of it are joined, and none is split.
+Writers leave buckets that grow with their distance from zero, a thousand and more of them. Charts have a
+linear scale, as TensorBoard draws it: buckets that share a cell of the scale are joined, and no bucket is split.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ MAX_READ_BUCKETS = 100_000  # of one histogram; numpy's automatic bins may be ma
 
 Row = tuple[float, float, float]  # left, right, count
 _MOST = sys.float_info.max  # JSON has no infinity
-_DIGITS = 7  # of an edge: more than a picture shows
+_DIGITS = 7  # of an edge: more than a chart shows
 _WHOLE = 2.0**53  # counts up to this are whole numbers
 
 
 def buckets_text(rows: Sequence[Row], *, least: float = -math.inf, greatest: float = math.inf) -> str:
-    """Return the buckets that hold anything, as JSON of [[left, right, count], ...]; at most MAX_BUCKETS.
+    """Return the buckets with a count, as JSON of [[left, right, count], ...]; at most MAX_BUCKETS.
 
     Args:
-        rows: in any order; those that are no numbers are left out.
+        rows: in any order; rows that hold no numbers are left out.
         least: of the values; the first bucket does not begin before it.
         greatest: of the values; the last bucket does not end behind it.
     """

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from clary.agent.training.checksums import masked_crc32c
 
-MAX_RECORD_BYTES = 8 * 1024 * 1024  # longer ones are passed over: pictures that nobody looks at in a table
-MAX_SUMMED_BYTES = 64 * 1024  # longer ones are taken as they are: summing them up costs more than they are worth
+MAX_RECORD_BYTES = 8 * 1024 * 1024  # longer records are skipped: they hold pictures too large to show
+MAX_SUMMED_BYTES = 64 * 1024  # the sums of longer records are not checked: it takes too long
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 _HEADER = struct.Struct("<QI")
@@ -34,9 +34,9 @@ class Records:
 
     Attributes:
         records: whole and undamaged, in order.
-        next_offset: where to read on.
+        next_offset: offset at which to read on.
         num_damaged: records whose bytes do not fit their sum; they are left out.
-        num_large: records that were passed over because of their size.
+        num_large: records that were skipped because of their size.
         is_lost: the length itself is damaged, so that nothing behind it can be found.
     """
 
@@ -48,12 +48,12 @@ class Records:
 
 
 def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECORD_BYTES) -> Records:
-    """Return the records of a piece of a file; one that is cut at its end is left for the next piece.
+    """Return the records of a piece of a file; a record that is cut off is left for the next piece.
 
     Args:
         piece: of the file; beginning with a record.
         offset: where the piece begins in the file. The next one may begin behind the piece's end, past a large record.
-        max_record_bytes: of a record that is wanted.
+        max_record_bytes: longer records are skipped.
     """
     records: list[Record] = []
     num_damaged = num_large = place = 0

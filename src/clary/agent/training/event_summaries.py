@@ -1,6 +1,6 @@
 """Scalars, histograms and images of one record of an event file. Pure.
 
-Where: `file_reading` keeps one `EventReader` a file, because a tag says only once which plugin its tensors are of.
+Where: `file_reading` keeps one `EventReader` a file, because a file names the plugin of each tag only once.
 Source: event.proto, summary.proto, histogram.proto, tensor.proto of TensorBoard (numbers of fields); tensors of
 TensorFlow 2 carry a plugin's name: scalars, histograms (rows of left, right, count), images (width, height, pictures).
 """
@@ -26,9 +26,9 @@ from clary.contract.picture_files import picture_facts
 from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding, FindingKind
 
 MAX_TAGS = 10_000  # tags of one file whose plugin is remembered
-MAX_VALUES = 100_000  # of one record; writers put a few hundred into one
+MAX_VALUES = 100_000  # of one record; writers put at most a few hundred into one
 _MS_PER_S = 1000
-_MOST_MS = 4_102_444_800_000  # 2100: no program was there yet
+_MOST_MS = 4_102_444_800_000  # the year 2100: later times are not plausible
 _ROW_NUMBERS = 3  # left, right, count
 _DT_FLOAT, _DT_DOUBLE, _DT_INT32, _DT_INT64 = 1, 2, 3, 9
 _PLUGINS = ("scalars", "histograms", "images")
@@ -160,7 +160,7 @@ def _numbers(tensor: bytes) -> list[float]:
 
 
 def _histogram(message: bytes) -> str:
-    """Return the buckets of a HistogramProto. A number that is 0 is not written."""
+    """Return the buckets of a HistogramProto. Writers omit fields that are 0."""
     least = greatest = 0.0
     limits: list[float] = []
     counts: list[float] = []

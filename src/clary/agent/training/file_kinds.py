@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from clary.base.string_enum import StrEnum
 
 METRICS_FILES = "output/metrics/sagemaker"
-# Folders below /opt/ml in which programs leave such files of their own accord. The code's folder is where they run.
+# Folders below /opt/ml in which programs write such files by default. Programs run in the code's folder.
 WATCHED = (
     "output",
     "code/runs",
@@ -26,7 +26,7 @@ WATCHED = (
 )
 WANDB_BEGIN, WANDB_END = "run-", ".wandb"  # the name of a log, before and behind the ID of its run
 STATE_FILE = "trainer_state.json"
-STATE_FOLDERS = ("model", "checkpoints", "output")  # that hold checkpoints of transformers; not walked to the bottom
+STATE_FOLDERS = ("model", "checkpoints", "output")  # with checkpoints of transformers; only their upper levels are read
 _RUN_ID_CHARACTERS = 8
 
 
@@ -44,12 +44,12 @@ class Place:
     """A file that is read."""
 
     kind: FileKind
-    run: str  # the folder of the run that it belongs to; empty where there is but one
-    name: str = ""  # of the metric, where the file's name says it
+    run: str  # the folder of its run; empty if there is only one run
+    name: str = ""  # of the metric, if the file's name contains it
 
 
 def place_of(path: str) -> Place | None:
-    """Return the kind and run of a file below /opt/ml, or None for one that is not read."""
+    """Return the kind and run of a file below /opt/ml, or None for a file that is not read."""
     parts = PurePosixPath(path).parts
     if "tfevents" in parts[-1]:
         return Place(kind=FileKind.EVENTS, run="/".join(parts[:-1]))
@@ -72,7 +72,7 @@ class RunNames:
         self._first: dict[FileKind, str] = {}
 
     def name(self, place: Place, name: str) -> str:
-        """Return the name of a metric; the same run's always begins alike."""
+        """Return the name of a metric; all names of one run have the same prefix."""
         key = (place.kind, place.run)
         prefix = self._prefixes.get(key)
         if prefix is None:
@@ -101,7 +101,7 @@ def folders_to_watch(logs_folder: str | None) -> tuple[str, ...]:
 
 
 def without_inner(folders: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders that lie in no other of them."""
+    """Return the folders that lie inside no other given folder."""
     kept: list[str] = []
     for folder in sorted(set(folders), key=len):
         if not any(folder == other or folder.startswith(f"{other}/") for other in kept):

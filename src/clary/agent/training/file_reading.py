@@ -1,6 +1,6 @@
 """Reads the files of one host's training from where the last look ended.
 
-Where: `training_watch` asks every second or two, in its thread; what is found goes to its `FindingStore`.
+Where: `training_watch` asks every second or two, in its thread; findings go to its `FindingStore`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from clary.contract.picture_files import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from clary.contract.training_values import Finding, FindingKind, TrainingProgress
 
 PIECE_BYTES = 256 * 1024
-MAX_LOOK_BYTES = 16 * 1024 * 1024  # read in one look; the next goes on
+MAX_LOOK_BYTES = 16 * 1024 * 1024  # read in one look; the next look continues
 MAX_FILES = 2_000  # that are followed
 MAX_STATE_BYTES = 4 * 1024 * 1024  # of trainer_state.json, which holds the history of the training
-MAX_STATE_ENTRIES = 2_000  # names looked at for it
+MAX_STATE_ENTRIES = 2_000  # file names read in the search for it
 _RECORD_MARGIN_BYTES = 64
 
 
@@ -31,7 +31,7 @@ class _Tail:
 
     place: Place
     inode: int
-    offset: int = 0  # may lie behind the file's end, where a record that is passed over is still being written
+    offset: int = 0  # may lie behind the file's end while a skipped record is still being written
     seen_bytes: int = 0  # of the file at the last look
     piece_bytes: int = field(default_factory=lambda: PIECE_BYTES)
     is_lost: bool = False
@@ -44,7 +44,7 @@ class FileReading:
     Args:
         root: the tree as the agent sees it.
         folders: below it, to walk.
-        on_note: told once a file, in a sentence, what is wrong with it.
+        on_note: called with a sentence on what is wrong with a file, once for each file.
     """
 
     def __init__(self, root: Path, folders: tuple[str, ...], *, on_note: Callable[[str], None]) -> None:
@@ -55,7 +55,7 @@ class FileReading:
         self._names = RunNames()
         self._states: dict[str, int] = {}  # path of a state file -> when it was written, in nanoseconds
         self._told: set[str] = set()
-        self.is_behind = False  # whether the last look has left something unread, because it was so much
+        self.is_behind = False  # whether the last look has reached its limit and left bytes unread
 
     def skip_what_stands(self) -> None:
         """Mark the present content of the files as known: it came with an earlier attempt's checkpoints."""
@@ -157,7 +157,7 @@ class FileReading:
         whole, newline, _ = piece.rpartition(b"\n")
         if not newline:
             if len(piece) == tail.piece_bytes:
-                tail.offset += len(piece)  # no value is as long as this
+                tail.offset += len(piece)  # a line without an end; no value is that long
             return
         tail.offset += len(whole) + 1
         for line in whole.split(b"\n"):

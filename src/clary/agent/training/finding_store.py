@@ -1,8 +1,8 @@
 """Findings that the service has not acknowledged yet; `outbox` says how they are numbered and bounded.
 
 Where: `training_watch` appends and takes batches, both in its one thread.
-Pictures - histograms and images - have a room of their own, so that they push no number out. One that finds no room
-waits until there is some, or until a newer one of its tag takes its place, so that the last of a tag comes in the end.
+Pictures - histograms and images - have a limit of their own, so that they displace no number. A picture beyond the
+limit waits until it fits, or until a newer picture of its tag replaces it, so that the last picture of a tag is sent.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from clary.contract.training_values import (
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_NAMES = 5_000  # metrics of one host; more are left out
-BURST = 20_000.0  # findings of one name that are taken at once
-PER_S = 20.0  # of one name in the long run; a table in a database is no place for more
-PICTURE_BURST_BYTES = 64 * 1024 * 1024.0  # of pictures of one host that are taken at once
+BURST = 20_000.0  # findings of one name that are accepted at once
+PER_S = 20.0  # of one name in the long run; the service's database is not made for more
+PICTURE_BURST_BYTES = 64 * 1024 * 1024.0  # of pictures of one host that are accepted at once
 PICTURE_BYTES_PER_S = 32 * 1024.0  # in the long run; the service keeps some of each tag
-MAX_WAITING_BYTES = 4 * 1024 * 1024  # of pictures for which there is no room yet
-_FINDING_BYTES = 300  # of one besides its data
+MAX_WAITING_BYTES = 4 * 1024 * 1024  # of waiting pictures
+_FINDING_BYTES = 300  # memory of a finding besides its data
 _MAX_TAGS = {FindingKind.HISTOGRAM: MAX_HISTOGRAM_TAGS, FindingKind.IMAGE: MAX_IMAGE_TAGS}
 
 
@@ -35,8 +35,8 @@ class FindingStore(Outbox[Finding]):
     """The findings of one host of one attempt; used by one thread.
 
     Attributes:
-        num_dropped: of those given up, too, that came too fast, or stood in the way of newer ones, and had no number.
-        num_unnamed: left out: there were too many names.
+        num_dropped: of findings given up, and of findings that came too fast or were replaced before they had a number.
+        num_unnamed: of findings left out because there were too many names.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class FindingStore(Outbox[Finding]):
         self._picture_burst_bytes = picture_burst_bytes
         self._picture_bytes_per_s = picture_bytes_per_s
         self._allowances: dict[str, TokenBucket] = {}
-        self._pictures: TokenBucket | None = None  # from the first picture on
+        self._pictures: TokenBucket | None = None  # set with the first picture
         self._tags: dict[FindingKind, set[str]] = {kind: set() for kind in _MAX_TAGS}
         self._waiting: dict[tuple[FindingKind, str], Finding] = {}  # the newest of its tag
         self._waiting_bytes = 0
         self.num_unnamed = 0
 
     def offer(self, finding: Finding, *, now_s: float) -> None:
-        """Take a finding, unless there are too many of its name; a picture may have to wait."""
+        """Append a finding, unless its name has too many; a picture may have to wait."""
         if finding.kind is not FindingKind.SCALAR:
             self._append_picture(finding, now_s)
         elif self._may_come(finding.name, now_s):
             self.append(finding)
 
     def admit_waiting(self, *, now_s: float, is_last: bool) -> None:
-        """Take the pictures that waited and have room now; if nothing comes any more, all that push nothing out."""
+        """Append the waiting pictures that fit now; with `is_last`, all pictures that displace no other finding."""
         for tag, finding in list(self._waiting.items()):
             has_place = is_last and self._size_bytes + _size_of(finding) <= self._max_bytes
             if has_place or self._has_room(finding, now_s):
@@ -115,7 +115,7 @@ class FindingStore(Outbox[Finding]):
             self.num_dropped += 1
 
     def _has_room(self, finding: Finding, now_s: float) -> bool:
-        """Whether a picture may come now; takes its bytes from the token bucket."""
+        """Whether a picture may be appended now; takes its bytes from the token bucket."""
         if self._pictures is None:
             most, per_s = self._picture_burst_bytes, self._picture_bytes_per_s
             self._pictures = TokenBucket(rate_per_s=per_s, capacity=most, now_s=now_s)

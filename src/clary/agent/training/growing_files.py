@@ -1,7 +1,7 @@
-"""Files that a program writes, found below a few folders and read on where the last look ended.
+"""Files that a program writes, found below a few folders and read from where the last look ended.
 
-The program owns the folders: links are never followed, pipes never opened, and there are bounds on how much is looked
-at, whatever a program has put there.
+The program owns the folders: links are never followed, pipes never opened, and the number of names read
+is bounded, however many files a program has written.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from clary.base.beneath import Folder
 from clary.base.beneath_trees import entries
 
-MAX_DEPTH = 12  # folders in one another
-MAX_ENTRIES = 20_000  # names looked at in one walk
+MAX_DEPTH = 12  # levels of nested folders
+MAX_ENTRIES = 20_000  # names read in one walk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,12 @@ class FoundFile:
 
 
 def walk(root: Path, folder: str, *, max_entries: int = MAX_ENTRIES) -> Iterator[FoundFile]:
-    """Yield the regular files below a folder of `root`, in no order; nothing where a step is a link or no folder.
+    """Yield the regular files below a folder of `root`, in no order; none if a step of the path is no folder.
 
     Args:
         root: a host's `/opt/ml` as the agent sees it.
         folder: below it, with `/`.
-        max_entries: names looked at; files behind them are not found.
+        max_entries: names read; files beyond them are not found.
     """
     try:
         with Folder.at(root) as top:
@@ -57,7 +57,7 @@ def read_piece(root: Path, path: str, *, offset: int, max_bytes: int) -> tuple[i
     Args:
         root: a host's `/opt/ml` as the agent sees it.
         path: of the file below it, with `/`.
-        offset: in bytes; behind the end there are none.
+        offset: in bytes; behind the file's end no bytes are returned.
         max_bytes: read at most.
     """
     try:

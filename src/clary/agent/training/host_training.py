@@ -1,7 +1,7 @@
-"""Values that one host's program writes about its training, from start to end, and their way to the service.
+"""Values that one host's program writes about its training, from start to end, and sends to the service.
 
 Where: `program_companions` prepares it before the program starts, tells it when the program is gone, and waits a moment
-for its last values before a phase that can make the job terminal. Nothing in here raises into the host's life.
+for its last values before a phase that can make the job terminal. No error in here ends the host's life.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class HostTraining(Companion):
         plan: may name a folder for TensorBoard.
         host: name of this host.
         service: where values go.
-        progress: what the log says of progress.
+        progress: finds progress in the log.
         clock: time of day.
-        on_note: told, in a sentence, what a user should know; from any thread.
+        on_note: called with a sentence for the user; from any thread.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class HostTraining(Companion):
             self._watch = TrainingWatch(
                 self._service, reading=reading, progress=self._progress, clock=self._clock, on_note=self._on_note
             )
-        except Exception:  # boundary: what is told about a training must not end it
+        except Exception:  # boundary: reading a training's values must not end it
             logger.exception("values of the training are not read on %s", self._host)
 
     def take_note_of_service(self, *, is_away: bool) -> None:
-        """Take the token of the program's own word from it as long as the service does not answer; from any thread.
+        """Empty the token file of the program's reports while the service does not answer; from any thread.
 
         transformers' callback posts from the training's own thread and waits 5 s for each answer, every 5 s; with an
         empty token it posts nothing. It reads the token again after 5 minutes, so that no outage slows it for longer.
@@ -98,7 +98,7 @@ class HostTraining(Companion):
             self._watch.stop()
 
     def wait_flushed(self, is_vain: Callable[[], bool]) -> None:
-        """Wait until the last values are sent, for a moment at most; less once there is no use in it."""
+        """Wait until the last values are sent, for a moment at most; less once the wait is useless."""
         if self._watch is not None:
             self._watch.join(LAST_VALUES_S, is_vain=is_vain)
 

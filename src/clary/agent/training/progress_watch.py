@@ -1,7 +1,7 @@
-"""How far a program is, from many signs: which of them counts, and how long it will take yet.
+"""Estimates the progress of a program from many signs: which sign counts, and how much time remains.
 
-Where: `log.log_intake` feeds lines from whatever thread they come in; `training_watch` asks in its own and
-sends what is new to the service. One watch serves one attempt, so that a rate never reaches over a restart.
+Where: `log.log_intake` feeds lines from any thread; `training_watch` asks in its own thread and
+sends new progress to the service. One watch serves one attempt, so that a rate never spans a restart.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from clary.agent.training.progress_words import MOST, Sign, may_hold_progress, s
 from clary.base.clock import Clock
 from clary.contract.training_values import TrainingProgress
 
-MAX_LINES = 6  # of those that come together; the last ones say most
-MAX_TRACKS = 32  # counters that are followed
-MAX_LOOKS_PER_S = 50  # lines that are looked at; a program that prints more is seen by samples
-STALE_S = 600.0  # a counter that stood still for longer gives way to one that moves
+MAX_LINES = 6  # read of lines that arrive together, the last ones
+MAX_TRACKS = 32  # counters that are tracked
+MAX_LOOKS_PER_S = 50  # lines read; of a program that prints more, samples are read
+STALE_S = 600.0  # a counter that stood still for longer is replaced by a moving counter
 RATE_POINTS = 24
-RATE_SPAN_S = 600.0  # points older than this say nothing of the rate
+RATE_SPAN_S = 600.0  # older points do not count for the rate
 LEAST_POINT_GAP_S = 1.0
 LEAST_POINTS = 3
-_TIMED_FACTOR = 4.0  # a counter that lasts this much longer than another is the one of the training
+_TIMED_FACTOR = 4.0  # a counter that lasts this much longer than another is the training's counter
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class RateEstimate:
         self._points: deque[tuple[float, float]] = deque(maxlen=RATE_POINTS)
 
     def add(self, at_s: float, done: float) -> None:
-        """Take a point; one that lies behind the last begins anew."""
+        """Add a point; a point below the last one restarts the estimate."""
         if self._points and done < self._points[-1][1]:
             self._points.clear()
         while self._points and at_s - self._points[0][0] > RATE_SPAN_S:
@@ -62,12 +62,12 @@ class RateEstimate:
 
 @dataclass
 class _Track:
-    """One counter that a program shows."""
+    """One counter in a program's output."""
 
     sign: Sign
     began_s: float
     moved_s: float
-    first_epoch: int | None = None  # that ran when the counter began
+    first_epoch: int | None = None  # epoch in which the counter began
     rate: RateEstimate = field(default_factory=RateEstimate)
 
     def lasts_s(self, now_s: float) -> float:
@@ -84,7 +84,7 @@ class ProgressWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._tracks: dict[tuple[int | None, str, str, float | None], _Track] = {}
-        self._epoch: tuple[int, int] | None = None  # the one that runs and how many there are
+        self._epoch: tuple[int, int] | None = None  # the running epoch and the number of epochs
         self._state: TrainingProgress | None = None
         self._state_rate = RateEstimate()
         self._whole_rate = RateEstimate()
@@ -93,20 +93,20 @@ class ProgressWatch:
         self._num_looks = 0
 
     def feed(self, lines: list[str], *, rank: int | None) -> None:
-        """Take lines of the log that one process printed; costs next to nothing where they hold no progress."""
+        """Read log lines that one process printed; lines without progress cost almost nothing."""
         if rank not in (None, 0):
-            return  # ranks count the same steps; the first one speaks for all
+            return  # ranks count the same steps: the first rank's lines are enough
         try:
             for line in lines[-MAX_LINES:]:
                 if may_hold_progress(line) and self._may_look() and (sign := sign_in(line)) is not None:
                     self._take(sign, rank)
-        except Exception:  # boundary: the program's output, which it waits to be rid of, comes through here
+        except Exception:  # boundary: the program's output passes here, and the program waits for it
             if not self._has_failed:
                 logger.exception("lines are not read for progress")
             self._has_failed = True
 
     def take_state(self, progress: TrainingProgress) -> None:
-        """Take the progress of a state file."""
+        """Read the progress of a state file."""
         with self._lock:
             self._state_rate.add(self._clock.monotonic(), progress.done)
             self._state = progress
@@ -119,7 +119,7 @@ class ProgressWatch:
             if track is None:
                 return self._of_state()
             if self._state is not None and self._state.total == track.sign.total:
-                pass  # the log says the same, and more often
+                pass  # the log shows the same counter, and more often
             elif self._state is not None:
                 return self._of_state()
             return self._of_track(track)
@@ -203,14 +203,14 @@ class ProgressWatch:
         sign = track.sign
         is_of_one_epoch = sign.done == sign.total or self._epoch is None or track.first_epoch in (None, self._epoch[0])
         if sign.is_global or not is_of_one_epoch:
-            return None  # it went on when an epoch ended
+            return None  # the counter continued over the end of an epoch
         if sign.epoch is not None and sign.max_epoch:
             epoch: tuple[int, int] | None = (sign.epoch, sign.max_epoch)
         else:
             epoch = self._epoch
         if epoch is None:
             outer = [track.sign for track in self._tracks.values() if track.sign.kind == "epoch" and track.sign.total]
-            # A bar of epochs shows those that are done; the next one runs.
+            # A bar of epochs shows the finished epochs; the next epoch runs.
             epoch = (int(outer[0].done) + 1, int(outer[0].total or 1)) if outer else None
         if epoch is None:
             return None

@@ -14,8 +14,8 @@ from typing import Any
 
 from clary.contract.training_values import TrainingProgress
 
-MAX_CHARACTERS = 512  # of a line that are looked at
-MOST = 10**15  # of steps; larger numbers are not counts of steps
+MAX_CHARACTERS = 512  # of a line that are read
+MOST = 10**15  # of steps; larger numbers count something else
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|]{0,200}\| *(\d{1,15}(?:\.\d{1,6})?[kMG]?) ?/ ?(\d{1,15}(?:\.\d{1,6})?[kMG]?) ?\[")
 _TIMES = re.compile(r"\[(\d{1,4}(?::\d\d){1,2})<")
@@ -27,7 +27,7 @@ _STEP_OF = re.compile(
 )
 _LETTERS = ("%|", "poch", "tep", "ter", "atch")  # a line without any of them holds no progress
 _FACTORS = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-# Bars of preparations: they end long before the training does.
+# Bars of preparations end long before the training does.
 _NOT_TRAINING = re.compile(
     r"(?i)\b(?:download|load|fetch|generat|tokeniz|tokenis|map\b|filter|resolv|sav|writ|extract|upload|group|pack"
     r"|evaluat|validat|predict|test)"
@@ -40,13 +40,13 @@ class Sign:
 
     Attributes:
         kind: bar, epoch or step.
-        name: what is counted, of a bar the words before it without numbers.
+        name: of the counted units; for a bar, the words before it without numbers.
         done: of `total`.
-        total: None where it is not said.
-        seconds: how long a bar has been going; None if it does not say.
-        epoch: the one that runs, if the same line says so.
+        total: None if the line does not name it.
+        seconds: how long a bar has been running; None if the line does not name it.
+        epoch: the running epoch, if the same line names it.
         max_epoch: number of epochs in all.
-        is_global: whether steps are said to be those of the whole training.
+        is_global: whether the line says that its steps count the whole training.
     """
 
     kind: str
@@ -159,7 +159,7 @@ def _counted(text: str) -> float:
 
 
 def _seconds(line: str) -> float | None:
-    """Return how long a bar has been going."""
+    """Return how long a bar has been running."""
     found = _TIMES.search(line)
     if not found:
         return None

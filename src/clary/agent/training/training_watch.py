@@ -1,6 +1,6 @@
 """The thread that reads a program's files about its training, and carries values to the service.
 
-Where: `training.host_training` starts it with the program. Nothing that happens here reaches the host's life.
+Where: `training.host_training` starts it with the program. No error in here ends the host's life.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from clary.contract.training_values import TrainingBatch, TrainingProgress, Trai
 LOOK_S = 1.0  # from one look at the files to the next
 SEND_S = 2.0  # from one batch to the next while a program writes
 STATE_S = 10.0  # from one look for a state file to the next
-MAX_LOAD = 0.01  # of one processor; looks that cost more are taken less often
-_MAX_PAUSE_S = 5.0  # between tries while the service is away
+MAX_LOAD = 0.01  # share of one processor; more expensive looks are made less often
+_MAX_PAUSE_S = 5.0  # between tries while the service is unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +35,14 @@ class TrainingReceiver(Protocol):
 
 
 class TrainingWatch(Sender):
-    """Reads and sends; after `stop` until all that the program has written is sent.
+    """Reads and sends findings; after `stop` it continues until all findings of the program are sent.
 
     Args:
         service: where findings go.
-        reading: the files; from the thread alone, once that has begun.
-        progress: what the log says of progress.
-        clock: time of day of a state.
-        on_note: told, in a sentence, what a user should know.
+        reading: of the files; used by the thread alone, once the thread has begun.
+        progress: finds progress in the log.
+        clock: gives states their time of day.
+        on_note: called with a sentence for the user.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class TrainingWatch(Sender):
         self._on_note = on_note
         self._sent_progress: TrainingProgress | None = None
         self._next_look_s = self._next_send_s = self._next_state_s = 0.0
-        self._has_seen_all = False  # that the program, which has ended, has written
-        self._has_told = False  # that something is left out
+        self._has_seen_all = False  # whether all files of the ended program are read
+        self._has_told = False  # whether the user knows that values are left out
 
     def _round(self) -> float | None:
         is_last = self.is_stopping
@@ -93,7 +93,7 @@ class TrainingWatch(Sender):
         if again_s:
             return min(again_s, LOOK_S)
         if self._has_seen_all:
-            self._store.admit_waiting(now_s=time.monotonic(), is_last=True)  # there is room for all now
+            self._store.admit_waiting(now_s=time.monotonic(), is_last=True)  # every sent finding has left the store
             if self._parcel() is None:
                 return None
         return 0.0 if is_last else LOOK_S
@@ -133,7 +133,7 @@ class TrainingWatch(Sender):
         return Parcel(batch.first, batch.first + len(batch.findings), send)
 
     def _new_progress(self) -> TrainingProgress | None:
-        """Return how far the program is, if the service does not know it yet."""
+        """Return the program's progress, if the service does not know it yet."""
         current, sent = self._progress.current(), self._sent_progress
         if current is None or (sent is not None and _is_same(current, sent)):
             return None

@@ -39,7 +39,7 @@ def of_json_line(line: bytes) -> Finding | None:
 
 
 def of_mlflow_line(line: bytes, *, name: str) -> Finding | None:
-    """Return the value of a line of MLflow's, or None if the line is malformed."""
+    """Return the value of a line of MLflow, or None if the line is malformed."""
     parts = line[:MAX_LINE_BYTES].split()
     if not 2 <= len(parts) <= 3 or not is_name(name):
         return None
@@ -51,7 +51,7 @@ def of_mlflow_line(line: bytes, *, name: str) -> Finding | None:
 
 
 def is_name(name: Any) -> bool:
-    """Whether a metric may be called so."""
+    """Whether a metric may have this name."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or "\0" in name:
         return False
     return name.isascii() or not any(0xD800 <= ord(character) <= 0xDFFF for character in name)

@@ -1,4 +1,4 @@
-"""Records of a run's log as W&B writes it, `run-ID.wandb`, and the values that stand in them. Pure.
+"""Records of a run's log as W&B writes it, `run-ID.wandb`, and the values in them. Pure.
 
 Source: the log format of LevelDB (blocks of 32 KiB; pieces of records with a sum, a length and a type) behind seven
 bytes of W&B's own, with zlib's CRC-32 for the sum; Record, HistoryRecord and HistoryItem of wandb_internal.proto.
@@ -18,28 +18,28 @@ from clary.agent.training.value_lines import is_name
 from clary.agent.training.wire_fields import as_bytes, as_signed, as_text, fields_of
 from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding
 
-PREFIX = b":W&B\xe1\xbe\0"  # ident, a magic number, and the version: the format is private, and no other is known
+PREFIX = b":W&B\xe1\xbe\0"  # ident, a magic number, and the version: the format is private; other versions are unknown
 BLOCK_BYTES = 32 * 1024  # no piece crosses the end of one
-MAX_DEPTH = 4  # of values within values; W&B itself calls them a.b
+MAX_DEPTH = 4  # of nested values; W&B itself names them a.b
 _HEADER = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MS_PER_S = 1000
-_MOST_MS = 4_102_444_800_000  # 2100: no program was there yet
+_MOST_MS = 4_102_444_800_000  # the year 2100: later times are not plausible
 _MOST_STEP = 2**63
-_NO_NUMBERS = {"NaN", "Infinity", "-Infinity"}  # as text, where JSON has no word for them
+_NO_NUMBERS = {"NaN", "Infinity", "-Infinity"}  # written as text, as JSON has no such numbers
 
 
 def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECORD_BYTES) -> Records:
-    """Return the records of a piece of a file; one that is cut at its end is left for the next piece.
+    """Return the records of a piece of a file; a record that is cut off is left for the next piece.
 
     Args:
-        piece: of the file; beginning with its first byte, or where the last piece has said to read on.
+        piece: of the file; beginning with its first byte, or at `next_offset` of the last piece.
         offset: where the piece begins in the file. The next one may begin behind the piece's end, past filling.
-        max_record_bytes: of a record that is wanted, with what stands between its parts.
+        max_record_bytes: longer records are skipped; includes the headers between a record's parts.
     """
     first = _behind_prefix(piece) if offset == 0 else 0
     is_lost = first is None
-    place = begin = first or 0  # begin: of the record that is being read
+    place = begin = first or 0  # begin: offset of the record that is being read
     records: list[Record] = []
     parts: list[bytes] = []
     is_sound = True
@@ -57,12 +57,12 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
         is_lost = not _FULL <= kind <= _LAST or length > room - _HEADER.size
         if parts and end - begin > max_record_bytes:
             num_large += 1
-            parts, begin = [], place  # what is left of it is passed over, as parts without a first one
+            parts, begin = [], place  # its remaining parts are skipped, as parts without a first one
         if is_lost or end > len(piece):
             break
         data, at, place = piece[place + _HEADER.size : end], place, end
         if kind in (_FULL, _FIRST):
-            num_damaged += bool(parts)  # the one before has no end
+            num_damaged += bool(parts)  # the record before has no end
             parts, is_sound, begin = [], True, at
         elif not parts:
             begin = place
@@ -146,7 +146,7 @@ def _item(message: bytes) -> dict[str, float]:
 
 def _numbers(name: str, told: Any, *, depth: int) -> Iterator[tuple[str, float]]:
     if len(name) > MAX_NAME_CHARACTERS:
-        return  # before each of the values within is called so, too
+        return  # checked before each nested value gets this name as prefix
     if isinstance(told, dict) and "_type" not in told and depth < MAX_DEPTH:
         for key, inner in told.items():
             yield from _numbers(f"{name}.{key}", inner, depth=depth + 1)

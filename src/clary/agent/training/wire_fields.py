@@ -23,7 +23,7 @@ class Malformed(ValueError):
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int, Value]]:
-    """Yield number, wire type and value of each field; those of fixed size as bytes. Raises: Malformed."""
+    """Yield number, wire type and value of each field; values of fixed size are bytes. Raises: Malformed."""
     place = num_fields = 0
     while place < len(message):
         tag, place = _varint(message, place)
@@ -78,7 +78,7 @@ def as_signed(value: Value) -> int:
 
 
 def doubles(value: Value, wire_type: int) -> list[float]:
-    """Return numbers that stand together, or the one that stands alone. Raises: Malformed."""
+    """Return packed numbers, or a single unpacked number. Raises: Malformed."""
     if wire_type != BYTES:
         return [as_double(value)]
     data = as_bytes(value)

@@ -4,17 +4,16 @@
 
 Where: the first process of a host that stands by starts it and speaks to it over the socket
 (`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of its own standard output, LATE_FOLDER
-where files of the program come into being meanwhile. It runs in the user's environment: Python 3.8 or later, the
+where the program's files are being written meanwhile. It runs in the user's environment: Python 3.8 or later, the
 standard library only, nothing of clary.
 
-[Note: as a new interpreter]
-A forked rank has to find what `python clary_rank.py train.py` would have found. The zygote has no folder of a script on
-its path, its outputs are a pipe as theirs are, and it takes no connection, thread or descriptor with it; a library that
-opened one makes it refuse. In the rank, what depends on the moment is made anew: environment, arguments, caches of the
-path, seeds, time zone. Where a file of the program's would have come before a module that is imported already, or where
-code beside the script names a variable that such a module has read, the rank executes a new interpreter instead, and so
-it does if anything fails before the program's first line.
-What stays different: the key of `hash()` is the same in all ranks, as are the addresses of libraries.
+[Note: as a new interpreter] A forked rank has to find what `python clary_rank.py train.py` would have found. The zygote
+has no folder of a script on its path, its outputs are a pipe like those of a rank, and it passes no connection, thread
+or descriptor on; it refuses to fork if a library has opened one. In the rank, state that depends on the moment is
+renewed: environment, arguments, caches of the path, seeds, time zone. The rank executes a new interpreter instead if a
+file of the program would have been imported in place of a loaded module, if code beside the script names a variable
+that such a module has read, or if anything fails before the program's first line. One difference remains: all ranks
+share the key of `hash()` and the addresses of libraries.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ import warnings
 
 _MAX_MESSAGE_BYTES = 65536
 _MAX_DESCRIPTORS = 253  # SCM_MAX_FD
-_MAX_WORDS_BYTES = 65536  # of what modules said when they were imported; a pipe holds no more
+_MAX_WORDS_BYTES = 65536  # of the output of imports; a pipe holds no more
 _GO = b"g"
 _ABANDONED_EXIT_CODE = 70  # no process reads it
 _PR_SET_PDEATHSIG = 1
@@ -51,11 +50,11 @@ _NUM_MAP_WORDS = 13  # struct prctl_mm_map: eleven addresses, the auxiliary vect
 _BREAK_WORD = 5
 _NO_FILE = 0xFFFFFFFF  # -1
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-_KEPT: list[object] = []  # memory that /proc shows
+_KEPT: list[object] = []  # keeps memory alive that /proc shows
 _HAS_FOLDER_ON_PATH = not getattr(sys.flags, "safe_path", False)
 _ENTRY_POINT_GROUP = "torch.backends"
 _SUFFIXES = (".py", ".pyc", ".so")
-# Of the job's library: what torch's entry points import, with all wishes of a job.
+# Modules of the job's library that torch's entry points import when a job uses every feature.
 _LIBRARY_MODULES = (
     "clary_autoload",
     "clary.train.steps.torch_hooks",
@@ -63,12 +62,12 @@ _LIBRARY_MODULES = (
     "clary.train.collective.adapters.torch.registration",
     "clary.train.trainers.installing",
 )
-# The first optimizer of a program imports it, which takes as long as torch itself (torch 2.13).
+# The first optimizer of a program imports this module, which takes as long as torch itself (torch 2.13).
 _LATER = ("torch._dynamo",)
-_PATIENCE_S = 2.0  # where jobs follow each other closely the next one needs the processors now
+_PATIENCE_S = 2.0  # pause before the import: a job that follows at once needs the processors
 _LIBRARY_ENDING = "/.clary/python"
 _LIBRARY_FIRST_VERSION = (3, 10)
-# Variables that modules which are imported already have read. A program that sets one by itself names it in its code.
+# Variables that the imported modules have already read. A program that sets one of them names it in its code.
 _READ_AT_IMPORT = re.compile(
     rb"""(?:["']|\b)(?:OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|ATEN|TORCHDYNAMO|TORCHINDUCTOR|"""
     rb"""TORCH_(?:COMPILER?|DYNAMO|INDUCTOR|LOGS|TRACE|FAKE|CACHING|STRICT))(?:_[A-Z0-9_]+)?(?:["']|\s*=(?!=))"""
@@ -98,11 +97,11 @@ def become_rank() -> _Program:
     with open(shim, "rb") as file:
         code = compile(file.read(), shim, "exec", dont_inherit=True)
     if _HAS_FOLDER_ON_PATH:
-        del sys.path[0]  # this file's folder; a rank has another there
+        del sys.path[0]  # this file's folder; a rank has another folder there
     path = list(sys.path)
-    # The program's own modules are for the program alone to import: perhaps they are being written right now.
+    # Only the program may import its own modules: they may still be incomplete.
     sys.path[:] = [folder for folder in path if not _is_within(folder, late_folder)]
-    reason = _import(("atexit", "runpy", "traceback", *names))  # the shim's own, too
+    reason = _import(("atexit", "runpy", "traceback", *names))  # the shim's imports, too
     if not reason:
         _import_library(late_folder)
         reason = _why_unfit(own_descriptors)
@@ -146,8 +145,8 @@ def _serve(keeper: socket.socket, order: dict, descriptors: list[int]) -> tuple[
     """Fork for each order one process that carries it out, and in which alone this returns.
 
     That process ends before its ranks begin, so that the first process of the host becomes their parent. Its end is
-    told with the message `over`. Programs run as this user and must not look into this process, or end it with a
-    signal to all: it cannot be traced, and blocks what can be blocked.
+    reported with the message `over`. Programs run as this user and must not look into this process, or end it with a
+    signal to all processes: it cannot be traced, and blocks all signals that can be blocked.
     """
     ordinary = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     _set_traceable(False)
@@ -179,7 +178,7 @@ def _import(names: tuple[str, ...]) -> str:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - somebody else's module
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-                continue  # an environment without it; any other failure leaves half a module behind
+                continue  # the environment lacks it; any other failure leaves a half-imported module
             return f"import {name} failed: {type(error).__name__}: {error}"
     return ""
 
@@ -187,8 +186,8 @@ def _import(names: tuple[str, ...]) -> str:
 def _import_library(late_folder: str) -> None:
     """Import the modules that torch's entry points will import, from the package that the job's library links to.
 
-    They are found as `clary.train...` then, in a namespace package over the library, which does not exist yet. An
-    environment with a package `clary` of its own is left alone, and so is one whose torch these modules do not fit.
+    The modules get the names `clary.train...`, in a namespace package over the library, which does not exist yet.
+    Nothing is imported if the environment has a package `clary` of its own, or a torch that these modules do not fit.
     """
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path.endswith(_LIBRARY_ENDING)]
     library = next((path for path in reversed(paths) if _is_within(path, late_folder)), "")
@@ -205,7 +204,7 @@ def _import_library(late_folder: str) -> None:
     try:
         for name in _LIBRARY_MODULES:
             importlib.import_module(name)
-    except Exception:  # noqa: BLE001 - a torch with other internals: ranks import them, and say what they say then
+    except Exception:  # noqa: BLE001 - a torch with other internals: ranks import the modules, and report the error
         for name in [name for name in sys.modules if name.partition(".")[0] in ("clary", "clary_autoload")]:
             del sys.modules[name]
     finally:
@@ -219,9 +218,9 @@ def _package() -> str:
 
 
 def _import_later(keeper: socket.socket, own_descriptors: set[str], late_folder: str) -> str:
-    """Import modules that most programs need soon, if no order comes at once; return a reason not to fork, or nothing.
+    """Import modules that most programs need soon, if no order comes at once; return why not to fork, or an empty text.
 
-    An order that comes meanwhile waits for the end of the import, which the program would have to do itself.
+    An order that comes meanwhile waits for the import, which the program would otherwise do itself.
     """
     if "torch" not in sys.modules or select.select([keeper], [], [], _PATIENCE_S)[0]:
         return ""
@@ -242,7 +241,7 @@ def _why_unfit(own_descriptors: set[str]) -> str:
     opened = sorted(_descriptors() - own_descriptors)
     if opened:
         return "its modules hold open " + ", ".join(opened)
-    # Some libraries, OpenBLAS for one, end their threads for a fork and start them again when they need them.
+    # Some libraries, such as OpenBLAS, end their threads for a fork and start them again when they need them.
     pid = _fork()
     if pid == 0:
         os._exit(0)
@@ -261,7 +260,7 @@ def _descriptors() -> set[str]:
             if int(name) > 2:
                 found.add(f"{name} ({os.readlink('/proc/self/fd/' + name)})")
         except OSError:
-            pass  # the one by which the folder was read
+            pass  # the descriptor with which the folder was read
     return found
 
 
@@ -285,7 +284,7 @@ def _take_words(output: int) -> bytes:
 
 
 def _receive(keeper: socket.socket) -> tuple[dict, list[int]]:  # type: ignore[type-arg]
-    """Wait for the order as long as the agent lives; returns it and the descriptors with it."""
+    """Wait for the order while the agent lives; return it with its descriptors."""
     space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
     try:
         data, ancillary, _, _ = keeper.recvmsg(_MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
@@ -300,11 +299,11 @@ def _receive(keeper: socket.socket) -> tuple[dict, list[int]]:  # type: ignore[t
         return json.loads(file.read().decode()), list(descriptors[1:])
 
 
-# What follows runs in a rank.
+# The functions below run in a rank.
 
 
 def _take_place(process: dict, *, reason: str, gate: int, agent: int, parent: int | None) -> None:  # type: ignore[type-arg]
-    """Become the process that was ordered when the gate opens; executes a new interpreter if there is a reason to."""
+    """Become the process that was ordered when the gate opens; or execute a new interpreter if there is a reason."""
     if os.read(gate, 1) != _GO:
         os._exit(_ABANDONED_EXIT_CODE)
     os.close(gate)
@@ -319,7 +318,7 @@ def _take_place(process: dict, *, reason: str, gate: int, agent: int, parent: in
 
 
 def _make_anew(process: dict, late_folder: str) -> str:  # type: ignore[type-arg]
-    """Renew all state that depends on the moment; return the reason if that is impossible, else an empty text."""
+    """Renew all state that depends on the moment; return why that is impossible, or an empty text."""
     os.setsid()
     try:
         os.chdir(process["working_folder"])
@@ -348,7 +347,7 @@ def _renew(argv: list[str], environment: dict[str, str], late_folder: str) -> st
 
 
 def _show_start(argv: list[str], environment: dict[str, str]) -> None:
-    """Have /proc show the process's own command line and environment, where the kernel lets it (PR_SET_MM_MAP).
+    """Make /proc show the process's own command line and environment, if the kernel permits it (PR_SET_MM_MAP).
 
     Source: prctl(2); fields of /proc/self/stat in proc(5).
     """
@@ -390,7 +389,7 @@ def _show_start(argv: list[str], environment: dict[str, str]) -> None:
 
 
 def _shadow(argv: list[str], late_folder: str) -> str:
-    """Return a file of the program's that a new interpreter would have imported in a loaded module's place."""
+    """Return a file of the program that a new interpreter would have imported in place of a loaded module."""
     before = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
     names = {name.partition(".")[0] for name in sys.modules}
     names |= {"sitecustomize", "usercustomize"}
@@ -430,7 +429,7 @@ def _other_library() -> str:
 
 
 def _too_late(folder: str) -> str:
-    """Return a variable that code in a folder names, if a module that is imported already has read it."""
+    """Return a variable that code in a folder names, if an imported module has already read it."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".py"))[:_MAX_READ_FILES]
     except OSError:
@@ -462,7 +461,7 @@ def _is_module(path: str) -> bool:
 
 
 def _late_site() -> str:
-    """Return the user's folder of packages if it has come into being since this interpreter started."""
+    """Return the user's folder of packages if it was created after this interpreter started."""
     folder = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
     return folder if folder and os.path.isdir(folder) and folder not in sys.path else ""
 
@@ -474,10 +473,10 @@ def _renew_modules() -> None:
         numpy_random.seed()
     generator = getattr(sys.modules.get("torch"), "default_generator", None)
     if generator is not None:
-        generator.seed()  # the CPU's; those of GPUs are made when CUDA is initialised
+        generator.seed()  # of the CPU; generators of GPUs are made when CUDA is initialised
     note_number = getattr(threading.main_thread(), "_set_native_id", None)
     if note_number is not None:
-        note_number()  # Python before 3.13 leaves its parent's there
+        note_number()  # before Python 3.13 it stays the parent's
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
@@ -499,13 +498,13 @@ def _call_late_backends() -> None:
     found = [
         one for distribution in importlib.metadata.distributions(path=folders) for one in distribution.entry_points
     ]
-    for entry_point in found:  # all of them first: what one calls may add finders, which the search goes through
+    for entry_point in found:  # a list first: an entry point may add finders, which would change the search
         if entry_point.group == _ENTRY_POINT_GROUP:
             entry_point.load()()
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel end this process with its parent."""
+    """Make the kernel end this process with its parent."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)

@@ -1,9 +1,9 @@
-"""Which programs an interpreter that stands ready can become. Pure.
+"""Decides which programs a waiting interpreter can become. Pure.
 
-Where: `clary.agent.host.standby` decides by it, process by process.
+Where: `clary.agent.host.standby` asks it for each process.
 
 An interpreter and the libraries that it has loaded have read some variables already, and cannot read them again. So
-those have to be the same; all others are replaced. Not among them, because read when they are needed: PATH (the
+those have to be the same; all others are replaced. Variables that are read only when needed may differ: PATH (the
 interpreter is named with its folder), CUDA_VISIBLE_DEVICES (when CUDA is initialised, which it is not), NCCL_*, GLOO_*,
 TORCH_NCCL_* and TORCHELASTIC_* (when a process group is made), TZ (read again), SM_* and AWS_*.
 """
@@ -18,9 +18,9 @@ ZYGOTE = str(Path(__file__).with_name("clary_zygote.py"))
 RANK_SHIM = str(Path(__file__).parents[1] / "launchers" / "shims" / "clary_rank.py")
 
 _PREFIXES = (
-    "PYTHON",  # the interpreter's own
-    "LD_",  # the loader of libraries
-    "GLIBC_",  # the C library, and its memory
+    "PYTHON",  # of the interpreter
+    "LD_",  # of the loader of libraries
+    "GLIBC_",  # of the C library and its memory
     "MALLOC_",
     "LC_",  # encodings of files and streams
     "OMP_",  # threads of the libraries that compute
@@ -55,11 +55,11 @@ _NAMES = frozenset(
     }
 )
 _READ_LATER = ("TORCH_NCCL_", "TORCHELASTIC_")
-_MAX_VARIABLE_BYTES = 131_071  # that the kernel takes (MAX_ARG_STRLEN); `spawn` names the one that is longer
+_MAX_VARIABLE_BYTES = 131_071  # limit of the kernel (MAX_ARG_STRLEN); `spawn` names a longer variable
 
 
 def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an interpreter reads when it starts or imports: all that one standing ready gets."""
+    """Return the variables that an interpreter reads when it starts or imports; a waiting one gets no others."""
     return {name: value for name, value in environment.items() if _is_read_at_start(name)}
 
 
@@ -69,7 +69,7 @@ def why_not_fork(argv: Sequence[str], environment: Mapping[str, str], *, python:
     Args:
         argv: command line of the process.
         environment: of the process.
-        python: the interpreter that stands ready.
+        python: the waiting interpreter.
         start: variables with which it was started.
     """
     if len(argv) < 3 or argv[2] == "" or argv[1] != RANK_SHIM:
