@@ -4,7 +4,7 @@ Where: `supervisor.program_companions` calls every companion at each step:
 
     prepare --> [the program starts] --> begin --> [its processes are gone] --> ended --> flush, wait_flushed --> close
 
-`abort` breaks off at any time before `close`.
+`abort` may come at any time before `close`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Protocol
 
 
 class WatchedProgram(Protocol):
-    """The processes of the program, as far as companions look at them."""
+    """The processes of the program, as companions see them."""
 
     @property
     def init_pid(self) -> int | None:
-        """First process of the program, as this machine numbers it; None if that is not known."""
+        """First process of the program, as this machine numbers it; None if unknown."""
 
     @property
     def num_processes(self) -> int:
         """Processes that were started."""
 
     def ranks_by_pid(self) -> Mapping[int, int]:
-        """Return process -> rank of those ranks that run; empty for processes that are no ranks of the agent's own."""
+        """Return process -> rank of the running ranks; without processes that the agent has not started as ranks."""
 
 
 class Companion:
     """Base of companions: its methods do nothing until a subclass overrides them.
 
-    The supervisor's thread calls them. No method may raise into the host's life.
+    The supervisor's thread calls them. No method may raise: an error would end the host's work.
     """
 
     def prepare(self, ml_folder: Path) -> None:
@@ -42,17 +42,17 @@ class Companion:
         """Begin with a program that has just been started."""
 
     def ended(self) -> None:
-        """Take note that every process of the program is gone."""
+        """Act on the end of every process of the program."""
 
     def flush(self, limit_s: float) -> None:
         """Begin to send everything measured so far, within `limit_s` where the companion has no limit of its own."""
 
     def wait_flushed(self, is_vain: Callable[[], bool]) -> None:
-        """Wait, after `flush`, until it is sent or its time is over; less once `is_vain` says so."""
+        """Wait, after `flush`, until everything is sent, the time is up, or `is_vain` returns true."""
 
     def abort(self) -> None:
-        """Break off everything; harmless when repeated."""
+        """Abort all work; a second call does nothing."""
 
     def close(self, timeout_s: float) -> bool:
-        """Free everything, after `abort`; return whether its threads have ended within `timeout_s`."""
+        """Free all resources, after `abort`; return whether the threads have ended within `timeout_s`."""
         return True

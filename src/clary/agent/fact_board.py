@@ -12,7 +12,7 @@ from clary.contract.agent_protocol import CapacityNotice, HostFacts, HostPhase, 
 
 
 class FactBoard:
-    """The facts of one host and the newest order taken up; safe for many threads.
+    """The facts of one host and the newest order received; safe for many threads.
 
     Args:
         clock: gives the time at which a phase began.
@@ -26,18 +26,18 @@ class FactBoard:
         self._num_reports = 0
         self._is_urgent = True  # the first report does not wait
         self._noticed_at_s: float | None = None  # when the notice came, by the monotonic clock
-        self._num_phases = 1  # begun so far
-        self._num_phases_told = 0  # of these, how many the service has taken note of
+        self._num_phases = 1  # phases begun so far
+        self._num_phases_told = 0  # how many of these the service has received
         self._is_closed = False
 
     @property
     def facts(self) -> HostFacts:
-        """The facts as they stand."""
+        """The present facts."""
         return self._facts
 
     @property
     def phase(self) -> HostPhase:
-        """Where the host stands."""
+        """The host's present phase."""
         return self._facts.phase
 
     def enter(self, phase: HostPhase, **changes: Any) -> None:
@@ -49,19 +49,19 @@ class FactBoard:
             self._changed.notify_all()
 
     def note(self, **changes: Any) -> None:
-        """Change facts within a phase; told with the next heartbeat."""
+        """Change facts within a phase; reported with the next heartbeat."""
         with self._changed:
             self._facts = replace(self._facts, **changes)
 
     def tell(self, **changes: Any) -> None:
-        """Change facts within a phase; told at once."""
+        """Change facts within a phase; reported at once."""
         with self._changed:
             self._facts = replace(self._facts, **changes)
             self._is_urgent = True
             self._changed.notify_all()
 
     def give_notice(self, notice: CapacityNotice) -> None:
-        """Say that the host's capacity ends; told at once. The first notice counts."""
+        """Record the notice that the host's capacity ends; reported at once. Only the first notice counts."""
         with self._changed:
             if self._facts.notice is None:
                 self._noticed_at_s = self._clock.monotonic()
@@ -70,7 +70,7 @@ class FactBoard:
                 self._changed.notify_all()
 
     def add_timing(self, part: str, seconds: float) -> None:
-        """Say how long a part took."""
+        """Record how long a part took."""
         with self._changed:
             self._facts = replace(self._facts, timings_s={**self._facts.timings_s, part: round(seconds, 4)})
 
@@ -81,7 +81,7 @@ class FactBoard:
                 self._facts = replace(self._facts, notes=(*self._facts.notes, sentence))
 
     def take_up(self, order_number: int) -> None:
-        """Note the newest order; told with the next report."""
+        """Record the newest order; reported with the next report."""
         with self._changed:
             self._last_order = max(self._last_order, order_number)
 
@@ -97,7 +97,7 @@ class FactBoard:
             return report, self._num_phases
 
     def told(self, mark: int) -> None:
-        """Take note that the report with this mark has arrived."""
+        """Record that the report with this mark has arrived."""
         with self._changed:
             self._num_phases_told = max(self._num_phases_told, mark)
             self._changed.notify_all()
@@ -109,7 +109,7 @@ class FactBoard:
             return self._num_phases_told >= self._num_phases
 
     def wait_until_urgent(self, timeout_s: float) -> None:
-        """Wait until a phase has begun that was not reported, for `timeout_s` at most."""
+        """Wait until facts have to be reported at once, for `timeout_s` at most."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_urgent or self._is_closed, timeout_s)
 

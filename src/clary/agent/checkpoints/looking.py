@@ -48,14 +48,14 @@ class Looks:
         return choose(self.sights, now_s=now_s, pace=self._pace)
 
     def second(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
-        """Look a second time, when files at rest can be told, and close held files not chosen. Raises: OSError."""
-        # Whoever had them open then may have them open still, though their names are gone.
+        """Look a second time, which shows the files at rest; close held files that are not chosen. Raises: OSError."""
+        # Decisions of the first look: writers then may still have the replaced files open, though their names are gone.
         before = self._decisions
         replaced = {path: facts for path, facts in self._held.replaced().items() if _is_whole(before.get(path))}
         self._look(taken, replaced.keys(), now_s)
         choice = choose(self.sights, replaced=replaced, now_s=now_s, pace=self._pace)
         choice = replace(choice, decisions={**choice.decisions, **{path: before[path] for path in choice.replaced}})
-        self._held.keep_only(choice.replaced)  # an upload may take long, and what is open takes room on the disk
+        self._held.keep_only(choice.replaced)  # an upload may take long, and open files take room on the disk
         return choice
 
     def last(self, taken: Mapping[str, GroupContent], *, now_s: float, end: ProgramEnd = ProgramEnd.FINISHED) -> Choice:
@@ -74,8 +74,8 @@ class Looks:
         """Update the sights after chosen files were taken.
 
         Args:
-            taken: group -> its content in the newest set, which has them now.
-            choice: what was to be taken.
+            taken: group -> its content in the newest set, which has the chosen files now.
+            choice: the files that were to be taken.
             now_s: monotonic time.
         """
         self.sights = compare(self.sights, taken, whole=choice.whole, now_s=now_s)

@@ -1,7 +1,7 @@
 """The mirror of the checkpoint folder: rounds while the program runs, and the flush after its end.
 
-Threads: one does the rounds; one reports facts and watches for stalls, so that a hanging store is reported too. Nothing
-is raised to the supervisor. Both are daemons, and no wait for them is without a deadline.
+Threads: one does the rounds; one reports facts and watches for stalls, so that a hanging store is reported too. No
+error is raised to the supervisor. Both are daemons, and every wait for them has a deadline.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from clary.base.errors import ClaryError
 from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.checkpoint_evidence import Evidence
 
-SETTLE_S = 0.5  # a write that follows has another time then, whatever the kernel's clock tick is
+SETTLE_S = 0.5  # longer than any clock tick of the kernel: a later write gets another time
 _SETTLE_MARGIN_S = 0.01
-_REST_SHARE = 0.2  # of that, for a file that is gone and whole: writers unlink a half at once
+_REST_SHARE = 0.2  # share of it that a replaced file has to rest: writers unlink a half-written file at once
 _FLUSH_PAUSE_S = 0.5  # between tries of the last round
-_MAX_COPY_TRIES = 3  # of the flush, to bring plain paths up to date
-_MAX_HOPELESS = 3  # tries of the last round that a refusal, or a file that cannot be read, may cost
-_BREAK_OFF_S = 1.0  # for the thread of rounds to end once everything was broken off
+_MAX_COPY_TRIES = 3  # tries of the flush to update plain paths
+_MAX_HOPELESS = 3  # failed tries of the last round after a refusal, or an unreadable file
+_BREAK_OFF_S = 1.0  # for the thread of rounds to end after `abort`
 _MAX_TICK_S = 1.0
 _JOIN_S = 5.0
 
@@ -46,7 +46,7 @@ class Mirror(Worker):
 
     Args:
         judge: says of files whether they are whole.
-        break_off: ends every request to the store under way; does not wait.
+        break_off: ends every running request to the store; does not wait.
         interval_s: from one round to the next.
     """
 
@@ -75,22 +75,22 @@ class Mirror(Worker):
         self._pace = Pace(settle_s=min(settle_s, interval_s), interval_s=interval_s)
         self._looks = Looks(folder, judge, pace=self._pace, min_rest_s=_REST_SHARE * self._pace.settle_s)
         self._clock = clock
-        self._is_done = False  # the thread of rounds has nothing left to do
-        self._is_last_stored = False  # or will not be
-        self._num_copy_tries = 0  # of the flush
-        self._is_stalled = False  # as told last
-        self._deadline_s: float | None = None  # of the flush, monotonic
-        self._end = ProgramEnd.FINISHED  # known once it is final
-        self._torn: tuple[str, ...] = ()  # that the flush leaves out
+        self._is_done = False  # the thread of rounds has finished its work
+        self._is_last_stored = False  # or has been given up
+        self._num_copy_tries = 0  # tries of the flush
+        self._is_stalled = False  # as reported last
+        self._deadline_s: float | None = None  # deadline of the flush, monotonic
+        self._end = ProgramEnd.FINISHED  # how the program has ended; known at the flush
+        self._torn: tuple[str, ...] = ()  # files that the flush leaves out
         self._noted: set[str] = set()
         self._told: CheckpointFacts | None = None
-        self._num_hopeless = 0  # errors of the flush that another try hardly mends
-        self._is_store_away = False  # as far as the last round tells
-        self._is_behind = True  # plain paths may lack something that a set has
+        self._num_hopeless = 0  # errors of the flush that another try will hardly cure
+        self._is_store_away = False  # according to the last round
+        self._is_behind = True  # plain paths may lack files of a set
         self._watch = Worker("checkpoint-watch", failure="checkpoints are not watched", act=self._watch_progress)
 
     def start(self) -> None:
-        """Begin."""
+        """Start both threads."""
         super().start()
         self._watch.start()
 
@@ -117,7 +117,7 @@ class Mirror(Worker):
             self._changed.notify_all()
 
     def abort(self) -> None:
-        """End and break off a running round; does not wait; harmless when repeated."""
+        """Abort a running round and end, without waiting; a second call does nothing."""
         with self._changed:
             if self.is_aborted:
                 return
@@ -184,7 +184,7 @@ class Mirror(Worker):
             choice = self._looks.first(self._writer.taken, now_s=self._clock.monotonic())
             self._saw()
             if choice.waiting or self._looks.held:
-                # A second look tells what is at rest, so that it need not wait for the next round.
+                # A second look shows the files at rest, so that they need not wait for the next round.
                 self.pause(self._pace.settle_s + _SETTLE_MARGIN_S)
                 if self.is_stopping or self.is_aborted:
                     return
@@ -207,7 +207,7 @@ class Mirror(Worker):
         torn = {path for path, file in files.items() if file.is_unfinished and file.facts is not None}
         self._torn = tuple(sorted(torn | {path for path in files if group_of(path) in choice.waiting}))
         for name, decisions in choice.unfinished.items():
-            # The surest one: of the files beside it only the end of some process may be known.
+            # The file with the best evidence: others may wait only for the end of some process.
             path, decision = min(decisions.items(), key=lambda item: (item[1].evidence is Evidence.RESTED, item[0]))
             newest = f"set {self._writer.last.number}" if self._writer.last is not None else "no set"
             self._note_once(
@@ -222,7 +222,7 @@ class Mirror(Worker):
             self._note_once(f"checkpoints: {why}: {named(paths)}", key=why)
 
     def _note_unrest(self, choice: Choice) -> None:
-        """Report once per group: files that it does not wait for, a file that holds it up, storing file by file."""
+        """Report once per group: files that it does not wait for, a file that delays it, storing file by file."""
         for name, paths in choice.noise.items():
             self._note_once(
                 f"checkpoints: {_in_words(name)} holds files that are written to without a pause "
@@ -257,7 +257,7 @@ class Mirror(Worker):
             self._progress.saw(self._looks.sights, self._writer.taken)
 
     def _publish(self) -> bool:
-        """Update the plain paths; return whether they are up to date. A failure here fails no round: sets count."""
+        """Update the plain paths; return whether they are up to date. A failure fails no round: only sets count."""
         if self._is_store_away:
             return False
         try:
@@ -271,7 +271,7 @@ class Mirror(Worker):
         return is_done
 
     def _watch_progress(self) -> float | None:
-        """Tell facts when they have changed, and stalls."""
+        """Report changed facts and stalls."""
         is_over = self._is_done or self.is_aborted
         facts = self._publish_facts()
         if (facts.stalled_since is not None) != self._is_stalled and not is_over:

@@ -1,4 +1,4 @@
-"""Reports of the mirror, as plain data: light enough for modules that only pass them on."""
+"""Reports of the mirror, as plain data: a light import for modules that only pass them on."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Listeners:
 class Flushed:
     """How the flush went."""
 
-    missed: tuple[str, ...] = ()  # paths whose last state, which may be that they were deleted, is in no set
-    error: str = ""  # why, if anything was missed
+    missed: tuple[str, ...] = ()  # paths whose last state, or deletion, is in no set
+    error: str = ""  # reason, if a path was missed
     torn: tuple[str, ...] = ()  # paths that were left out, since they, or files that belong to them, are not whole
 
 

@@ -1,4 +1,4 @@
-"""Names of checkpoints: paths below the folder, keys below the prefix, and which of them can be trusted.
+"""Names of checkpoints: paths below the folder, keys below the prefix, and the checks of both.
 
 Where: everything in this package. Manifests and keys come from a bucket that anyone may have written to, names in the
 folder from a program: none of them may lead out of the folder or out of the prefix.
@@ -46,7 +46,8 @@ class Prefix:
     def can_hold(self, relative: str) -> bool:
         """Whether stores accept such a key and list it unchanged.
 
-        SeaweedFS 4.48 makes a slash of a backslash, and hides what lies in folders that are called as its own.
+        SeaweedFS 4.48 turns a backslash into a slash, and hides the content of folders with the names of its own
+        folders.
         """
         if len(self.key(relative).encode()) > _MAX_KEY_BYTES or _UNSAFE.search(relative):
             return False
@@ -60,7 +61,7 @@ def prefix_of(uri: str) -> Prefix:
 
 
 class TakenNames:
-    """Paths below the prefix at which something stands. A path is free only if no file stands above or below it."""
+    """Paths below the prefix that have an object. A path is free only if no object's path lies above or below it."""
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
         self._paths: set[str] = set()
@@ -72,16 +73,16 @@ class TakenNames:
         return path in self._paths
 
     def add(self, path: str) -> None:
-        """Take note that an object stands at `path`."""
+        """Add the path of an object."""
         self._paths.add(path)
         self._folders.update(folders_above(path))
 
     def collides(self, path: str) -> bool:
-        """Whether `path` would be a file where a folder is, or the other way round, which not every store can hold."""
+        """Whether `path` conflicts with an object as file and folder of one name, which not every store can hold."""
         return path in self._folders or any(folder in self._paths for folder in folders_above(path))
 
     def is_free(self, path: str) -> bool:
-        """Whether an object may be put at `path` without touching another one."""
+        """Whether an object may be put at `path` without a conflict with another object."""
         return path not in self._paths and not self.collides(path)
 
 
@@ -92,7 +93,7 @@ def folders_above(path: str) -> list[str]:
 
 
 def path_problem(path: str) -> str | None:
-    """Say why a path can not be a file below the folder; None if it can."""
+    """Return why a path can not be a file below the folder; None if it can."""
     parts = path.split("/")
     if not all(parts):
         return "a part of it is empty"
@@ -114,7 +115,7 @@ def path_problem(path: str) -> str | None:
 def inner_target(path: str, target: str, *, root: str) -> str | None:
     """Return a link's target, relative and without detours; None if it leaves the folder.
 
-    In what is returned `..` stands in front only, so that no other link on the way can make it lead out.
+    In the returned target `..` stands only at the front, so that no other link on the way can make it lead out.
 
     Args:
         path: of the link, below the folder.
@@ -137,10 +138,10 @@ def inner_target(path: str, target: str, *, root: str) -> str | None:
 
 
 def set_problem(checkpoints: CheckpointSet, *, host: str, number: int) -> str | None:
-    """Say why a manifest can not be trusted, though it was not damaged; None if it can.
+    """Return why an undamaged manifest can not be trusted; None if it can.
 
     Args:
-        host: whose manifest it is, by its key.
+        host: host of the manifest, by its key.
         number: of the set, by the manifest's key.
     """
     if (checkpoints.host, checkpoints.number) != (host, number):

@@ -1,7 +1,7 @@
 """Progress of the mirror, for the facts sent to the service and for the alarm of a stall. Pure but for its clock.
 
-The mirror has stalled if, for more than three intervals, there is something to store and the store takes nothing of it,
-or every round fails. A file that the program is still writing is no stall, nor is a large upload that makes progress.
+The mirror has stalled if, for more than three intervals, there are files to store and the store takes no data, or every
+round fails. A file that the program is still writing is no stall, nor is a large upload that makes progress.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Progress:
     """The mirror's facts; safe for many threads.
 
     Args:
-        facts: what is known at its beginning.
+        facts: the facts when the mirror begins.
         interval_s: from one round to the next.
     """
 
@@ -59,7 +59,7 @@ class Progress:
             )
 
     def saw(self, sights: Mapping[str, Sight], taken: Mapping[str, GroupContent]) -> None:
-        """Take note of a look."""
+        """Record the results of a look."""
         num_files = size_bytes = 0
         for name, sight in sights.items():
             known = taken.get(name, NOTHING).files
@@ -73,19 +73,19 @@ class Progress:
                 self._ready_since_s = self._ready_at = None
 
     def begins(self) -> None:
-        """Take note that there is something to store, or that the folder cannot be looked at."""
+        """Record that there are files to store, or that the folder cannot be read."""
         with self._lock:
             if self._ready_since_s is None:
                 self._ready_since_s, self._ready_at = self._clock.monotonic(), self._clock.now()
 
     def moves(self) -> None:
-        """Take note that the store has taken something; after a failed round, only a successful round ends a stall."""
+        """Record that the store has taken data; after a failed round, only a successful round ends a stall."""
         with self._lock:
             if self._ready_since_s is not None and not self._facts.error:
                 self._ready_since_s, self._ready_at = self._clock.monotonic(), self._clock.now()
 
     def went_well(self, newest: CheckpointSet | None, *, is_new: bool) -> None:
-        """Take note of a round without an error."""
+        """Record a round without an error."""
         with self._lock:
             self._ready_since_s = self._ready_at = None
             self._facts = replace(self._facts, error="")
@@ -93,7 +93,7 @@ class Progress:
             self.committed(newest)
 
     def committed(self, newest: CheckpointSet | None) -> None:
-        """Take note of a new set."""
+        """Record a new set."""
         if newest is None:
             return
         with self._lock:
@@ -107,7 +107,7 @@ class Progress:
             )
 
     def failed(self, error: str) -> None:
-        """Take note of a round that did not go well."""
+        """Record a failed round."""
         with self._lock:
             self._facts = replace(self._facts, error=error)
 

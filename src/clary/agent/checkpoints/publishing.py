@@ -1,10 +1,10 @@
-"""Checkpoints where people look: copies by the store itself, from content without a place of its own to plain paths.
+"""Checkpoints at the paths that users read: the store copies content from keys of the sets to plain paths.
 
 Only the host with the lowest number does this, for its own sets and for those of the other hosts, so that no two hosts
-write one key. A plain path that the newest set of this host names is never touched. What other hosts commit after the
-last look of this one is copied at the next start below the prefix.
+write one key. A plain path that the newest set of this host names is never touched. Sets that other hosts commit after
+this host's last look are copied at the next start below the prefix.
 
-These copies are for people and other tools; a restore reads sets. One that fails is noted and holds up nothing.
+These copies are for users and other tools; a restore reads sets. A copy that fails is reported and delays nothing.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from clary.contract.object_store import ObjectStore
 
 MAX_MANIFEST_BYTES = 256 << 20
 _SHOWN_CHARACTERS = 100
-_MAX_FAILURES = 3  # that another try may mend, in one pass; the store is away then
-_TRIES_UNTIL_NOTE = 3  # of one file
-_MAX_NOTES = 20  # of files that cannot be copied
+_MAX_FAILURES = 3  # retryable failures in one pass; the store counts as unreachable then
+_TRIES_UNTIL_NOTE = 3  # failed tries per file
+_MAX_NOTES = 20  # notes on files that cannot be copied
 
 
 class Publisher:
     """Keeps plain paths up to date; belongs to the thread that writes sets.
 
     Args:
-        names: plain paths at which something stands; shared with the writer of sets.
-        note: told once about what cannot be shown.
+        names: plain paths that have an object; shared with the writer of sets.
+        note: called once for each file, or kind of files, that cannot be copied.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Publisher:
         self._writer = writer
         self._names = names
         self._note = note
-        self._copied: dict[str, tuple[str, str]] = {}  # path -> SHA-256 and ETag of what was put there
-        self._done: set[tuple[str, str]] = set()  # path and SHA-256 of what needs no other try
+        self._copied: dict[str, tuple[str, str]] = {}  # path -> SHA-256 and ETag of the copied object
+        self._done: set[tuple[str, str]] = set()  # path and SHA-256 of files that need no other try
         self._sets: dict[str, CheckpointSet | None] = {}  # host -> its newest set
         self._numbers: dict[str, int] = {}
-        self._has_hidden = False  # whether the log says already that not everything is shown
-        self._clashes: set[tuple[str, str]] = set()  # pairs of hosts that the log has named
+        self._has_hidden = False  # whether the log has the note on paths that cannot be copied
+        self._clashes: set[tuple[str, str]] = set()  # pairs of hosts that were reported
         self._num_failed: dict[str, int] = {}  # path, or host whose sets cannot be listed -> tries that failed
         self._failures_told: set[str] = set()
 
@@ -63,13 +63,13 @@ class Publisher:
         is_behind: bool = True,
         is_given_up: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Copy files to their plain paths, where people look, unless they are there already.
+        """Copy files to their plain paths, which users read, unless they are there already.
 
         Args:
             own: newest set of this host.
-            is_behind: whether that set may have something new; other hosts' sets are looked at in any case.
-            is_given_up: once it says so, nothing more is tried, and failures are not told.
-        Returns: whether there is nothing left that another call may mend.
+            is_behind: whether that set may have new files; other hosts' sets are read in any case.
+            is_given_up: once it returns true, no further copy is tried, and failures are not reported.
+        Returns: whether another call is unnecessary.
         """
         if not self._writer.is_first or not (is_behind or self._writer.others):
             return True
@@ -96,7 +96,7 @@ class Publisher:
                 if first != host and standing.sha256 != file.sha256:
                     self._note_clash(first, host, file.path)
         behind = [file for _, file in shown.values() if file.key != file.path]
-        # Those that have failed come last, so that they keep no other from being copied.
+        # Files that have failed come last, so that they do not delay the others.
         for file in sorted(behind, key=lambda file: self._num_failed.get(file.path, 0)):
             if is_given_up() or num_failures >= _MAX_FAILURES:
                 return False
@@ -128,7 +128,7 @@ class Publisher:
         bucket, source_key, key = self._prefix.bucket, self._prefix.key(file.key), self._prefix.key(file.path)
         source = self._store.head(bucket, source_key)
         if source is None or source.size_bytes != file.size_bytes:
-            return  # another host has a newer set meanwhile
+            return  # the other host has a newer set meanwhile
         target = self._store.head(bucket, key)
         if target is None or (target.size_bytes, target.etag) != (source.size_bytes, source.etag):
             self._copied.pop(file.path, None)
@@ -137,7 +137,7 @@ class Publisher:
                 self._store.copy(bucket, source_key, key)
             except ObjectStoreError:
                 if self._store.head(bucket, source_key) is None:
-                    return  # another host has a newer set meanwhile
+                    return  # the other host has a newer set meanwhile
                 raise
             target = listed(self._store, bucket, key)
         else:
@@ -147,18 +147,18 @@ class Publisher:
             self._copied[file.path] = (file.sha256, target.etag)
 
     def _note_failure(self, name: str, error: ObjectStoreError) -> None:
-        """Say once of a file that it cannot be copied, or of a host that its sets cannot be looked for."""
+        """Report once that a file cannot be copied, or that a host's sets cannot be listed."""
         if name in self._failures_told or len(self._failures_told) >= _MAX_NOTES:
             return
         self._failures_told.add(name)
-        more = "; no more of these are told" if len(self._failures_told) == _MAX_NOTES else ""
+        more = "; no more such failures are reported" if len(self._failures_told) == _MAX_NOTES else ""
         self._note(
             f"checkpoints: {name[:_SHOWN_CHARACTERS]!a} is not up to date where people look, below "
             f"{self._prefix.uri}; sets are not touched by this: {error.message}{more}"
         )
 
     def _note_hidden(self, path: str) -> None:
-        """Report once why a path cannot be copied to where people look."""
+        """Report once why a path cannot be copied to its plain path."""
         if not self._has_hidden:
             self._has_hidden = True
             self._note(
@@ -176,7 +176,7 @@ class Publisher:
             )
 
     def _newest_of(self, host: str) -> CheckpointSet | None:
-        """Return another host's newest set, or None if it is missing or not to be trusted. Raises: ObjectStoreError."""
+        """Return another host's newest set, or None if it is missing or untrusted. Raises: ObjectStoreError."""
         prefix = self._prefix.key(f"{OWN_FOLDER}/{host}/set-")
         found = [
             (place[1], info.key)
@@ -189,7 +189,7 @@ class Publisher:
             try:
                 read = read_manifest(data)
             except ContractError:
-                read = None  # a restore says what is wrong with it
+                read = None  # a restore reports the fault
             if read is not None and set_problem(read, host=host, number=number) is not None:
                 read = None
             self._sets[host], self._numbers[host] = read, number

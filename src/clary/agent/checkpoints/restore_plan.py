@@ -2,7 +2,7 @@
 
 Order of precedence, path by path: the host's own set; other hosts' sets, lowest number first; objects that no set
 names. The host's own deletions hold against all others'; deletions of any host hold for objects of no set, which may be
-what the first host had copied to where people look. Announced pieces of unfinished sets are never restored.
+the first host's copies at plain paths. Announced pieces of unfinished sets are never restored.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class RestoreItem:
     path: str
     key: str  # whole
     size_bytes: int
-    file: CheckpointFile | None = None  # as its set has it; None for an object of no set
-    host: str = ""  # the host whose set it belongs to
+    file: CheckpointFile | None = None  # its entry in the set; None for an object of no set
+    host: str = ""  # the host of its set
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePlan:
-    """All that is restored."""
+    """All files, folders and links that are restored."""
 
     items: tuple[RestoreItem, ...]
     folders: tuple[str, ...]
@@ -58,7 +58,7 @@ def why_not_whole(
     """Return the fault of a set as far as sizes tell, or None.
 
     Args:
-        size_of: size of what stands under a key below the prefix, None if nothing does.
+        size_of: size of the object with a key below the prefix, None without one.
     """
     problem = set_problem(checkpoints, host=host, number=number)
     if problem is not None:
@@ -95,8 +95,8 @@ def plan_restore(
 
     Args:
         sets: host -> its newest whole set.
-        announcements: of all hosts that left one.
-        broken: paths of sets of which no whole one is left; what stands there would be half of one.
+        announcements: of all hosts that have one.
+        broken: paths of hosts without any whole set; the objects there would be a part of a set.
     """
     notes = NoteBook()
     names = TakenNames()

@@ -1,8 +1,8 @@
 """The checkpoint folder as it was: from the object store to a host, before its program starts.
 
 Where: an agent does this while it fetches channels. Every file of a set is checked against size and SHA-256 before
-anything is put in its place, so that the folder gets a whole set or the job fails; a set that is not whole is passed
-over for the next older one of its host, with a warning.
+anything is put in its place, so that the folder gets a whole set or the job fails; a set that is not whole is replaced
+by the next older set of its host, with a warning.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from clary.contract.checkpoint_sets import (
 from clary.contract.object_store import ObjectStore
 from clary.contract.step_counts import RestoredCounts
 
-_NUM_PARALLEL = 8  # as channels
+_NUM_PARALLEL = 8  # files at once, as for channels
 _READ_BYTES = 1 << 20
 _MAX_NS = 1 << 62
 
@@ -66,9 +66,9 @@ class Restored:
     num_files: int = 0
     size_bytes: int = 0
     seconds: float = 0.0
-    sets: tuple[tuple[str, int], ...] = ()  # host and number, of every set that something came from
+    sets: tuple[tuple[str, int], ...] = ()  # host and number of every set with a restored file
     warnings: tuple[str, ...] = ()
-    step_counts: RestoredCounts = field(default_factory=RestoredCounts)  # of the debugger, as those sets say
+    step_counts: RestoredCounts = field(default_factory=RestoredCounts)  # the debugger's step counts in those sets
 
 
 def restore(
@@ -82,14 +82,14 @@ def restore(
 ) -> Restored:
     """Restore the checkpoints below `prefix` into the folder, in the precedence of `restore_plan`.
 
-    Only while no program runs. State after failure: some files may have come; the program must not start.
+    Only while no program runs. State after failure: some files may be restored; the program must not start.
 
     Args:
-        host: this one.
+        host: this host.
         first: the job's host with the lowest number.
         others: the job's other hosts.
-    Raises: AgentError for a host of the job of whose sets none is whole, naming what is wrong with each (fault USER),
-        for a full disk and for keys that would leave the folder; ObjectStoreError.
+    Raises: AgentError for a host of the job without a whole set, naming the fault of each set (fault USER), for a full
+        disk and for keys that would leave the folder; ObjectStoreError.
     """
     started_s = time.monotonic()
     folder.make()
@@ -131,15 +131,15 @@ class _Restore:
         self._store = store
         self._host = host
         self._first = first
-        self._hosts = hosts  # of the job
+        self._hosts = hosts  # hosts of the job
         self._staging = staging
         self._wrong: dict[str, dict[int, str]] = {}  # host -> number of a set that is not whole -> why
         self._read: dict[tuple[str, int], CheckpointSet] = {}
-        self._left_out: set[str] = set()  # hosts outside the job of whose sets none is whole
-        self._staged: dict[tuple[str, str], Path] = {}  # key and SHA-256 -> file that was checked
+        self._left_out: set[str] = set()  # hosts outside the job without a whole set
+        self._staged: dict[tuple[str, str], Path] = {}  # key and SHA-256 -> checked file
 
     def run(self, started_s: float) -> Restored:
-        """Restore."""
+        """Restore the checkpoints."""
         listing = list_prefix(self._prefix, self._store)
         announcements = self._announcements(listing)
         while True:
@@ -175,9 +175,10 @@ class _Restore:
         )
 
     def _newest_whole_sets(self, listing: Listing) -> dict[str, CheckpointSet]:
-        """Return for each host its newest set of which nothing wrong is known.
+        """Return for each host its newest set without a known fault.
 
-        A host outside the job that has none is left out. Raises: AgentError for a host of the job that has none.
+        A host outside the job without such a set is left out. Raises: AgentError for a host of the job without such a
+        set.
         """
         sets = {}
         sizes = listing.standing | {key: info.size_bytes for key, info in listing.own.items()}
@@ -233,7 +234,7 @@ class _Restore:
             host = key.split("/")[1]
             if key == announcement_key(host):
                 data = self._store.get_bytes(self._prefix.bucket, self._prefix.key(key), max_bytes=MAX_MANIFEST_BYTES)
-                with contextlib.suppress(ContractError):  # one that was cut short announced nothing that was stored
+                with contextlib.suppress(ContractError):  # pieces of a truncated announcement were never stored
                     found[host] = read_announcement(data)
         return found
 
@@ -285,7 +286,7 @@ class _Restore:
             for item in plan.items:
                 _make_folders(root, item.path.rpartition("/")[0])
                 if _is_folder(root, item.path):
-                    remove_tree(root, item.path)  # of an earlier job in a folder that is not made anew
+                    remove_tree(root, item.path)  # left by an earlier job in a folder that is not made anew
                 root.rename(f"{self._staging.name}/{self._staged[self._key_of(item)].name}", item.path)
             for path in plan.folders:
                 _make_folders(root, path)
@@ -293,13 +294,13 @@ class _Restore:
                 _make_folders(root, path.rpartition("/")[0])
                 if not _is_folder(root, path):
                     root.remove(path, missing_ok=True)
-                with contextlib.suppress(FileExistsError):  # of another host that shares the folder
+                with contextlib.suppress(FileExistsError):  # made by another host that shares the folder
                     root.make_link(path, target)
 
     def _history(
         self, listing: Listing, plan: RestorePlan, sets: Mapping[str, CheckpointSet], unfinished: frozenset[str]
     ) -> History:
-        # A folder that was not made anew may hold more than what was restored: that is still to be stored.
+        # A folder that was not made anew may hold other files than the restored ones: they are still to be stored.
         found = scan(self._folder)
         restored = {item.path for item in plan.items}
         baseline = Snapshot(
@@ -334,8 +335,8 @@ class _Restore:
 
     def _fallback_warnings(self) -> list[str]:
         return [
-            f"checkpoints: no set of {host} is whole; it is no host of this job, so that it goes on without: "
-            f"{self._reasons(host)}. Remove {self._prefix.key(OWN_FOLDER)}/{host}/ to be rid of this warning"
+            f"checkpoints: no set of {host} is whole; {host} is no host of this job, so the restore continues without "
+            f"it: {self._reasons(host)}. Remove {self._prefix.key(OWN_FOLDER)}/{host}/ to be rid of this warning"
             for host in sorted(self._left_out)
         ] + [
             f"checkpoints: set {number} of {host} is not whole and was passed over: {reason}"
@@ -362,7 +363,7 @@ class _Restore:
 
 
 def _doubts(plan: RestorePlan, sets: Mapping[str, CheckpointSet]) -> list[str]:
-    """Return sentences on each set: restored files whose only evidence is time, and files that it may lack."""
+    """Return warnings for each set: restored files whose only evidence is time, and files that it may lack."""
     rested: dict[str, list[RestoreItem]] = {}
     for item in plan.items:
         if item.file is not None and item.file.evidence == Evidence.RESTED:
@@ -371,12 +372,12 @@ def _doubts(plan: RestorePlan, sets: Mapping[str, CheckpointSet]) -> list[str]:
     by_time = [
         f"checkpoints: of set {sets[host].number} of {host} nothing says that {named([item.path for item in items])} "
         f"was whole but {min(item.file.rested_s for item in items if item.file is not None):.0f} s of rest; it is "
-        "restored all the same"
+        "restored nevertheless"
         for host, items in sorted(rested.items())
     ]
     lacking = [
         f"checkpoints: set {sets[host].number} of {host} was stored without what had changed in {named(left_out)}, so "
-        "that it may lack a part of a checkpoint; it is restored all the same"
+        "that it may lack a part of a checkpoint; it is restored nevertheless"
         for host in hosts
         if (left_out := sets[host].left_out)
     ]
@@ -384,7 +385,7 @@ def _doubts(plan: RestorePlan, sets: Mapping[str, CheckpointSet]) -> list[str]:
 
 
 def _is_of_object(error: ObjectStoreError) -> bool:
-    """Whether an error says something of this one object, and not of the store or of the key."""
+    """Whether an error concerns this one object, and not the store or the access key."""
     return error.fault is Fault.USER and error.details.get("status") != HTTPStatus.FORBIDDEN
 
 

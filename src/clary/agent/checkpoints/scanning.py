@@ -1,7 +1,7 @@
 """The content of the checkpoint folder at one moment.
 
-Left out, and said so: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text, and
-the folder in which sets are kept. What vanishes while it is looked at was not there.
+Left out, with the reason: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text, and
+the folder in which sets are kept. A file that vanishes during the scan counts as missing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from clary.agent.checkpoints.folder import CheckpointFolder, open_below
 from clary.agent.checkpoints.places import inner_target, path_problem
 from clary.contract.checkpoint_sets import OWN_FOLDER
 
-_MAX_DEPTH = 100  # folders in one another, each of them open
+_MAX_DEPTH = 100  # nested folders, each of them open
 _MODE_BITS = 0o777
 _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-STAGING = f"{OWN_FOLDER}.restoring"  # where a restore puts files together, so that they only need a new name then
+STAGING = f"{OWN_FOLDER}.restoring"  # a restore collects its files here, so that only renames remain
 _NOT_REGULAR = "left out, no regular file (a socket, named pipe or device)"
 _LEAVES = "left out, symbolic links that leave the folder"
 _NO_NAME = "left out, names that can not be kept"
@@ -29,7 +29,7 @@ _TOO_DEEP = f"left out, more than {_MAX_DEPTH} folders deep"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileFacts:
-    """The facts that tell one state of a file from another."""
+    """The facts that distinguish one state of a file from another."""
 
     size_bytes: int
     modified_ns: int
@@ -47,9 +47,9 @@ class Snapshot:
     """The folder at one moment; paths are below it, with `/`."""
 
     files: Mapping[str, FileFacts] = field(default_factory=dict)
-    folders: frozenset[str] = frozenset()  # those that hold nothing
+    folders: frozenset[str] = frozenset()  # empty folders
     links: Mapping[str, str] = field(default_factory=dict)  # path -> target, relative
-    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # why -> paths
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # reason -> paths
 
 
 def scan(folder: CheckpointFolder) -> Snapshot:
@@ -87,13 +87,13 @@ class _Walk:
         self.left_out: dict[str, list[str]] = {}
 
     def look_into(self, descriptor: int, above: str, depth: int = 0) -> bool:
-        """Look into an open folder, which is closed then; return whether it holds anything that counts."""
+        """Read an open folder and close it; return whether it has any entry that counts."""
         holds_any = False
         try:
             for name in sorted(os.listdir(descriptor)):
                 path = f"{above}/{name}" if above else name
                 if path.startswith(f"{STAGING}-"):
-                    continue  # another host that shares the folder is at its restore
+                    continue  # another host that shares the folder is restoring
                 if path == OWN_FOLDER:
                     self._leave_out(_OWN, path)
                 elif path_problem(path) is not None:
@@ -124,7 +124,7 @@ class _Walk:
         except OSError as error:
             if error.errno not in _REPLACED:
                 raise
-            return False  # replaced or removed meanwhile: the next look sees what it is now
+            return False  # replaced or removed meanwhile: the next look sees the new state
         if not stat.S_ISREG(status.st_mode):
             self._leave_out(_NOT_REGULAR, path)
             return False

@@ -1,7 +1,7 @@
 """State of the checkpoint folder over successive scans ("looks"): changes, their times and their kinds. Pure.
 
 Looks come in pairs, a moment apart, from one round to the next. A file is at rest if two looks that are at least that
-moment apart saw the same of it; until then it counts as busy.
+moment apart saw it in the same state; until then it counts as busy.
 
 [Note: noise] Some files are never at rest: a log, a counter, a checkpoint of every step. The others of their group do
 not wait for them, or a folder with a log in it would be in no set before the program ends. But a shard that is being
@@ -35,8 +35,8 @@ from clary.contract.checkpoint_evidence import Evidence
 _PATIENCE_INTERVALS = 10
 _NOISE_INTERVALS = 2
 _NOISE_S = 10.0  # independent of the interval, since the time of a save does not depend on it
-_NOISE_BYTES_A_SECOND = 1_000_000  # bytes/s; the slowest disk is faster
-_NUM_SAVES = 2  # saves of other files beside it; a single one may be another shard of the same save
+_NOISE_BYTES_A_SECOND = 1_000_000  # bytes/s; slower than the slowest disk
+_NUM_SAVES = 2  # saves of other files beside it; a single save may be another shard of its own save
 _NUM_ALONE = 3  # three looks in a row do not all fall between the files of one save
 
 
@@ -54,7 +54,7 @@ class Pace:
 
     @property
     def small_patience_s(self) -> float:
-        """The same of files that are small for the time that their writer had."""
+        """How long a file may be busy until it is noise, if it is small for that time."""
         return min(self.patience_s, max(_NOISE_S, _NOISE_INTERVALS * self.interval_s))
 
 
@@ -64,13 +64,13 @@ class FileSight:
 
     facts: FileFacts | None  # None if the file does not exist any more
     since_s: float  # time of the first look that saw this state
-    busy_since_s: float  # time of the first look that saw it busy, or of the last one that saw it at rest
-    num_alone: int = 0  # number of looks that saw it changed since one that saw another file of the group changed
+    busy_since_s: float  # time of the first look that saw it busy, or of the last look that saw it at rest
+    num_alone: int = 0  # number of looks that saw only it changed, since another file of the group last changed
     is_replaced: bool = False  # whether it was whole at the look before the last, and another file has replaced it
     taken: FileFacts | None = None  # its version in the newest set
-    dirty_since_s: float | None = None  # time of the first look that saw another version than that; None if none did
+    dirty_since_s: float | None = None  # time of the first look that saw another version than `taken`
     saved_s: tuple[float, ...] = ()  # times of the last two looks that saw a new whole version
-    saved: FileFacts | None = None  # its state at the last of them
+    saved: FileFacts | None = None  # its state at the last of these looks
     decision: Decision | None = None  # the decision whether it is whole; None if it is unchanged since it was taken
 
     def is_at_rest(self, now_s: float, pace: Pace) -> bool:
@@ -79,7 +79,7 @@ class FileSight:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it is known that its writer is not done with it, or never will be."""
+        """Whether its writer is known not to have finished it, or to be unable to."""
         return self.decision is not None and self.decision.is_blocking
 
     @property
@@ -89,7 +89,7 @@ class FileSight:
 
     @property
     def is_new_and_unknown(self) -> bool:
-        """Whether no set has it, and there is no evidence that it is whole, as with a shard that is being written."""
+        """Whether it is in no set and has no evidence that it is whole, like a shard that is being written."""
         return self.taken is None and self.facts is not None and not self.is_said_whole
 
     @property
@@ -106,7 +106,7 @@ class FileSight:
         """Whether it is busy for longer than it takes to be written.
 
         Args:
-            outlasts_saves: whether saves were done beside it, so that its size says how long that is.
+            outlasts_saves: whether saves were done beside it, so that its size shows how long writing takes.
         """
         busy_s = 0.0 if self.is_at_rest(now_s, pace) else now_s - self.busy_since_s
         size_bytes = self.facts.size_bytes if self.facts is not None else 0
@@ -123,14 +123,14 @@ class Sight:
     frame_since_s: float  # the first look that saw exactly these empty folders and links
     # time of the first look that saw other folders and links than the newest set has
     frame_dirty_since_s: float | None = None
-    # time of the first look since which it has had changes and was not at rest, noise aside
+    # time of the first look since which the group, except noise, has had changes and was not at rest
     unrest_since_s: float | None = None
     old_names: frozenset[str] = frozenset()  # names that existed when the group was last taken whole, with noise
-    left_out: frozenset[str] = frozenset()  # names that existed when the set was made, and that the set lacks
+    left_out: frozenset[str] = frozenset()  # names that existed when the set was made, but that the set lacks
 
     @property
     def dirty_since_s(self) -> float | None:
-        """Time of the first look that saw a change that is not in the newest set; None without one."""
+        """Time of the first look that saw a change that is not in the newest set; None without a change."""
         all_s = [self.frame_dirty_since_s, *(file.dirty_since_s for file in self.files.values())]
         return min((since_s for since_s in all_s if since_s is not None), default=None)
 
@@ -149,24 +149,24 @@ class Sight:
         return file.is_busy_for_long(now_s, pace, outlasts_saves=outlasts_saves)
 
     def _outlasts_saves(self, path: str, file: FileSight) -> bool:
-        """Whether saves were done while a file was there, or busy."""
+        """Whether other files were saved while a file existed, or was busy."""
         if (path in self.old_names or file.taken is not None) and not file.is_unfinished:
             return True
         saved_s = [other.saved_s[0] for other in self.files.values() if len(other.saved_s) == _NUM_SAVES]
         return max(saved_s, default=-inf) > file.busy_since_s
 
     def is_dirty_but_for(self, noise: Collection[str]) -> bool:
-        """Whether anything else is not in the newest set."""
+        """Whether any change except noise is not in the newest set."""
         is_any = any(file.dirty_since_s is not None for path, file in self.files.items() if path not in noise)
         return is_any or self.frame_dirty_since_s is not None or bool(self.left_out.difference(noise))
 
     def is_at_rest_but_for(self, noise: Collection[str], now_s: float, pace: Pace) -> bool:
-        """Whether everything else is at rest.
+        """Whether all files except noise are at rest.
 
         Args:
             noise: paths that do not count.
             now_s: monotonic time of the last look.
-            pace: has the time for which a file must rest.
+            pace: defines how long a file must rest.
         """
         if now_s - self.frame_since_s < pace.settle_s:
             return False
@@ -189,7 +189,7 @@ def follow(
         sights: returned for the look before.
         contents: of each group at this look; empty for a group that does not exist any more.
         taken: files of each group in the newest set.
-        replaced: files in whose place another one was found, though they were at rest themselves.
+        replaced: names at which another file has replaced a file that was at rest.
         decisions: for the files that have changed since they were taken, whether they are whole.
     """
     found = {}
@@ -259,7 +259,7 @@ def _seen_again(
 
 
 def _counted(files: Mapping[str, FileSight], now_s: float, *, is_frame_new: bool) -> dict[str, FileSight]:
-    """Count the looks at which a file alone has changed."""
+    """Count, for each file, the looks at which only this file has changed."""
     changed = [path for path, file in files.items() if file.since_s == now_s]
     if not changed and not is_frame_new:
         return dict(files)
@@ -277,7 +277,7 @@ def _compared(file: FileSight, taken: FileFacts | None, now_s: float) -> FileSig
     elif since_s is None:
         since_s = now_s
     elif file.taken != taken:
-        since_s = max(since_s, file.since_s)  # an earlier state was taken, and this one came after it
+        since_s = max(since_s, file.since_s)  # an earlier state was taken, before the present one
     is_known = file.taken == taken and file.dirty_since_s == since_s
     return file if is_known else replace(file, taken=taken, dirty_since_s=since_s)
 
@@ -287,7 +287,7 @@ def _with_unrest(sight: Sight, now_s: float, pace: Pace) -> Sight:
     since_s: float | None = None
     if sight.is_dirty_but_for(noise) and not sight.is_at_rest_but_for(noise, now_s, pace):
         since_s = now_s if sight.unrest_since_s is None else sight.unrest_since_s
-    # A name that has gone and is in no set is remembered for as long as it may come back as if it had never gone.
+    # A removed name that is in no set is remembered until its absence is at rest: it may come back in between.
     files = {
         path: file
         for path, file in sight.files.items()

@@ -1,7 +1,7 @@
-"""Which step of the debugger a set of checkpoints belongs to: the last that had begun when its newest file was written.
+"""The debugger's step of a set of checkpoints: the last step that had begun when its newest file was written.
 
-Where: `storing` asks when it writes a manifest, `host_checkpoints` leaves what a restore has brought for the program's
-hook. See `contract.step_counts` for the files; the program owns the folder, so that no link in it is followed.
+Where: `storing` asks when it writes a manifest, `host_checkpoints` writes restored counts for the program's hook. See
+`contract.step_counts` for the files; the program owns the folder, so that no link in it is followed.
 
 Logs do not count: they are written to after the checkpoint that a set holds, too.
 """
@@ -36,8 +36,8 @@ from clary.contract.step_counts import (
 )
 
 _TEXT_ENDING = ".txt"  # a log or a small part of a checkpoint, which is not written last
-_MAX_FILES = 1024  # looked at, whatever a program has put there
-_MAX_PROCESSES = 16  # the most that are read, those that stepped last: 230 kB each
+_MAX_FILES = 1024  # most files that are read; a program may have put more there
+_MAX_PROCESSES = 16  # most processes that are read, those with the latest steps: 230 kB each
 _MAX_KNOWN = 256  # moments whose counts are remembered
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class StepCountSource:
     """Step counts of the processes of one host, with times. Belongs to the thread that writes sets.
 
     Args:
-        folder: in which they leave it.
-        restored: this host's set that was restored; what it says holds until a process of the program counts.
+        folder: folder with the processes' counts.
+        restored: this host's set that was restored; its counts hold until a process of the program counts.
     """
 
     def __init__(self, folder: CheckpointFolder, restored: CheckpointSet | None = None) -> None:
@@ -62,7 +62,7 @@ class StepCountSource:
         self._processes: list[_Process] = []
         self._looked_ns = 0
         self._before = restored.step_counts if restored is not None else None
-        self._known: dict[int, StepCounts | None] = {}  # by moment: rows do not reach back for ever
+        self._known: dict[int, StepCounts | None] = {}  # by moment: rows are overwritten after a while
         at_ns = newest_ns(restored.files) if restored is not None else None
         if restored is not None and at_ns is not None:
             self._known[at_ns] = self._before
@@ -93,7 +93,7 @@ class StepCountSource:
             return self._before
         began = [process for process in self._processes if process.header.began_ns <= at_ns] or self._processes[:1]
         rows = {process: read_rows(process.data[HEADER_BYTES:]) for process in began}
-        # The one that stepped last, not the one that began last: a short training may run beside the long one.
+        # The process with the latest step, not with the latest begin: a short training may run beside the long one.
         process = max(began, key=lambda one: (_stepped_ns(rows[one], at_ns), one.header.began_ns))
         return counts_at(process.header, rows[process], at_ns)
 
@@ -121,7 +121,7 @@ def leave_restored(folder: CheckpointFolder, counts: RestoredCounts) -> None:
     try:
         folder.make()
         with Folder(folder.open()) as opened:
-            for name in opened.names():  # of an earlier attempt in a folder that was not made anew
+            for name in opened.names():  # left by an earlier attempt in a folder that was not made anew
                 with contextlib.suppress(IsADirectoryError):
                     opened.remove(name)
             if counts != RestoredCounts():
@@ -131,7 +131,7 @@ def leave_restored(folder: CheckpointFolder, counts: RestoredCounts) -> None:
 
 
 def _stepped_ns(rows: Iterable[CountsRow], at_ns: int) -> int:
-    """Return when a process began its last step up to a moment; that moment where its rows do not reach back to it."""
+    """Return when a process began its last step up to a moment; that moment itself without such a row."""
     return max((row.at_ns for row in rows if row.at_ns <= at_ns), default=at_ns)
 
 
@@ -156,11 +156,11 @@ def _read_processes(folder: CheckpointFolder) -> list[_Process]:
 
 
 def _read_start(folder: CheckpointFolder, name: str, num_bytes: int) -> tuple[bytes, int]:
-    """Return the first bytes and the mtime (ns) of a regular file; no bytes and 0 for any other."""
+    """Return the first bytes and the mtime (ns) of a regular file; no bytes and 0 if it is unreadable."""
     try:
         descriptor = folder.open_file(name)
     except OSError:
-        return b"", 0  # a link, or gone
+        return b"", 0  # a link, or removed
     try:
         facts = os.fstat(descriptor)
         return os.read(descriptor, num_bytes), facts.st_mtime_ns

@@ -94,7 +94,7 @@ class SetWriter:
         self._numbers = set(history.numbers)
         self._contents = set(history.contents)
         self.is_uncertain = False  # whether the store may hold a newer set than `last`
-        self._unfinished = set(history.announced)  # under plain paths, of no set
+        self._unfinished = set(history.announced)  # objects under plain paths that are in no set
         self._inherited = history.inherited
         self._of_others = history.of_others
         self._decisions: Mapping[str, Decision] = {}  # evidence that files are whole, for the set that is being made
@@ -107,12 +107,12 @@ class SetWriter:
         Args:
             held: path -> descriptor, of all files that were replaced.
         Returns: whether there is a new set.
-        Raises: ObjectStoreError or OSError, also AgentError for files that cannot be read; the last set stands then,
-            and objects that were stored are not stored again.
+        Raises: ObjectStoreError or OSError, also AgentError for files that cannot be read; the last set then remains
+            the newest, and objects that were stored are not stored again.
         """
         taken_at = self._clock.now()
         if self._step_counts is not None:
-            self._step_counts.look()  # read before the uploads, which take long: rows are overwritten
+            self._step_counts.look()  # before the uploads, which take long: rows are overwritten meanwhile
         contents = contents_of(snapshot)
         self._decisions = choice.decisions
         for path in choice.decisions.keys() & self._known.keys():
@@ -127,7 +127,7 @@ class SetWriter:
         now_taken = {**self.taken, **{name: new_taken[name] for name in versions if name not in held_back}}
         gone = self._gone(merged, now_taken)
         has_changed = any(_differs(merged.get(name, NO_VERSION), old.get(name, NO_VERSION)) for name in {*merged, *old})
-        # Pieces of unfinished sets are announced, so that they need no set to be known.
+        # Pieces of unfinished sets are announced already: they alone need no new set.
         is_deleted = set(gone) - self._unfinished - set(self.last.gone if self.last is not None else ())
         is_new = has_changed or self.is_uncertain or bool(is_deleted)
         if is_new:
@@ -141,7 +141,7 @@ class SetWriter:
         return is_new
 
     def _store_new(self, files: Mapping[str, FileFacts], *, held: Mapping[str, int]) -> dict[str, str]:
-        """Store those files whose state is not in the store yet; returns which cannot be read, and why."""
+        """Store the files whose state is not in the store yet; return the unreadable ones and why."""
         new = {path: facts for path, facts in files.items() if self._stored(path, facts) is None}
         if not new:
             return {}
@@ -163,7 +163,7 @@ class SetWriter:
         return self._uploader.store_all(uploads, on_stored=remember)
 
     def _new_key(self, path: str) -> str:
-        """Return where new content goes: to its plain path if nothing ever stood there, else to a place of its own."""
+        """Return the key of new content: its plain path if that was never used, else a new content key."""
         if self._writer.is_first and self.names.is_free(path) and self._prefix.can_hold(path):
             return path
         return content_key(self._writer.host, secrets.token_hex(_CONTENT_NAME_BYTES))
@@ -222,7 +222,7 @@ class SetWriter:
         again: GroupContent,
         old: Mapping[str, GroupVersion],
     ) -> tuple[GroupVersion, GroupContent] | None:
-        """Return a group with all of its content, and its noise as it was taken last; None if it has changed."""
+        """Return a group with all of its content, and its noise in the last taken state; None if it has changed."""
         own = self._own(content.files)
         files = {path: file for path, facts in own.items() if (file := self._stored(path, facts)) is not None}
         if again.without(noise) != content or len(files) != len(own):
@@ -278,7 +278,7 @@ class SetWriter:
         return replace(file, evidence=decision.evidence.value, rested_s=round(decision.rested_s, 1))
 
     def _with_plain_key(self, file: CheckpointFile) -> CheckpointFile:
-        """Return the file with its plain path as key if the content is known to lie there, so that the copy can go."""
+        """Return the file under its plain path if that is known to hold the content: its copy can be deleted."""
         if self._writer.is_first and file.key != file.path and self._may_name_plain(file):
             return replace(file, key=file.path)
         return file
@@ -309,7 +309,7 @@ class SetWriter:
         )
         data = write_manifest(checkpoints)
         # From here on a set of this number may exist, whatever the store answers: the next try has another number, and
-        # writes a set even if nothing differs from the last one that is known.
+        # writes a set even if nothing differs from the last known set.
         self._numbers.add(checkpoints.number)
         self.is_uncertain = True
         key = self._prefix.key(manifest_key(self._writer.host, checkpoints.number))
@@ -332,7 +332,7 @@ class SetWriter:
     def _gone(self, groups: Mapping[str, GroupVersion], taken: Mapping[str, GroupContent]) -> tuple[str, ...]:
         """Return the paths below the prefix that must not come back: deleted files, pieces of unfinished sets.
 
-        A file that was restored from another host's set is among them if it was deleted in this host's folder. The
+        They include a file that was restored from another host's set and then deleted in this host's folder. The
         other host may still keep it in its own set.
         """
         named = {path for version in groups.values() for path in (*version.files, *version.links)}
@@ -367,7 +367,7 @@ class SetWriter:
 def _chosen_files(contents: Mapping[str, GroupContent], choice: Choice) -> dict[str, FileFacts]:
     files: dict[str, FileFacts] = {}
     for name in choice.whole:
-        # A set does not take noise from here, and whoever waits for the set must not wait for it.
+        # Noise is not stored here: storing the set must not wait for it.
         files.update(contents.get(name, NOTHING).without(choice.noise.get(name, ())).files)
     for name, paths in choice.single.items():
         content = contents.get(name, NOTHING)
@@ -376,7 +376,7 @@ def _chosen_files(contents: Mapping[str, GroupContent], choice: Choice) -> dict[
 
 
 def _differs(one: GroupVersion, other: GroupVersion) -> bool:
-    """Whether two versions restore to different things; the location of the content makes no difference."""
+    """Whether two versions restore to different content; the location of the content makes no difference."""
     return (
         (one.folders, dict(one.links), one.left_out) != (other.folders, dict(other.links), other.left_out)
         or one.files.keys() != other.files.keys()
@@ -385,7 +385,7 @@ def _differs(one: GroupVersion, other: GroupVersion) -> bool:
 
 
 def _restored_doubts(history: History) -> dict[str, GroupContent]:
-    """Return the groups whose restored version may lack something, as the restore has left them.
+    """Return the groups whose restored version may lack files, in the state after the restore.
 
     The folder does not show which files a version lacks, because the restore did not bring them. So the version stays
     in doubt until the program has rewritten or removed every file that was restored.
@@ -399,7 +399,7 @@ def _restored_doubts(history: History) -> dict[str, GroupContent]:
 
 
 def _content(file: CheckpointFile) -> CheckpointFile:
-    """Return a file without key and evidence: a set that differs in these alone is no new set."""
+    """Return a file without key and evidence: a set that differs only in key and evidence is no new set."""
     return replace(file, key="", evidence="", rested_s=0.0)
 
 

@@ -27,20 +27,20 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """A file that is to be stored, as it was seen, and the key below the prefix that it gets."""
+    """A file to store, in the state of the look, and its key below the prefix."""
 
     path: str
     facts: FileFacts
     key: str
-    descriptor: int | None = None  # of the file itself, where another one has its name; stays open
+    descriptor: int | None = None  # of the open file, if another file has its name; stays open
 
 
 class Uploader:
     """Stores files.
 
     Args:
-        is_given_up: asked between two reads; once it says so, everything ends with an AgentError.
-        on_progress: told, from several threads, whenever the store has taken something.
+        is_given_up: asked between two reads; once it returns true, all uploads end with an AgentError.
+        on_progress: called, from several threads, whenever the store has taken data.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Uploader:
         """Store files; files that have changed since the look are left out.
 
         Args:
-            on_stored: told each file that is in the store now, from several threads.
+            on_stored: called, from several threads, with each stored file.
         Returns: path -> why, for files that cannot be read.
         Raises: ObjectStoreError, AgentError; `on_stored` has been called for every file stored before the error.
         """
@@ -77,7 +77,7 @@ class Uploader:
             try:
                 file = self._store_one(upload)
             except FileNotFoundError:
-                return  # the next look sees what became of it
+                return  # the next look sees its new state
             except OSError as error:
                 unread[upload.path] = error.strerror or str(error)
                 return
@@ -134,7 +134,7 @@ class Uploader:
                         raise AgentError(f"the upload of checkpoint {upload.path!a} was given up")
                     offset += len(data)
                     if offset > upload.facts.size_bytes:
-                        raise _ChangedError  # it may grow as fast as it is read
+                        raise _ChangedError  # stop: the file may grow as fast as it is read
                     digest.update(data)
                     writer.write(data)
                     self._on_progress()

@@ -1,9 +1,9 @@
 """A copy of a Python environment that shares its files with the original.
 
-Where: `requirements` installs into such copies, so that the original stays as it is and nothing of it is fetched
-again. Files are hard links where the file system allows it: a gigabyte of torch takes a second and no space. Whoever
-writes into a linked file of the copy writes into the original, so hosts never get the copy itself to write to: they get
-a layer over it (`requirements`), or a copy that shares nothing.
+Where: `requirements` installs into such copies, so that the original stays as it is and its packages are not fetched
+again. Files are hard links where the file system allows it: a gigabyte of torch takes a second and no space. A write
+into a linked file of the copy changes the original, so hosts never may write to the copy itself: they get a layer over
+it (`requirements`), or a copy that shares no file.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from clary.agent.environments.interpreter import InterpreterFacts
 from clary.base.errors import AgentError
 
 _VENV_TIMEOUT_S = 120.0
-_MAX_SHEBANG_BYTES = 4096  # how far into a script the interpreter's path is looked for
-# What `venv` writes for the copy itself.
+_MAX_SHEBANG_BYTES = 4096  # first bytes of a script in which the interpreter's path is searched
+# Files that `venv` writes for the copy itself.
 _OWN_PROGRAMS = ("python", "activate", "Activate.ps1", "deactivate")
 _OWN_ENTRIES = frozenset({"pyvenv.cfg", "lib64", "bin"})
 
@@ -33,13 +33,13 @@ def clone_environment(facts: InterpreterFacts, folder: Path, *, shares_files: bo
     Args:
         shares_files: whether files are links; else their content is copied.
     State after failure: `folder` holds a part of the copy and is to be deleted.
-    Raises: AgentError if venv fails; OSError, a full disk for one.
+    Raises: AgentError if venv fails; OSError, for example for a full disk.
     """
     _make_venv(facts, folder)
     library = folder / facts.library_folder
     if facts.is_virtual:
         _link_tree(Path(facts.prefix), folder, skip=_OWN_ENTRIES, shares=shares_files)
-    for site_folder in facts.site_folders:  # a base interpreter's, and those behind --system-site-packages
+    for site_folder in facts.site_folders:  # those of a base interpreter, also by --system-site-packages
         if not (facts.is_virtual and Path(site_folder).is_relative_to(facts.prefix)):
             _link_tree(Path(site_folder), library, skip=frozenset(), shares=shares_files)
     _copy_programs(facts, folder / "bin", shares=shares_files)
@@ -78,7 +78,7 @@ def _link_entry(source: Path, place: Path, *, shares: bool) -> None:
         place.symlink_to(os.readlink(source))
         return
     if shares:
-        with contextlib.suppress(OSError):  # another file system, a foreign owner under protected_hardlinks, many links
+        with contextlib.suppress(OSError):  # another file system, a foreign owner (protected_hardlinks), too many links
             os.link(source, place)
             return
     if source.is_file():
@@ -103,7 +103,7 @@ def _copy_programs(facts: InterpreterFacts, target: Path, *, shares: bool) -> No
 
 
 def _with_interpreter(script: Path, old_folder: Path, new_folder: Path) -> bytes | None:
-    """Return the script with the new interpreter's path in its head; None if it names no interpreter of the old one.
+    """Return the script with the new interpreter's path in its head; None if it names none of the old folder.
 
     Two forms exist: `#!/path/bin/python`, and for long paths `#!/bin/sh` with the path in the second line.
     """

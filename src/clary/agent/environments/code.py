@@ -1,7 +1,7 @@
 """The user's code: its way from `sagemaker_submit_directory` into `/opt/ml/code`, and its entry point.
 
 Where: the supervisor calls `prepare_code` while channels are fetched, but after the channel that `code_channel` names,
-if it names one. Code that comes as a channel of its own (SDK v3, ContainerEntrypoint) needs nothing of this.
+if it names one. Code that comes as a channel of its own (SDK v3, ContainerEntrypoint) needs no such preparation.
 Source: sagemaker-training 5.1.4, `entry_point.install`, `files.download_and_extract`.
 """
 
@@ -31,7 +31,7 @@ _GIB = 1 << 30
 # Source folders hold code and perhaps small data; SageMaker sets no limit, the disk does.
 CODE_LIMITS = ArchiveLimits(max_members=200_000, max_bytes=16 * _GIB)
 REQUIREMENTS = "requirements.txt"
-_LISTED_NAMES = 12  # names of the archive that an error lists
+_LISTED_NAMES = 12  # names of the code that an error lists
 _COMMAND_MODE = 0o755
 _SCRIPT_SUFFIXES = (".py", ".sh")
 
@@ -48,9 +48,9 @@ class CodeFacts:
     """Result of putting the user's code in place."""
 
     entry_point: EntryPoint | None  # None: hyperparameters name no program
-    folder: Path  # of the code, as the agent sees it
-    requirements_file: Path | None = None  # what the entry point's kind has installed
-    package_folder: Path | None = None  # folder with setup.py that is to be installed
+    folder: Path  # folder of the code, as the agent sees it
+    requirements_file: Path | None = None  # requirements that the entry point's kind has installed
+    package_folder: Path | None = None  # folder with a setup.py to install
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -69,12 +69,12 @@ def prepare_code(plan: LaunchPlan, store: ObjectSource, tree: MlTree) -> CodeFac
     """Put the user's code into `tree.code` and find the entry point in it.
 
     Args:
-        plan: names the code and the entry point; without a source nothing is put into the folder.
+        plan: names the code and the entry point; without a source the folder stays as it is.
         store: read where the code lies in S3.
         tree: of the host, as the agent sees it.
-    State after failure: what was unpacked stays in the folder; a repeated call writes over it.
-    Raises: AgentError with fault USER for a name that cannot be an entry point, for one that is not in the code (the
-        message lists what is), and for a source that is missing or hostile; ObjectStoreError from S3.
+    State after failure: unpacked files stay in the folder; a repeated call overwrites them.
+    Raises: AgentError with fault USER for a name that cannot be an entry point, for a name that is not in the code (the
+        message lists the names in it), and for a source that is missing or hostile; ObjectStoreError from S3.
     """
     started_s = time.monotonic()
     program = None if plan.command is not None else hps.platform_text(plan.hyperparameters, hps.PROGRAM)
@@ -137,7 +137,7 @@ def _fetch(source: str, store: ObjectSource, *, plan: LaunchPlan, tree: MlTree) 
 
 
 def _place_of(source: str, plan: LaunchPlan, tree: MlTree) -> tuple[str, str]:
-    """Return a folder that no program can replace, and the way from there to a path of the program's world.
+    """Return a folder that no program can replace, and the way from there to a path as the program sees it.
 
     Raises: AgentError (fault USER) for a path that is not below `/opt/ml`: the agent would read it with rights that the
         job does not have.
@@ -155,7 +155,7 @@ def _place_of(source: str, plan: LaunchPlan, tree: MlTree) -> tuple[str, str]:
 
 
 def _copy_folder(source: Folder, target: Path) -> None:
-    """Copy a folder of code; links are copied as text, and no content comes in through one. Raises: OSError."""
+    """Copy a folder of code; links are copied as text, and their content is not copied. Raises: OSError."""
     with Folder.at(target) as folder:
         if os.path.samestat(os.fstat(source.fileno()), os.fstat(folder.fileno())):
             return

@@ -1,6 +1,8 @@
-"""Variables of a job with compiler_config or sagemaker_amp, and the name under which its compiled code is kept. Pure.
+"""Variables of a job with compiler_config or sagemaker_amp, and the name under which the agent keeps its compiled code.
+Pure.
 
-Where: `variables` adds them to a program's environment, below the user's own; `compiled_code` keeps under the name.
+Where: `variables` adds them to a program's environment, below the user's own; `compiled_code` keeps files under the
+name.
 Source: SDK 2.257.7 `training_compiler.config` (hyperparameters, the folder of debug mode); torch
 `_inductor.runtime.cache_dir_utils`, `_inductor.config` (TORCHINDUCTOR_*); TensorFlow, "XLA: auto-clustering".
 """
@@ -18,7 +20,7 @@ from clary.contract.settings import hyperparameters as hps
 
 COMPILED_FOLDER = "compiled"  # below the folder for files that a launcher and its ranks leave for each other
 _DEBUG_FOLDER = "compiler"  # below /opt/ml/output/data, as on SageMaker
-_SCHEME = "1"  # raised when another name is to be given to what is kept
+_SCHEME = "1"  # increased when the names of kept code must change
 _XLA_FLAGS = "--tf_xla_auto_jit=2"  # on GPUs; for CPUs TensorFlow has another flag, and is slower with it
 
 
@@ -33,7 +35,8 @@ def wants_compiler(plan: LaunchPlan) -> bool:
 
 
 def compilation_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return the variables by which programs compile their models and train in mixed precision; empty without a wish.
+    """Return the variables by which programs compile their models and train in mixed precision; empty if neither is
+    wanted.
 
     Args:
         plan: of the attempt.
@@ -57,11 +60,11 @@ def compilation_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> d
 
 
 def compiled_name(plan: LaunchPlan, *, code_digest: str, environment: Path) -> str:
-    """Return the name under which a job's compiled code is kept: of all that decides which program writes it.
+    """Return the name for a job's compiled code: a hash of everything that decides which program writes it.
 
-    Only a job with the same name runs what this one has compiled. So everything is in it from which code may come:
-    source, environment, command, variables, data, checkpoints, and hyperparameters that are texts. Numbers are not,
-    and neither is what differs from job to job by itself.
+    Only a job with the same name runs the code that this job has compiled. So the name covers everything from which
+    code may come: source, environment, command, variables, data, checkpoints, and hyperparameters that are texts. It
+    covers neither numbers nor values that differ from job to job by themselves.
 
     Args:
         plan: of the attempt.

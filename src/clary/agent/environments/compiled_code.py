@@ -1,17 +1,17 @@
 """Compiled code that stays on this machine from job to job, for jobs with compiler_config.
 
     <cache>/compiled/<name>/    files as torch's compiler has named them, by their content
-    <cache>/compiled/.lock      held shared while files are brought, exclusively while they are kept
+    <cache>/compiled/.lock      held shared while files are copied from here, exclusively while files are added
 
-Where: `wiring` has one a host. The program works on a copy in its own tree; nothing that it sees is shared. When it has
-ended well, the agent takes new files over, by a folder's descriptor and no link followed; files that are kept are never
-replaced. Errors are written into a line of the log; no job fails by them.
+Where: `wiring` has one per host. The program works on a copy in its own tree and sees no shared file. After the program
+has ended with 0, the agent takes over new files, through a folder's descriptor and without following links; kept files
+are never replaced. Errors are written into a line of the log; no job fails by them.
 
 [Note: who runs whose code]
-What a job has compiled is run by the next job of the same name, so a program that means harm could put anything
-there. The name (`compilation.compiled_name`) is of all that code may come from: the two jobs are the same program on
-the same data, and whatever the first one could leave for the second the second one would do by itself. The cache lies
-in the service's home, which has one owner and which no program sees. A cache that another user could write is not used.
+The next job of the same name runs the code that a job has compiled, so a malicious program could leave any code there.
+The name (`compilation.compiled_name`) covers everything from which code may come: both jobs are the same program on the
+same data, so the second would do by itself whatever the first could leave for it. The cache lies in the service's home,
+which has one owner and which no program sees. A cache that another user may write to is not used.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
 
 CACHE_FOLDER = "compiled"
-MAX_FILES = 20_000  # of one name
-MAX_BYTES = 1 << 30  # of one name: precompiled headers have 150 MB, a large model some 50
-MAX_NAMES = 16  # what was used longest ago goes first
-_MAX_DEPTH = 8  # of folders in one another; torch has three
-_WAIT_S = 20.0  # for another agent
+MAX_FILES = 20_000  # per name
+MAX_BYTES = 1 << 30  # per name: precompiled headers have 150 MB, a large model some 50
+MAX_NAMES = 16  # the least recently used are removed first
+_MAX_DEPTH = 8  # nested folders; torch has three
+_WAIT_S = 20.0  # for another agent's lock
 _POLL_S = 0.05
 _MIB = 1 << 20
 
@@ -53,7 +53,7 @@ class CompiledCode:
     def __init__(self, plan: LaunchPlan, tree: MlTree) -> None:
         self._plan = plan
         self._tree = tree
-        self._place: Path | None = None  # of what is kept for this job
+        self._place: Path | None = None  # folder of this job's kept code
         self.summaries: tuple[str, ...] = ()  # lines for the log
 
     def bring(self, environment: Path, *, timeout_s: float = _WAIT_S) -> None:
@@ -61,7 +61,7 @@ class CompiledCode:
 
         Args:
             environment: root of the program's Python environment, which is ready like the code.
-            timeout_s: for other agents that write.
+            timeout_s: for the lock of agents that write.
         """
         if not wants_compiler(self._plan) or not self._plan.cache_folder:
             return
@@ -98,10 +98,10 @@ class CompiledCode:
             self.summaries = (f"compiled code of earlier jobs is not used: {error}",)
 
     def keep(self, *, timeout_s: float = _WAIT_S) -> tuple[str, ...]:
-        """Take over the program's compiled code, once it has ended well; return lines for the log.
+        """Take over the program's compiled code, once it has ended with 0; return lines for the log.
 
         Args:
-            timeout_s: for other agents.
+            timeout_s: for the lock of other agents.
         """
         place = self._place
         if place is None:
@@ -140,7 +140,7 @@ class CompiledCode:
 
 
 def _check_closed(root: Path) -> None:
-    """Refuse a cache that somebody else may write, since its files are run. Raises: AgentError, OSError."""
+    """Refuse a cache that another user may write to, since its files are run. Raises: AgentError, OSError."""
     status = os.lstat(root)
     if not stat.S_ISDIR(status.st_mode):
         raise AgentError(f"{root} is a link; expected a folder of this service: remove it")

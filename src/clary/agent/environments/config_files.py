@@ -2,8 +2,8 @@
 
 Where: the supervisor has them written before code and channels are fetched. `tree` is the folder where the agent
 writes, `inside` the same tree as the program sees it.
-Source: SageMaker developer guide, "How Amazon SageMaker Provides Training Information"; resourceconfig.json as it
-was seen on the service in 2025 (with `topology`).
+Source: SageMaker developer guide, "How Amazon SageMaker Provides Training Information"; resourceconfig.json as observed
+on the service in 2025 (with `topology`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.contract.training_values import STATUS_TOKEN_FILE, status_token
 
 LOOPBACK = "lo"
 
-# Where the service puts what a structure of the request leaves open.
+# Paths that the service sets where a structure of the request names none.
 _LOCAL_PATHS = {
     "debughookconfig": "output/tensors",
     "tensorboardoutputconfig": "output/tensorboard",
@@ -47,17 +47,17 @@ def errors_folder(tree: MlTree) -> Path:
 
 
 def steps_folder(tree: MlTree) -> Path:
-    """Folder in which ranks leave where the time of their steps went; see `contract.step_records`."""
+    """Return the folder in which ranks record the times of their steps; see `contract.step_records`."""
     return tree.root.joinpath(*STEPS_FOLDER)
 
 
 def step_counts_folder(tree: MlTree) -> Path:
-    """Folder in which hooks leave how far they have counted; see `contract.step_counts`."""
+    """Return the folder in which hooks record their step counts; see `contract.step_counts`."""
     return tree.root.joinpath(*STEP_COUNTS_FOLDER)
 
 
 def profiles_folder(tree: MlTree) -> Path:
-    """Folder in which ranks are asked for profiles and leave them; see `contract.deep_profiles`."""
+    """Return the folder for requests for profiles and for the ranks' profiles; see `contract.deep_profiles`."""
     return run_folder(tree) / "profiles"
 
 
@@ -67,7 +67,7 @@ def status_token_file(tree: MlTree) -> Path:
 
 
 def network_interface(plan: LaunchPlan) -> str:
-    """Name of the interface on which hosts of the job meet."""
+    """Return the name of the network interface that joins the job's hosts."""
     return plan.network.interface if plan.isolation is Isolation.NAMESPACES else LOOPBACK
 
 
@@ -102,7 +102,7 @@ def resource_config(plan: LaunchPlan, host: HostPlan) -> dict[str, Any]:
 
 
 def input_data_config(plan: LaunchPlan, host: HostPlan) -> dict[str, dict[str, str]]:
-    """Content of inputdataconfig.json: one entry a channel."""
+    """Content of inputdataconfig.json: one entry per channel."""
     return {channel.name: _channel_entry(channel) for channel in channels_of(plan, host)}
 
 
@@ -126,14 +126,14 @@ def relocated(path: str, inside: MlTree) -> str:
 
 
 def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
-    """Make every folder of `tree` and write its configuration files; harmless when repeated.
+    """Make every folder of `tree` and write its configuration files; may be repeated.
 
     Args:
         plan: of the attempt.
         host: of the tree.
         tree: as the agent sees it; its root is made if need be.
-    State after failure: what was written stays; the next call writes the rest.
-    Raises: OSError, a full disk for one.
+    State after failure: written files stay; the next call writes the rest.
+    Raises: OSError, for example for a full disk.
     """
     inside = inside_tree(plan, tree)
     token = status_token(plan.agent_token, job=plan.job_name, attempt=plan.attempt, host=host.name)

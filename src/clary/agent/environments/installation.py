@@ -1,6 +1,6 @@
-"""uv at work in a host of the job: the one place where packages are installed, and where their build scripts run.
+"""Installation by uv in a host of the job: only there packages are installed and their build scripts run.
 
-Where: `requirements` makes the copy of the environment and takes over what was changed in it. The host is made like the
+Where: `requirements` makes the copy of the environment and takes over the changes in it. The host is made like the
 program's: its network, memory limit, files and user. It has an `/opt/ml` of its own that holds only the files on which
 the installation may depend. The host has ended before `requirements` reads the installed files.
 
@@ -9,12 +9,12 @@ the installation may depend. The host has ended before `requirements` reads the 
     /opt/clary/install/cache     packages that were fetched before
 
 [Note: who writes into the cache]
-Fetched packages are kept in the cache for later jobs. A build script that could write into the cache would choose what
-those jobs get. So uv runs twice if packages come from an index. The first run may write into the cache and builds
+Fetched packages are kept in the cache for later jobs. A build script that could write into the cache would choose those
+jobs' packages. So uv runs twice if packages come from an index. The first run may write into the cache and builds
 nothing; it gets only those requirements that are names and versions, and no file of the job. Its installation is thrown
 away. The second run may build; it sees the cache below a layer of its own, which is removed afterwards. Without layers
-there is no first run, and the cache is empty at first.
-The first run fails if a package has to be built, which is no error. The second run says what is wrong.
+there is no first run, and the cache is empty at first. The first run fails if a package has to be built; its failure is
+ignored, and the second run reports real errors.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML, MlTree
 
 INSTALL_FOLDER = "/opt/clary/install"  # as the installer sees it
-KEPT = "kept"  # the layer with what was installed
-_CACHE = "uv-hosts"  # plain processes have another: build scripts could write there
+KEPT = "kept"  # the layer with the installed files
+_CACHE = "uv-hosts"  # plain processes use another cache: build scripts could write there
 _PLAIN_CACHE = "uv"
 _PLAIN_LIST = "requirements.txt"
-# Of the machine's environment, what an installation may see: build scripts of packages run in it.
+# Variables of the machine that an installation may see: build scripts of packages run with them.
 _PASSED = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "CC", "CXX", "CFLAGS")
 _PASSED_PREFIXES = ("LC_", "SSL_", "PIP_", "UV_", "CARGO_", "CUDA_")
 _PASSED_SUFFIXES = ("_CA_BUNDLE",)
@@ -59,13 +59,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class InstallationWorld:
-    """Where installations of a job run.
+    """The host in which installations of a job run.
 
     Attributes:
         sandbox: the program's host, with the binds that every program needs; an installation replaces its folders.
-        watch_memory: keeps the host's memory limit where the kernel does not.
+        watch_memory: enforces the host's memory limit where the kernel does not.
         proxies: environment variables that name the host's proxies; used only if hosts have namespaces.
-        is_offline: whether the host can reach nothing outside.
+        is_offline: whether the host has no way to the internet.
     """
 
     sandbox: Sandbox
@@ -85,13 +85,13 @@ class Installation:
 
     Attributes:
         environment_folder: copy of the image's environment; not changed where hosts have layers.
-        place: folder of the machine for what lives as long as the installation.
+        place: folder of the machine for files that live as long as the installation.
         cache_folder: of the machine, kept between jobs.
         source: the job's source folder.
         is_package: whether the source folder itself is installed.
         prefix: root of the image's environment, which may have a pip.conf.
         has_layers: whether the kernel lays overlays over folders here.
-        check: raises if the installation is to be given up.
+        check: raises if the installation must be given up.
     """
 
     world: InstallationWorld
@@ -108,11 +108,11 @@ class Installation:
 
     @property
     def kept(self) -> Path:
-        """Folder of the installed packages afterwards; missing after plain processes, which install in place."""
+        """Folder of the installed packages after `run`; missing after plain processes, which install in place."""
         return self.place / "host" / KEPT
 
     def run(self) -> CommandResult:
-        """Install; returns how uv ended, its last run if there were two.
+        """Install; return the result of uv, of its last run if there were two.
 
         Raises: AgentError if there is no uv or a host could not be made, and what `check` raises.
         """
@@ -128,7 +128,7 @@ class Installation:
         variables = {
             **self._variables(),
             "UV_CACHE_DIR": str(self.cache_folder / _PLAIN_CACHE),
-            # Links replace what is in their way, so files shared with the original are never written into.
+            # Links replace existing files, so files shared with the original are never written into.
             "UV_LINK_MODE": "hardlink",
         }
         ml = self._folder("host", "ml")
@@ -178,7 +178,7 @@ class Installation:
         return self._run(process, "host", ml, tuple(binds))
 
     def _warms_cache(self, variables: Mapping[str, str]) -> bool:
-        """Whether there is anything that may be fetched into the cache."""
+        """Whether any package may be fetched into the cache."""
         if self.asked is None or not self.asked.plain or self.asked.has_options or not self.has_layers:
             return False
         return not self.world.is_offline and not self._is_without_index()
@@ -193,16 +193,16 @@ class Installation:
             **{name: value for name, value in self.machine.items() if _is_passed(name, is_isolated=is_isolated)},
             **uv_index_variables(self.machine, self.prefix),
             "UV_PYTHON_DOWNLOADS": "never",
-            "UV_SYSTEM_CERTS": "1",  # as pip: this machine's certificates, with those of its company
+            "UV_SYSTEM_CERTS": "1",  # like pip: this machine's certificates, including its company's
         }
         if is_isolated:
             variables = with_credentials(variables, self.machine) | {
                 **self.world.proxies,
                 "HOME": "/tmp",  # noqa: S108 - the host's own
                 "UV_CACHE_DIR": f"{INSTALL_FOLDER}/cache",
-                "UV_LINK_MODE": "copy",  # files of the cache lie behind another mount
+                "UV_LINK_MODE": "copy",  # the cache lies on another mount
             }
-        # Settings of uv are the owner's; those that lie in a source folder would change what other jobs are given.
+        # Only the owner's settings of uv apply; settings in a source folder would change the packages of other jobs.
         config = self._config_file()
         variables.pop("UV_CONFIG_FILE", None)
         if config is None:
@@ -238,7 +238,7 @@ class Installation:
         return run_in_host(process, sandbox, check=self.check, watch_memory=self.world.watch_memory)
 
     def _owners_binds(self, variables: Mapping[str, str]) -> tuple[Bind, ...]:
-        """Return the owner's files that an installer needs: itself, its settings, certificates, local packages."""
+        """Return the owner's files that an installer needs: uv, its settings, certificates, local packages."""
         uv = os.path.realpath(find_uv(self.machine))
         binds = [Bind(source=uv, target=f"{INSTALL_FOLDER}/uv", read_only=True)]
         config = self._config_file()
@@ -246,7 +246,7 @@ class Installation:
             binds.append(Bind(source=str(config), target=f"{INSTALL_FOLDER}/uv.toml", read_only=True))
         certificates = [Path(variables[name]) for name in _CERTIFICATES if name in variables]
         for path in (*local_folders(variables), *certificates):
-            # What holds a hidden folder would show it.
+            # A folder above a hidden folder would show it.
             is_open = any(Path(hidden).is_relative_to(path.resolve()) for hidden in self.world.sandbox.hidden_folders)
             if path.is_absolute() and path != Path("/") and path.exists() and not is_open:
                 binds.append(Bind(source=str(path), target=str(path), read_only=True))

@@ -1,9 +1,9 @@
-"""Merge of a host's changes into a folder of the machine, once the host is gone.
+"""Merge of a host's changes into a folder of the machine, once the host has ended.
 
 Where: `requirements` lets a host install into an overlay of an environment's copy and then merges the overlay's layer
-into the copy. What a stranger's build left there is judged like everything of a stranger's: links are moved and never
-followed, files lose owners, rights and attributes that mean something outside of hosts, and whatever is neither file,
-folder nor link stays behind. Files replace files: nothing is written into one that other environments share.
+into the copy. Files of a stranger's build are not trusted: links are moved and never followed, files lose owners,
+rights and attributes that have effects outside of hosts, and entries that are neither file, folder nor link are left
+out. Files replace files: no file that other environments share is written into.
 Source: kernel Documentation/filesystems/overlayfs.rst, "whiteouts and opaque directories".
 """
 
@@ -19,7 +19,7 @@ from clary.base.beneath import Folder
 from clary.base.beneath_trees import empty, remove_tree
 from clary.base.errors import AgentError, Fault
 
-MAX_DEPTH = 64  # of folders in one another; packages have ten
+MAX_DEPTH = 64  # nested folders; packages have ten
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 _FOLDER_MODE = 0o755
 _FILE_MODE = 0o644
@@ -30,12 +30,12 @@ _OWNER_ONLY = 0o700
 def merge_layer(layer: Path, target: Path, *, is_whole: bool, check: Callable[[], None]) -> tuple[str, ...]:
     """Move the content of `layer` into `target`; return the names of entries left out.
 
-    Both lie on one file system and nobody else writes to them.
+    Both lie on one file system, and no other process writes to them.
 
     Args:
-        layer: of an overlay over `target`; or, with `is_whole`, all that `target` is to hold.
+        layer: of an overlay over `target`; or, with `is_whole`, the whole new content of `target`.
         check: called for each folder; raises if the time is up.
-    State after failure: `target` is half changed and to be deleted.
+    State after failure: `target` is half changed and must be deleted.
     Raises: AgentError with fault USER for a tree that is too deep; OSError.
     """
     merge = _Merge(check)
@@ -76,7 +76,7 @@ class _Merge:
                 self.left_out.append(inner)
 
     def _subfolder(self, source: Folder, target: Folder, name: str, path: str, depth: int) -> None:
-        os.chmod(name, _OWNER_ONLY, dir_fd=source.fileno())  # the folder's mode may keep its own owner out
+        os.chmod(name, _OWNER_ONLY, dir_fd=source.fileno())  # the folder's mode may exclude its own owner
         with source.folder(name) as below:
             if any(_attribute(below, attribute) == b"y" for attribute in _OPAQUE):
                 remove_tree(target, name)
@@ -93,7 +93,7 @@ def _make_plain(folder: Folder, name: str, status: os.stat_result) -> None:
         if os.geteuid() == 0:
             os.fchown(descriptor, 0, os.getegid())
         for attribute in os.listxattr(descriptor):
-            with contextlib.suppress(PermissionError):  # of a security module, which gives a file its own
+            with contextlib.suppress(PermissionError):  # an attribute of a security module, which sets it on every file
                 os.removexattr(descriptor, attribute)
         os.fchmod(descriptor, _FILE_MODE | (_EXECUTE if status.st_mode & _EXECUTE else 0))
     finally:

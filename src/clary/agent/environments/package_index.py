@@ -1,7 +1,7 @@
-"""Where packages come from: pip's configuration of this machine, in uv's words.
+"""Sources of packages: pip's configuration of this machine, as variables of uv.
 
 Where: `installation` gives the result to uv, which does not read pip's configuration itself. Settings for uv that the
-machine already has win. Of the owner's secrets, an installation gets those of the configured indexes and no other.
+machine already has take precedence. Of the owner's secrets, an installation gets only those of the configured indexes.
 Source: pip documentation, "Configuration"; uv documentation, "Compatibility with pip".
 """
 
@@ -15,11 +15,11 @@ from urllib.parse import quote, unquote, urlsplit
 from clary.contract.settings.pip_options import pip_options
 
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-_INDEX_LISTS = {"UV_FIND_LINKS": ",", "UV_INDEX": None, "UV_EXTRA_INDEX_URL": None}  # variable -> what separates
+_INDEX_LISTS = {"UV_FIND_LINKS": ",", "UV_INDEX": None, "UV_EXTRA_INDEX_URL": None}  # variable -> separator
 
 
 def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return UV_* variables that make uv look where pip would look.
+    """Return UV_* variables that make uv search where pip would search.
 
     Args:
         machine: environment of the agent: HOME, PIP_*, UV_*.
@@ -35,7 +35,7 @@ def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str
         variables["UV_DEFAULT_INDEX"] = options["index-url"]
     if extra:
         variables["UV_INDEX"] = " ".join(extra)
-        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # as pip: the newest version of all indexes
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # like pip: the newest version of all indexes
     if links:
         variables["UV_FIND_LINKS"] = ",".join(links)
     if options.get("trusted-host"):
@@ -46,14 +46,14 @@ def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str
 
 
 def is_without_index(machine: Mapping[str, str], prefix: str) -> bool:
-    """Whether pip would ask no index at all (`no-index`), for which uv has an option but no variable."""
+    """Whether pip would use no index at all (`no-index`), for which uv has an option but no variable."""
     return pip_options(machine, prefix).get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
 def local_folders(variables: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the folders of this machine that UV_* variables name as places of packages.
 
-    Of an index, whose pages name files beside it, the folder around `simple` is returned.
+    For an index, whose pages name files beside it, the folder above `simple` is returned.
     """
     found = []
     for name in _INDEX_VARIABLES:
@@ -69,7 +69,7 @@ def local_folders(variables: Mapping[str, str]) -> tuple[Path, ...]:
 def with_credentials(variables: Mapping[str, str], machine: Mapping[str, str]) -> dict[str, str]:
     """Return `variables` with the owner's .netrc credentials for the indexes in them.
 
-    The file itself, which opens other places too, is nothing for an installation to see.
+    An installation never sees the file itself, which has credentials for other places too.
     """
     place = Path(machine.get("NETRC") or Path(machine.get("HOME", "/"), ".netrc"))
     try:

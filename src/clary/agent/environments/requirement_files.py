@@ -1,13 +1,13 @@
 """Requirement files, read with bounds, their lines sorted by the inputs that an installation may depend on.
 
-Where: `requirements` reads them before anything is installed. The files are a stranger's: the agent reads regular files
-below the source folder and nothing else, and puts what it has read before the installer.
+Where: `requirements` reads them before anything is installed. The files are untrusted: the agent reads only regular
+files below the source folder, and gives the installer what it has read.
 
 A line is one of these:
     plain     a package by name and version, from the indexes of this machine
     include   another requirement or constraint file of the source folder
     remote    an option, or a package by its address
-    local     a path, and every line that is not understood: it may depend on anything in the source folder
+    local     a path, and every unknown kind of line: it may depend on anything in the source folder
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from clary.contract.ml_tree import OPT_ML, MlTree
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_FILES = 64
-MAX_DEPTH = 16  # of files that include one another
+MAX_DEPTH = 16  # nested includes
 _NESTED = ("-r", "--requirement", "-c", "--constraint")
 _EDITABLE = ("-e", "--editable")
 _PLACES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
@@ -49,7 +49,7 @@ _ARCHIVE = re.compile(r"\.(whl|zip|tgz|tar(\.\w+)?)$", re.IGNORECASE)
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s--hash[=\s]\w+:[0-9a-fA-F]+")
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-# Of lines whose runs of blanks were made one: with `\s*` a run could be matched in many ways (docs/adr/0049).
+# For lines with single blanks only: `\s*` could match a run of blanks in many ways (docs/adr/0049).
 _VERSION = r"(?:===|[<>=!~]=|[<>]) ?[A-Za-z0-9.*+!_-]+"
 _PLAIN = re.compile(
     rf"({_NAME}) ?(?:\[ ?(?:{_NAME}(?: ?, ?{_NAME})*)? ?\])?"
@@ -59,25 +59,25 @@ _PLAIN = re.compile(
 _ADDRESS = re.compile(rf"{_NAME} ?(?:\[[^\]]*\])? ?@ ?", re.ASCII)
 _BLANKS = re.compile(r"\s+", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_REASON_CHARACTERS = 1000  # of a reason, which holds a stranger's names
+_REASON_CHARACTERS = 1000  # of a reason, which has untrusted names
 _COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequirementFiles:
-    """A requirement file with all that it includes."""
+    """A requirement file with all files that it includes."""
 
-    name: str  # of the file that was asked for, below the source folder
+    name: str  # of the requested file, below the source folder
     files: Mapping[str, bytes]  # name below the source folder -> content
     plain: tuple[str, ...]  # requirements by name and version
-    has_options: bool  # whether other places than this machine's indexes, or other rules, are asked for
+    has_options: bool  # whether options name other sources than this machine's indexes, or other rules
     needs_source: bool  # whether the installation may depend on the rest of the source folder
 
 
 def read_requirements(source: Path, name: str) -> RequirementFiles:
-    """Read a requirement file of the folder `source` with all that it includes.
+    """Read a requirement file of the folder `source` with all files that it includes.
 
-    Files that are absent are left to the installer, which says what is wrong.
+    Missing files are left to the installer, which reports them.
     Raises: AgentError with fault USER for a file that is no regular file of that folder, is too large or includes
         itself, and for too many files.
     """
@@ -127,7 +127,7 @@ class _Reader:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-        # A link to another file of the folder is as good as that file; nobody changes the folder at this time.
+        # A link to another file of the folder counts as that file; no process changes the folder at this time.
         place = os.path.relpath(os.path.realpath(posixpath.join(self._real_folder, name)), self._real_folder)
         if place.startswith(".."):
             raise _refused(f"{name} is a link that leads out of the source folder; put the file itself into it")
@@ -187,7 +187,7 @@ def _refused(reason: str) -> AgentError:
 
 
 def source_digest(source: Path, *, check: Callable[[], None]) -> str:
-    """Return a hash of all that the folder `source` holds; no link is followed.
+    """Return a hash of the whole content of the folder `source`; no link is followed.
 
     Args:
         check: called for each entry; raises if the time is up.
@@ -218,7 +218,7 @@ def installation_key(facts: InterpreterFacts, asked: RequirementFiles | None, *w
     Args:
         facts: of the environment that is copied.
         asked: the requirement files.
-        what: whatever else makes another environment.
+        what: further values that distinguish environments.
     """
     digest = hashlib.sha256()
     _add(digest, facts.python, facts.version, facts.prefix, *facts.distributions)

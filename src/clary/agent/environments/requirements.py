@@ -1,21 +1,21 @@
 """The Python environment of a job: the image's own, or a copy of it with the user's requirements installed.
 
 Where: the supervisor calls `prepare_environment` after the code is there and before the program starts. Copies are
-kept in `<cache>/environments/<hash>` for later jobs whose installation would have seen the same.
+kept in `<cache>/environments/<hash>` for later jobs whose installation has the same inputs.
 
     <hash>/            the copy
-    <hash>.complete    says that it is whole; written last, where no build script could write it
-    <hash>.building/   what lives as long as the installation
+    <hash>.complete    marks the copy as whole; written last, where no build script could write it
+    <hash>.building/   files that live as long as the installation
     <hash>.lock        keeps builders apart
 
 [Note: copies are built in place]
 Programs of an environment name their interpreter by path, so a copy is built where it stays and becomes valid by its
-marker. Where hosts have layers nobody but the agent writes into the copy, so a host of an agent that was killed cannot
-disturb the next builder while it dies. What stands there without the marker is the rest of a failure and is deleted.
+marker. Where hosts have layers only the agent writes into the copy, so a dying host of a killed agent cannot disturb
+the next builder. A copy without the marker is left by a failure and is deleted.
 
 [Note: what the agent does with a finished copy]
-A stranger's build may have written any file of it. So outside of hosts no program of it is started, no link in it is
-followed and no file of it is read; which interpreter is behind it the agent knows from the image's environment.
+An untrusted build may have written any file of the copy. So outside of hosts none of its programs is started, none of
+its links is followed and none of its files is read; the agent knows its base interpreter from the image's environment.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from clary.base.beneath_trees import remove_tree
 from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment
 
-INSTALL_TIMEOUT_S = 1800.0  # requirements that compile for half an hour belong into an environment of their own
-REMOVAL_TIMEOUT_S = 10.0  # of what an installation left; a host that was killed ends within one
-_SCHEME = "2"  # raised when environments are built in another way
+INSTALL_TIMEOUT_S = 1800.0  # requirements that compile for longer belong into an environment of their own
+REMOVAL_TIMEOUT_S = 10.0  # of an installation's files; a killed host ends within 1 s
+_SCHEME = "2"  # increased when environments are built in another way
 _POLL_S = 0.05
 _LAST_LINES = 15  # of uv's output that an error shows
 _LAST_CHARACTERS = 4000
@@ -71,7 +71,7 @@ class PreparedEnvironment:
     python: str
     folder: Path  # root of the environment
     seconds: float
-    was_cached: bool  # nothing had to be installed
+    was_cached: bool  # whether nothing had to be installed
     base_prefix: str = ""  # root of the interpreter behind a copy; empty for the image's own environment
     notes: tuple[str, ...] = ()
 
@@ -89,16 +89,16 @@ def prepare_environment(
 ) -> PreparedEnvironment:
     """Return an environment with the image's packages and those of `requirements_file`.
 
-    The image's environment is never changed. What it already holds counts as installed and is not fetched.
+    The image's environment is never changed. Packages that it already has count as installed and are not fetched.
 
     Args:
         requirements_file: a file in the job's source folder.
-        world: where uv and what it builds may run.
+        world: where uv and the builds that it starts may run.
         package_folder: the source folder, if it has a setup.py that is to be installed as well.
-        machine: environment of the agent, for PATH, HOME and where packages come from; None takes the process's.
-        stop: breaks an installation off when set.
+        machine: environment of the agent, for PATH, HOME and the sources of packages; None takes the process's.
+        stop: aborts an installation when set.
         timeout_s: for waiting on another builder and for the installation, together.
-    State after failure: nothing is kept; the next call starts afresh.
+    State after failure: no file is kept; the next call starts afresh.
     Raises: AgentError: fault USER if requirements cannot be installed, with uv's last lines; INFRASTRUCTURE if the
         interpreter or uv is missing, or no host could be made.
     """
@@ -128,7 +128,7 @@ def prepare_environment(
     was_cached = _is_whole(folder)
     if not was_cached:
         with _locked(folder.with_suffix(".lock"), task):
-            was_cached = _is_whole(folder)  # another builder may have come first
+            was_cached = _is_whole(folder)  # another builder may have finished it meanwhile
             if not was_cached:
                 notes = _build(task, folder)
     if was_cached:
@@ -145,7 +145,7 @@ def prepare_environment(
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    label: str  # how messages call what is installed
+    label: str  # name of the installed files in messages
     facts: InterpreterFacts
     source: Path
     asked: RequirementFiles | None
@@ -157,16 +157,16 @@ class _Task:
     deadline_s: float  # on the monotonic clock
 
     def key(self) -> str:
-        """Return the name of the copy: of all that the installation sees."""
+        """Return the name of the copy: a hash of all inputs of the installation."""
         what = [_SCHEME, str(self.world.sandbox.isolation), str(self.is_package)]
         if self.is_package or self.asked is None or self.asked.needs_source:
             what.append(source_digest(self.source, check=self.check))
             if not self.world.is_isolated:
-                what.append(str(self.source))  # where an editable installation points to
+                what.append(str(self.source))  # the target of an editable installation
         return installation_key(self.facts, self.asked, *what)
 
     def check(self) -> None:
-        """Raise if the installation is to be given up."""
+        """Raise if the installation must be given up."""
         if self.stop.is_set():
             raise AgentError(f"Installing {self.label} was given up because the host stops.")
         if time.monotonic() > self.deadline_s:
@@ -186,7 +186,7 @@ def _build(task: _Task, folder: Path) -> tuple[str, ...]:
     _remove(folder.with_suffix(".complete"), place, folder)
     try:
         place.mkdir()
-        place.chmod(0o755)  # users of hosts pass it
+        place.chmod(0o755)  # users of hosts need to pass through it
         refusal = why_no_overlay(place) if task.world.is_isolated else None
         # Without layers a program may write into the copy, so it shares no file with the image.
         clone_environment(task.facts, folder, shares_files=refusal is None)
@@ -209,8 +209,8 @@ def _build(task: _Task, folder: Path) -> tuple[str, ...]:
         notes = _taken_over(task, installation) if task.world.is_isolated else []
         if refusal is not None:
             notes.append(f"the environment is a full copy, because no layer can be laid over a shared one: {refusal}")
-        # The layer that hosts install into is not flushed when it goes (`machine_view`), and a machine that crashes
-        # keeps the marker before the content. Of 3,000 files fsync takes 5 s, this 0.2 s.
+        # The layer that hosts install into is not flushed at its unmount (`machine_view`), and after a crash of the
+        # machine the marker may exist without the content. For 3,000 files fsync takes 5 s, this call 0.2 s.
         kernel.flush_file_system(str(folder))
         folder.with_suffix(".complete").touch()
     except BaseException:

@@ -1,7 +1,7 @@
 """The notice of a stop: a file that a program can read when SIGTERM comes, with the reason and the time of the kill.
 
-Where: the supervisor has it written before it signals anybody; `variables` tells programs where it will lie. Each host
-has a file of its own. The program owns the folder, so nothing that it may have put in the file's place is followed.
+Where: the supervisor writes it before it signals any process; `variables` gives programs its path. Each host has a file
+of its own. The program owns the folder, so a link in the file's place is not followed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _NAME = "stop-notice.json"
 
 
 def stop_notice_path(tree: MlTree) -> Path:
-    """Return where the notice lies once a stop is ordered; before that there is no such file."""
+    """Return the path of the notice; the file exists only once a stop is ordered."""
     return run_folder(tree) / _NAME
 
 
 def write_stop_notice(tree: MlTree, *, reason: str, grace_s: float, clock: Clock) -> None:
-    """Write the notice, whole or not at all; a later one takes the place of an earlier one.
+    """Write the notice, whole or not at all; a later notice replaces an earlier one.
 
-    It says the end of the grace by two clocks: monotonic time, which means the same to all processes of the machine,
-    stays right when the time of day is set meanwhile.
+    It has the end of the grace by two clocks: monotonic time is the same for all processes of the machine and stays
+    right when the time of day is set meanwhile.
 
     Args:
         tree: of the host, as the agent sees it.
         reason: of the stop, as programs read it.
         grace_s: from now to the kill.
-        clock: gives both times.
-    Raises: OSError, when the disk is full or the program has removed the folder; an earlier notice is still there then.
+        clock: source of both times.
+    Raises: OSError, if the disk is full or the program has removed the folder; an earlier notice then remains.
     """
     deadline = clock.now() + timedelta(seconds=grace_s)
     notice = {

@@ -1,9 +1,9 @@
 """Variables of the program: the service's in every container, and the SM_* set of AWS's launchers.
 
-Where: the supervisor merges them into a launcher's context. Everything here is computed; nothing of the agent's own
-environment passes but the names in `INHERITED`.
+Where: the supervisor merges them into a launcher's context. Every value is computed; of the agent's own environment
+only the names in `INHERITED` pass.
 Source: sagemaker-training 5.1.4 `Environment.to_env_vars` (compared with its own output in
-`tests/assets/sm_variables`); SDK 3.27 `container_drivers/scripts/environment.py` for what only SDK v3 sets.
+`tests/assets/sm_variables`); SDK 3.27 `container_drivers/scripts/environment.py` for variables that only SDK v3 sets.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from clary.contract.settings.distribution import INSTANCE_GROUPS, DistributionKi
 from clary.contract.step_records import FOLDER_VARIABLE
 from clary.contract.training_values import STATUS_PATH
 
-# What the user's Environment cannot change: the platform's own coordinates. Everything else of the user's wins; PATH
-# and NO_PROXY are joined.
+# Variables that the user's Environment cannot change: the platform's own coordinates. All others of the user take
+# precedence; PATH and NO_PROXY are joined.
 RESERVED = frozenset(
     {
         "TRAINING_JOB_NAME",
@@ -56,7 +56,7 @@ RESERVED = frozenset(
         "S3_ENDPOINT_URL",
     }
 )
-# What passes from the agent's environment: how this machine finds libraries, certificates and packages.
+# Variables that pass from the agent's environment: this machine's libraries, certificates and packages.
 INHERITED = frozenset(
     {
         "TZ",
@@ -75,14 +75,14 @@ INHERITED = frozenset(
         "no_proxy",
     }
 )
-# Where libraries of the original look for what a request says, by the stem of the file; the hook is made by the first.
+# Variables with the paths of a request's JSON files, for the original's libraries, by stem; the hook needs the first.
 CONFIG_FILE_VARIABLES = {
     "debughookconfig": "SMDEBUG_CONFIG_FILE_PATH",
     "tensorboardoutputconfig": "TENSORBOARD_CONFIG_FILE_PATH",
 }
 PROXY_VARIABLES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
 _INHERITED_PREFIXES = ("PIP_", "UV_")
-# With one of these the user wants to be heard by a server.
+# With one of these variables the user wants to report to a server.
 _WANDB_ONLINE = frozenset({"WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"})
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MASTER_NAME_OF_V3 = "algo-1"  # hard-coded in SDK v3's environment script
@@ -101,14 +101,14 @@ def program_variables(
 ) -> dict[str, str]:
     """Return the whole environment of the program, without a launcher's variables of ranks.
 
-    SM_* stand in it unless the request has a ContainerEntrypoint: such programs set their own, as on SageMaker.
+    It includes SM_* unless the request has a ContainerEntrypoint: such programs set their own, as on SageMaker.
 
     Args:
         inside: the tree as the program sees it.
         python: interpreter of the prepared environment.
         shims_folder: folder put before the environment's own programs in PATH.
         machine: the agent's environment, of which the names in `INHERITED` pass, and `PIP_*` and `UV_*`.
-        brings_wandb_key: whether the code has a key of Weights & Biases with it.
+        brings_wandb_key: whether the code includes a key of Weights & Biases.
     """
     variables = service_variables(plan, host, inside, python=python, shims_folder=shims_folder, machine=machine)
     if brings_wandb_key and "WANDB_MODE" not in plan.user_environment:
@@ -141,11 +141,11 @@ def service_variables(
         deep_profiles.FOLDER_VARIABLE: str(profiles_folder(inside)),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        # A character that the log cannot take must not end a training.
+        # A character that the log cannot encode must not end a training.
         "PYTHONIOENCODING": "utf-8:backslashreplace",
         "AWS_REGION": plan.region,
         "AWS_DEFAULT_REGION": plan.region,
-        "AWS_EC2_METADATA_DISABLED": "true",  # no machine of ours answers there; looking for it takes seconds
+        "AWS_EC2_METADATA_DISABLED": "true",  # no metadata service runs here; looking for it takes seconds
         "SAGEMAKER_JOB_NAME": hps.platform_text(plan.hyperparameters, hps.JOB_NAME) or plan.job_name,
         "SAGEMAKER_REGION": hps.platform_text(plan.hyperparameters, hps.REGION) or plan.region,
         "SAGEMAKER_METRICS_DIRECTORY": str(inside.output / "metrics" / "sagemaker"),
@@ -153,7 +153,7 @@ def service_variables(
         "NCCL_SOCKET_IFNAME": interface,
         "CLARY_COLLECTIVE_INTERFACE": interface,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.resources.gpu_indices)),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the driver counts, and so the service; CUDA puts the fastest first
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of driver and service; CUDA's default puts the fastest first
     }
     variables |= {
         name: str(inside.config / f"{stem}.json")
@@ -174,7 +174,7 @@ def service_variables(
         "CLARY_STOP_GRACE_S": f"{plan.stop_grace_s:g}",
         "CLARY_COLLECTIVE_SECRET": collective_secret(plan),
         "AWS_ENDPOINT_URL": endpoint.url,
-        "S3_ENDPOINT_URL": endpoint.url,  # the toolkit hands it to its S3 client itself
+        "S3_ENDPOINT_URL": endpoint.url,  # the toolkit passes it to its S3 client itself
         "AWS_ACCESS_KEY_ID": endpoint.credentials.access_key_id,
         "AWS_SECRET_ACCESS_KEY": endpoint.credentials.secret_access_key,
         "PATH": ":".join(
@@ -190,9 +190,9 @@ def service_variables(
     if hps.is_enabled(plan.hyperparameters, hps.CUDA_ON_CPU):
         variables[hps.CUDA_ON_CPU_VARIABLE] = "1"
     if plan.isolation is Isolation.PROCESSES:
-        variables["SAGEMAKER_BASE_DIR"] = str(inside.root)  # the toolkit's own way to a tree elsewhere
+        variables["SAGEMAKER_BASE_DIR"] = str(inside.root)  # the toolkit's own variable for a tree elsewhere
     if plan.isolation is Isolation.NAMESPACES:
-        # Hosts have no route to a proxy of the machine; theirs comes through the relay.
+        # Hosts have no route to a proxy of the machine; they reach their own proxy through the relay.
         for name in PROXY_VARIABLES:
             variables.pop(name, None)
         if plan.proxy_url is not None and not plan.network_isolation:
@@ -212,7 +212,7 @@ def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> di
     """
     variables = {
         "MLFLOW_TRACKING_URI": f"file:{inside.output_data / 'mlruns'}",
-        "MLFLOW_ALLOW_FILE_STORE": "true",  # newer releases refuse folders without this
+        "MLFLOW_ALLOW_FILE_STORE": "true",  # newer releases refuse folders without it
         "WANDB_DIR": str(inside.output_data),
     }
     if not plan.user_environment.keys() & _WANDB_ONLINE:
@@ -225,7 +225,7 @@ def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> di
 
 
 def pool_cache(plan: LaunchPlan, host: str, inside: MlTree) -> PurePosixPath:
-    """Return the folder that programs of a warm pool's jobs hand on from job to job, as they see it.
+    """Return the folder that the jobs of a warm pool share one after the other, as programs see it.
 
     Args:
         plan: of one of the pool's attempts.
@@ -247,8 +247,8 @@ def collective_secret(plan: LaunchPlan) -> str:
 def sm_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
     """Return the SM_* variables: the toolkit's, byte for byte, and the variables that only SDK v3 sets.
 
-    Names that both have carry the toolkit's value. A hyperparameter whose name holds `=` has no SM_HP_* variable,
-    because no environment can carry it.
+    Names that both set have the toolkit's value. A hyperparameter whose name holds `=` has no SM_HP_* variable,
+    because no environment can hold it.
 
     Args: as `program_variables`.
     """
@@ -313,7 +313,7 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
     distribution_hosts = [name for group in groups if group in distribution_groups for name in groups[group]["hosts"]]
     master = (distribution_hosts or resources["hosts"])[0]
     program = platform.get(hps.PROGRAM)
-    module = str(program)  # "None" without a program, as the toolkit has it
+    module = str(program)  # "None" without a program, as in the toolkit
     return {
         "additional_framework_parameters": hps.framework_parameters(plan.hyperparameters),
         "channel_input_dirs": {c.name: str(inside.channel(c.name)) for c in channels_of(plan, host)},
@@ -334,7 +334,7 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
         "is_hetero": len(groups) > 1,
         "is_master": host.name == master,
         "is_modelparallel_enabled": plan.user_environment.get("SM_HP_MP_PARAMETERS"),
-        "is_smddpmprun_installed": True,  # both stand among the launchers' shims, first in PATH
+        "is_smddpmprun_installed": True,  # the launchers' shims, first in PATH, include both
         "is_smddprun_installed": True,
         "job_name": plan.job_name,
         "log_level": platform.get(hps.LOG_LEVEL, logging.INFO),

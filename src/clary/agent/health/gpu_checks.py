@@ -1,7 +1,7 @@
 """The GPUs of a host: whether the driver answers, counts no uncorrected memory errors, and the GPU multiplies.
 
-Where: `host_checks`, for hosts whose plan gives them GPUs. `gpu_finding` is pure. The commands themselves have been run
-on no GPU so far.
+Where: `host_checks`, for hosts whose plan gives them GPUs. `gpu_finding` is pure. The commands have not been run on a
+GPU so far.
 Source: `nvidia-smi --help-query-gpu`; "Driver Persistence" of NVIDIA's documentation.
 """
 
@@ -15,10 +15,10 @@ from clary.contract.health import Check, FindingState, HealthFinding
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 
 _QUERY = "index,name,ecc.errors.uncorrected.volatile.total,temperature.gpu"
-_QUERY_S = 30.0  # a driver that no program has opened yet begins with each GPU, for up to 3 s
+_QUERY_S = 30.0  # a driver that no program has opened yet initializes each GPU, for up to 3 s each
 _MULTIPLY_S = 25.0
 _WARN_CELSIUS = 90
-_LOST = ("GPU is lost", "Unknown Error")  # what drivers print of a GPU that does not answer them
+_LOST = ("GPU is lost", "Unknown Error")  # words that drivers print for a GPU that does not answer
 _MULTIPLY = """
 import sys, torch
 for index in map(int, sys.argv[1:]):
@@ -41,7 +41,7 @@ def check_gpus(plan: LaunchPlan, host: HostPlan, *, computes: bool) -> HealthFin
     listing = _run(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], _QUERY_S)
     products = None
     if computes and listing is not None:
-        # The numbers are the driver's: CUDA is to count as it does, and to see all.
+        # The indices are the driver's: CUDA has to use its order, and to see all GPUs.
         shown = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         counted = {**shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         products = _run([plan.environment.python, "-c", _MULTIPLY, *map(str, indices)], _MULTIPLY_S, counted)
@@ -58,7 +58,7 @@ def gpu_finding(
         indices: of the GPUs that the host was given.
         listing: what nvidia-smi printed; None if it failed.
         products: what the multiplication printed; None if it failed.
-        has_computed: whether there was to be one.
+        has_computed: whether GPUs were to multiply.
     """
 
     def finding(state: FindingState, words: str, cause: str = "") -> HealthFinding:
@@ -75,7 +75,7 @@ def gpu_finding(
     if lost:
         words = ", ".join(f"GPU {index}: {rows[index][2]}" for index in lost)
         return finding(BAD, f"the driver cannot read {words}", "the GPU has fallen off the bus, or its driver hangs")
-    # Words for what a GPU does not have, or who asks may not see, are no number.
+    # A word instead of a number: the GPU has no such value, or the user may not see it.
     failing = [index for index in indices if rows[index][2].isdigit() and int(rows[index][2])]
     if failing:
         counts = ", ".join(f"GPU {index}: {rows[index][2]}" for index in failing)

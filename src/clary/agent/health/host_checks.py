@@ -1,4 +1,4 @@
-"""Readings of a host by itself: disk, memory, clock, GPUs; each bounded in time.
+"""Readings of a single host: disk, memory, clock, GPUs; each bounded in time.
 
 Where: `supervisor.host_health` takes all of them when the host is prepared, and the cheap ones while the program runs.
 """
@@ -25,12 +25,12 @@ from clary.contract.launch_plan import HostPlan, LaunchPlan
 
 _WRITE_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
-_WRITE_S = 0.2  # no more is written after that; the rest of 0.3 s is for fsync
-_CHECK_S = 3.0  # for any of the checks, a disk that hangs included
-_CLOCK_S = 1.0  # for one answer
+_WRITE_S = 0.2  # no more is written after this time; the rest of 0.3 s is for fsync
+_CHECK_S = 3.0  # for each check, even if a disk hangs
+_CLOCK_S = 1.0  # for one answer of the service
 _CLOCK_TRIES = 3
 _MAX_ANSWER_BYTES = 64 * 1024
-_GPU_S = 60.0  # with the start of a driver and the import of torch
+_GPU_S = 60.0  # includes the start of a driver and the import of torch
 _PROBE_FILE = "health-probe"
 
 HOST_CHECKS = (Check.DISK, Check.MEMORY, Check.CLOCK, Check.GPU)
@@ -50,15 +50,15 @@ def check_host(
     computes: bool,
     wanted: Collection[Check] = HOST_CHECKS,
 ) -> tuple[HealthFinding, ...]:
-    """Return the findings on a host by itself, all checks at once.
+    """Return the findings on a single host; all checks run at once.
 
     Args:
-        plan: says where the service is, and where the host's folder lies.
-        host: this one.
-        under_way: of the looks before; a check that still hangs is not begun once more. Brought up to date.
+        plan: has the service's URL and the work folder.
+        host: this host.
+        under_way: checks of earlier calls; a check that still hangs is not begun once more. Updated by the call.
         writes: whether the speed of the disk is measured.
-        computes: whether GPUs multiply something.
-        wanted: which checks.
+        computes: whether GPUs multiply matrices.
+        wanted: checks to do.
     """
     folder = Path(plan.work_folder) / host.name
     checks: list[tuple[Check, Callable[[], HealthFinding], float]] = [
@@ -103,7 +103,7 @@ def read_disk(folder: Path, *, writes: bool) -> DiskReading:
 
 
 def available_memory() -> int | None:
-    """Return the machine's available memory in bytes, or None where it does not say."""
+    """Return the machine's available memory in bytes, or None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -115,10 +115,10 @@ def available_memory() -> int | None:
 
 
 def clock_offset(service_url: str) -> tuple[float | None, str]:
-    """Return by how many seconds this clock is ahead of the service's, or None and why that is not known.
+    """Return by how many seconds this clock is ahead of the service's, or None and the reason.
 
-    The service says its time in the midst of an exchange, as far as anybody can tell: of a few exchanges the shortest
-    counts, and a clock that may be right within it is right.
+    The service's answer is taken to be from the middle of the exchange: of a few exchanges the shortest counts, and a
+    clock that may be right within its duration is right.
     """
     url = urlsplit(service_url)
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
@@ -159,7 +159,7 @@ def _write(path: Path) -> tuple[int, float]:
 def _begin(
     check: Check, act: Callable[[], HealthFinding], under_way: UnderWay
 ) -> queue.SimpleQueue[HealthFinding | Exception] | None:
-    """Run a check on a thread of its own, which a disk that hangs may keep for ever; None if it keeps one already."""
+    """Run a check on a thread of its own, which a hanging disk may block; None if an earlier one still hangs."""
     former = under_way.get(check)
     if former is not None and former.is_alive():
         return None
@@ -168,7 +168,7 @@ def _begin(
     def run() -> None:
         try:
             answer.put(act())
-        except Exception as error:  # boundary: agent supervisor; a check that breaks is told as such
+        except Exception as error:  # boundary: agent supervisor; a check that raises is reported as such
             logger.exception("the check of %s broke", check)
             answer.put(error)
 

@@ -11,11 +11,11 @@ from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthFindi
 
 MIB, GIB = 1024**2, 1024**3
 _WARN_FREE_BYTES, _BAD_FREE_BYTES = 2 * GIB, 256 * MIB
-_LOW_WRITE_BYTES_S = 1 * MIB  # of a few MiB with fsync; a disk that others use may well be near it
+_LOW_WRITE_BYTES_S = 1 * MIB  # for a few MiB with fsync; a disk shared with others may be near it
 _WARN_MEMORY_SHARE = 0.25  # of the host's limit
-_NO_LIMIT_BYTES = 2 * GIB  # what a host without a limit is taken to want
+_NO_LIMIT_BYTES = 2 * GIB  # memory that a host without a limit is assumed to need
 _BAD_MEMORY_BYTES = 128 * MIB
-_BAD_CLOCK_S = 60.0  # signatures bear five minutes
+_BAD_CLOCK_S = 60.0  # signatures tolerate five minutes
 
 OK, WARN, BAD, SKIPPED = FindingState.OK, FindingState.WARN, FindingState.BAD, FindingState.SKIPPED
 
@@ -27,7 +27,7 @@ class DiskReading:
     folder: str
     free_bytes: int
     written_bytes: int = 0
-    write_s: float | None = None  # with fsync
+    write_s: float | None = None  # including fsync
     error: str = ""
 
 
@@ -57,11 +57,11 @@ def disk_finding(host: str, reading: DiskReading) -> HealthFinding:
 
 
 def memory_finding(host: str, available_bytes: int | None, limit_bytes: int | None) -> HealthFinding:
-    """Judge the memory that the machine has left for a host with this limit.
+    """Judge the machine's available memory for a host with this limit.
 
     Args:
         host: its name.
-        available_bytes: to programs now; None where the machine does not say.
+        available_bytes: to programs now; None if unknown.
         limit_bytes: of the host; None for no limit.
     """
 

@@ -1,4 +1,4 @@
-"""Interfaces of this network namespace, and which of them the kernel would take. Linux, IPv4.
+"""Interfaces of this network namespace, and the kernel's choice among them. Linux, IPv4.
 
 Source: netdevice(7), tcp(7), ip(7).
 """
@@ -16,21 +16,21 @@ _SIOCGIFADDR = 0x8915
 _SIOCGIFMTU = 0x8921
 _IFF_UP = 1
 _REQUEST = "16s24x"  # struct ifreq: the name, then a union
-_UNION = 16  # where that begins
+_UNION = 16  # offset of the union
 _IP_MTU_DISCOVER = 10
-_IP_PMTUDISC_PROBE = 3  # do not fragment, and do not believe what was learned of the path
+_IP_PMTUDISC_PROBE = 3  # do not fragment, and ignore the learned MTU of the path
 _BYTES_ACKED = 120  # offset in struct tcp_info, kernel >= 4.1
 _TCP_INFO_BYTES = 256
 _DISCARD_PORT = 9
 
 
 def addresses() -> dict[str, str]:
-    """Return the interfaces that are up, but for loopback, with their first address."""
+    """Return the interfaces that are up, except loopback, with their first address."""
     found = {}
     for _, name in socket.if_nameindex():
         if name == "lo":
             continue
-        with contextlib.suppress(OSError):  # without an address, or gone meanwhile
+        with contextlib.suppress(OSError):  # without an address, or removed meanwhile
             flags = struct.unpack_from("h", _ask(name, _SIOCGIFFLAGS), _UNION)[0]
             if flags & _IFF_UP:
                 found[name] = socket.inet_ntoa(_ask(name, _SIOCGIFADDR)[_UNION + 4 : _UNION + 8])
@@ -46,7 +46,7 @@ def mtu(interface: str) -> int:
 
 
 def source_address(target: str) -> str:
-    """Return the address from which the kernel would send to `target`; raises OSError where it has no route."""
+    """Return the address from which the kernel would send to `target`; raises OSError without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((target, _DISCARD_PORT))  # sends nothing
         return str(probe.getsockname()[0])
@@ -79,7 +79,7 @@ def datagrams_at(port: int, *, receive_bytes: int) -> socket.socket:
 
 
 def is_taken(port: int) -> bool:
-    """Whether something listens at a port already."""
+    """Whether a program listens at a port already."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -90,13 +90,13 @@ def is_taken(port: int) -> bool:
 
 
 def bytes_acknowledged(stream: socket.socket) -> int:
-    """Return the bytes sent on a connection that its peer has acknowledged; 0 on kernels that do not say."""
+    """Return the bytes sent on a connection that its peer has acknowledged; 0 on kernels that do not report it."""
     info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     return int(struct.unpack_from("Q", info, _BYTES_ACKED)[0]) if len(info) >= _BYTES_ACKED + 8 else 0
 
 
 def datagrams_overrun() -> int:
-    """Return how many datagrams this namespace had no room for since it exists."""
+    """Return how many datagrams this namespace has dropped for lack of room since it exists."""
     try:
         with open(f"/proc/{os.getpid()}/net/snmp", encoding="ascii") as file:
             names, values = [line.split() for line in file if line.startswith("Udp:")]

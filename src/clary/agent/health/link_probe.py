@@ -1,11 +1,12 @@
 """Measure the link from this host to one peer.
 
-Where: `network_program` runs one per peer at the same time, but for `measure_rate`, which comes last and one peer after
-the other, so that no measurement of delay runs beside a burst. Every wait has an end; what was not measured is None.
+Where: `network_program` runs one per peer, all at the same time, except `measure_rate`, which comes last and for one
+peer after the other, so that no measurement of delay runs beside a burst. Every wait has a deadline; a value that was
+not measured is None.
 
-A busy machine lets either program wait for its turn, and drops packets for which it has no time. So nothing is believed
-because a time is over alone: a wait counts only time in which this process ran (`_within`), the peer is asked whether
-it has read all that came, and what looks bad is measured again.
+A busy machine delays either program, and drops packets for which it has no time. So an expired time alone proves no
+fault: a wait counts only time in which this process ran (`_within`), the peer is asked whether it has read all arrived
+packets, and bad values are measured again.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ from clary.agent.health.listener import HELLO, LOSS, SIZE, Listener, datagram
 from clary.agent.health.readings import DOCTOR_PORT, Answer, LinkReading, NetworkOrder, Peer
 from clary.base.async_timeout import timeout
 
-_ATTEMPT_S = 0.7  # for one connection; the kernel's own second try comes after 1 s
-_NUM_ATTEMPTS = 4  # in vain, before a peer counts as silent
+_ATTEMPT_S = 0.7  # for one connection; the kernel's own retry comes after 1 s
+_NUM_ATTEMPTS = 4  # failed attempts before a peer counts as silent
 _AGAIN_S = 0.05
-_SLICE_S = 0.1  # of a wait: a pause of this process counts as no more than that
-_ANSWER_S = 3.0  # for a line on a connection that stands
+_SLICE_S = 0.1  # slice of a wait: a pause of this process counts as at most one slice
+_ANSWER_S = 3.0  # for a line on an open connection
 _NUM_EXCHANGES = 15
 _FEWEST_EXCHANGES = 5
 _EXCHANGES_S = 0.4
-_MOST_DATAGRAMS, _FEWEST_DATAGRAMS = 1000, 200  # to one peer: 5 % of them are 50, give or take 7, and 10 or 3
-_ALL_DATAGRAMS = 2000  # to all peers together, as far as the fewest allow
+_MOST_DATAGRAMS, _FEWEST_DATAGRAMS = 1000, 200  # to one peer: a loss of 5 % is 50 +- 7, or 10 +- 3, of them
+_ALL_DATAGRAMS = 2000  # to all peers together, unless the fewest per peer are more
 _DATAGRAMS_PER_TURN = 40
 _TURN_S = 0.005
-_SLOW_MBIT_S = 20.0  # links that are to be slower get fewer datagrams
+_SLOW_MBIT_S = 20.0  # links with a lower planned rate get fewer datagrams
 _NUM_SLOW_DATAGRAMS = 100
 _TAIL_S = 0.1  # for the last datagrams to arrive, beyond the round trip
-_NUM_ROUNDS = 3  # before something counts as lost or swallowed
-_BETWEEN_ROUNDS_S = 0.3  # for whatever was busy
+_NUM_ROUNDS = 3  # before packets count as lost
+_BETWEEN_ROUNDS_S = 0.3  # pause for the busy machine
 _FULL_S = 1.0  # for this host's kernel to have room for datagrams again
-_NUM_RISES = 10  # counts in a row that show that datagrams still come
-_COPIES = 4  # of each size: a link that loses a fifth would lose all of them once in six hundred times
+_NUM_RISES = 10  # most counts while datagrams still arrive
+_COPIES = 4  # of each size: a link that loses a fifth would lose all copies once in six hundred times
 _SIZES = (1500, 1492, 1480, 1460, 1450, 1420, 1400, 1380, 1340, 1300, 1280, 1200, 1024, 576)
-_PORT_S = 1.3  # longer than the kernel's first second try
+_PORT_S = 1.3  # longer than the kernel's first retry
 _BURST_BYTES = 8 * 1024 * 1024
 _BURST_CHUNK_BYTES = 64 * 1024
-_LONGEST_ROUND_TRIP_MS = 50.0  # a burst as short as ours says nothing of a longer link
+_LONGEST_ROUND_TRIP_MS = 50.0  # a short burst does not show the rate of a longer link
 _REFUSED_BY_OWN_KERNEL = (errno.ENETUNREACH, errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENODEV, errno.EADDRNOTAVAIL)
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class LinkProbe:
         order: of this host.
         peer: the other end.
         listener: of this host; its datagrams count what comes back.
-        ports: those of the job's own that the peer has not answered at yet.
+        ports: ports of the job at which the peer has not answered yet.
     """
 
     def __init__(self, order: NetworkOrder, peer: Peer, listener: Listener, *, ports: Sequence[int]) -> None:
@@ -73,12 +74,12 @@ class LinkProbe:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._asking = asyncio.Lock()  # one line at a time
-        self._num_owed = 0  # answers that have not come yet
-        self.ports_are_known = asyncio.Event()  # set when nothing more is asked of the job's own ports
+        self._num_owed = 0  # outstanding answers
+        self.ports_are_known = asyncio.Event()  # set when the job's ports are no longer probed
         self.reading = LinkReading(peer=peer.name, answer=Answer.SILENT)
 
     async def measure(self) -> None:
-        """Fill the reading but for the rate."""
+        """Fill the reading except the rate."""
         try:
             self._note_route()
             await self._meet()
@@ -88,7 +89,7 @@ class LinkProbe:
             self.ports_are_known.set()
 
     async def measure_rate(self, seconds: float) -> None:
-        """Send as fast as it goes for so long."""
+        """Send as fast as possible for some seconds."""
         round_trip_ms = self.reading.round_trip_ms
         if self.reading.answer is not Answer.OPEN or round_trip_ms is None or round_trip_ms > _LONGEST_ROUND_TRIP_MS:
             return
@@ -99,7 +100,7 @@ class LinkProbe:
             self._note(rate_mbit_s=await self._burst(most_bytes, seconds))
 
     async def pass_sum(self, turn: int, number: int) -> None:
-        """Hand a number of the collective to the peer; raises OSError or TimeoutError."""
+        """Pass a number of the collective to the peer; raises OSError or TimeoutError."""
         await self._ask(f"sum {turn} {number}")
 
     def note_heard(self) -> None:
@@ -116,7 +117,7 @@ class LinkProbe:
     async def _measure_what_stands(self) -> None:
         try:
             await self._measure_round_trip()
-            # Each to its end, whatever becomes of the others.
+            # Each runs to its end, even if another fails.
             measured = (self._measure_loss(), self._measure_mtu(), self._measure_ports())
             for outcome in await asyncio.gather(*measured, return_exceptions=True):
                 if outcome is not None:
@@ -137,11 +138,11 @@ class LinkProbe:
         self._note(route_address=source, route_interface=names[0] if names else "")
 
     async def _meet(self) -> None:
-        """Connect, as soon as the peer's network program is there."""
+        """Connect as soon as the peer's network program runs."""
         began_s = time.monotonic()
         num_vain = 0
         answer = Answer.SILENT
-        # Links that are to lose much get more attempts.
+        # Links with a high planned loss get more attempts.
         num_attempts = _NUM_ATTEMPTS + round(self._peer.loss_percent / 5)
         while num_vain < num_attempts:
             self._listener.send(datagram(HELLO, place=self._place), self._peer.address)
@@ -163,7 +164,7 @@ class LinkProbe:
                 answer, words, num_vain = (Answer.NO_WAY if is_own else Answer.SILENT), str(error), num_vain + 1
             if has_connected:  # the link carries packets both ways, whatever the program at its end does
                 answer = Answer.BUSY
-            self.leave()  # a conversation that began and then said nothing
+            self.leave()  # ends a conversation in which the peer sent no answer
             self._note(answer=answer, waited_s=round(time.monotonic() - began_s, 3), error=words)
             await asyncio.sleep(_AGAIN_S)
 
@@ -177,7 +178,7 @@ class LinkProbe:
             raise
 
     async def _ask(self, line: str) -> list[str]:
-        """Send a line on the standing connection and return the words of the answer."""
+        """Send a line on the open connection and return the words of the answer."""
         async with self._asking:
             assert self._writer is not None
             self._writer.write(f"{line}\n".encode())
@@ -185,7 +186,7 @@ class LinkProbe:
             return await _within(_ANSWER_S + 2 * self._slack_s, self._last_answer())
 
     async def _last_answer(self) -> list[str]:
-        """Return the answer to the last line; those to lines that nobody waits for any more come first."""
+        """Return the answer to the last line; skip late answers to earlier lines."""
         assert self._reader is not None
         answer: list[str] = []
         while self._num_owed:
@@ -216,11 +217,11 @@ class LinkProbe:
             before, overrun_before = await self._count()
             num_sent = await self._send_datagrams(turn * total, total)
             arrived, overrun = await self._count_all(before + num_sent)
-            num_arrived = min(arrived - before, num_sent)  # some may be late ones of the round before
+            num_arrived = min(arrived - before, num_sent)  # some may be late datagrams of the round before
             best = max(best, (num_arrived / max(num_sent, 1), num_sent, num_arrived, overrun - overrun_before))
             if 100 * (1 - best[0]) <= self._peer.loss_percent:
                 break
-        # Only now: where the peer falls silent between rounds, nothing has been confirmed.
+        # Only now: if the peer falls silent between rounds, the loss is not confirmed.
         self._note(num_sent=best[1], num_arrived=best[2], num_overrun=best[3])
 
     async def _send_datagrams(self, first: int, total: int) -> int:
@@ -240,7 +241,7 @@ class LinkProbe:
         return num_sent
 
     async def _count_all(self, expected: int) -> tuple[int, int]:
-        """Ask how much has arrived until all of it has, or no more comes."""
+        """Ask for the count until all datagrams have arrived, or no more arrive."""
         counted = await self._count()
         for _ in range(_NUM_RISES):
             if counted[0] >= expected:
@@ -252,7 +253,7 @@ class LinkProbe:
         return counted
 
     async def _count(self) -> tuple[int, int]:
-        """Return how many datagrams of this host have arrived, and how many the peer's kernel had no room for."""
+        """Return how many datagrams of this host have arrived, and how many the peer's kernel had dropped."""
         arrived, overrun = (int(word) for word in await self._ask("count"))
         return arrived, overrun
 
@@ -271,7 +272,7 @@ class LinkProbe:
         self._note(passing_mtu=self._listener.passed[self._peer.name])
 
     async def _do_pass(self, sizes: list[int]) -> bool:
-        """Send packets of these sizes; return whether the largest was answered, as soon as that is known."""
+        """Send packets of these sizes; return, as soon as it is known, whether the largest was answered."""
         for number in range(_COPIES):
             for size in sizes:
                 data = datagram(SIZE, place=self._place, number=number, packet_bytes=size)
@@ -282,7 +283,7 @@ class LinkProbe:
                 if self._listener.passed[self._peer.name] >= sizes[0]:
                     return True
                 await asyncio.sleep(_TURN_S)
-            await self._ask("echo x")  # the peer has read what came to it, however late it got to that
+            await self._ask("echo x")  # after the answer the peer has read all arrived packets, even if it was late
             self._listener.drain()
         return self._listener.passed[self._peer.name] >= sizes[0]
 
@@ -293,12 +294,12 @@ class LinkProbe:
             silent = [port for place, port in enumerate(silent) if not any(answers[2 * place : 2 * place + 2])]
             if not silent:
                 break
-            await self._ask("echo x")  # another port does answer
+            await self._ask("echo x")  # the peer still answers at another port
         self._note(silent_ports=tuple(silent))
         self.ports_are_known.set()
 
     async def _answers_at(self, port: int) -> bool:
-        """Whether a port says anything, a refusal included."""
+        """Whether a port answers; a refusal counts."""
         try:
             _, writer = await _within(_PORT_S + 2 * self._slack_s, self._connect(port))
         except TimeoutError:
@@ -321,9 +322,9 @@ class LinkProbe:
                         await writer.drain()
                         num_sent += _BURST_CHUNK_BYTES
                     writer.write_eof()
-                    await reader.readline()  # of hello
+                    await reader.readline()  # the answer to hello
                     num_bytes, took_s = (float(word) for word in (await reader.readline()).split())
-            except TimeoutError:  # what has arrived until now was all that would go
+            except TimeoutError:  # the link takes no more than has arrived until now
                 num_bytes = float(interfaces.bytes_acknowledged(writer.get_extra_info("socket")))
                 took_s = time.monotonic() - began_s
             return round(num_bytes * 8 / max(took_s, 1e-6) / 1e6, 1)
@@ -336,9 +337,9 @@ class LinkProbe:
 
 
 async def _within(seconds: float, act: Coroutine[None, None, T]) -> T:
-    """Await `act` for so much time as this process had, however long it was kept from running.
+    """Await `act` for `seconds` of time in which this process could run.
 
-    Raises: TimeoutError after it.
+    Raises: TimeoutError after that time.
     """
     task = asyncio.ensure_future(act)
     try:

@@ -1,17 +1,17 @@
 """The answering side of a host's network program, against which peers measure.
 
 Where: `network_program` opens one per host. A TCP connection begins with `hello NAME`, then carries lines, each of
-which is answered by one line, but for `burst`, after which bytes come until the sender's end:
+which is answered by one line, except that bytes follow `burst` until the sender's end:
 
     echo TEXT          -> TEXT
-    count              -> datagrams that came from NAME for the loss, datagrams that this namespace had no room for
-                          (everything that lies in the socket is read before any line is answered: how late this process
-                          got to it says nothing of the link)
+    count              -> loss datagrams from NAME, datagrams that this namespace dropped for lack of room
+                          (all datagrams in the socket are read before a line is answered: a delay of this process must
+                          not count as loss on the link)
     sum ROUND NUMBER   -> ok
     burst              -> bytes, seconds from the first to the last
 
-Datagrams are numbered and say who sent them; those of the MTU check are answered by a small one. That a host takes no
-part in the sum is said by datagram: it may be that no connection to somebody who waits for it can be had.
+Datagrams have a number and their sender; those of the MTU check are answered by a small datagram. A host that takes no
+part in the sum says so by datagram, because it may be unable to connect to a host that waits for it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _DATAGRAM = struct.Struct("!4sBHHI")  # magic, kind, sender's place, size of the
 _MAGIC = b"clhd"
 HELLO, LOSS, SIZE, SIZE_ANSWER, NO_SUM = range(5)
 HEADERS_BYTES = 28  # IPv4 and UDP
-_RECEIVE_BYTES = 4 * 1024 * 1024  # as far as the kernel's limit lets it
+_RECEIVE_BYTES = 4 * 1024 * 1024  # at most the kernel's limit
 _LARGEST_BYTES = 65536
-_END_S = 1.0  # for conversations that were broken off
-_PER_TURN = 256  # datagrams taken before anything else gets a turn
-_MOST_TURNS = 256  # at once, for a line: more than any receive buffer holds
+_END_S = 1.0  # for aborted conversations
+_PER_TURN = 256  # datagrams taken before other tasks get a turn
+_MOST_TURNS = 256  # turns in a row, for a line: more than any receive buffer holds
 
 
 def datagram(kind: int, *, place: int, number: int = 0, packet_bytes: int = 0) -> bytes:
-    """Return a datagram; with `packet_bytes` as long as makes an IPv4 packet of that size.
+    """Return a datagram; with `packet_bytes`, padded to an IPv4 packet of that size.
 
     Args:
         kind: `HELLO`, `LOSS`, `SIZE`, `SIZE_ANSWER` or `NO_SUM`.
@@ -55,7 +55,7 @@ class Listener:
 
     Args:
         names: of all hosts, in the job's order, as every host has them.
-        host: this one.
+        host: this host.
         port: TCP and UDP.
         interface: through which datagrams come and go.
     """
@@ -72,7 +72,7 @@ class Listener:
         self._overrun_before = interfaces.datagrams_overrun()
         self.num_heard: dict[str, int] = defaultdict(int)  # datagrams of any kind, by sender
         self.passed: dict[str, int] = defaultdict(int)  # largest packet that a peer has answered
-        self.sums: asyncio.Queue[tuple[int, int] | str] = asyncio.Queue()  # round and number, or who takes no part
+        self.sums: asyncio.Queue[tuple[int, int] | str] = asyncio.Queue()  # round and number, or a host without a part
         self.left: set[str] = set()  # peers that have had a conversation with this host and have ended it
         self.has_left = asyncio.Event()  # set whenever a peer ends one
 
@@ -104,7 +104,7 @@ class Listener:
         return True
 
     def drain(self) -> None:
-        """Take every datagram that has come by now."""
+        """Take every datagram that has arrived."""
         for _ in range(_MOST_TURNS):
             if not self._take_datagrams():
                 return
@@ -174,7 +174,7 @@ class Listener:
                     return
                 writer.write(f"{answer}\n".encode())
                 await writer.drain()
-        except (OSError, ValueError, IndexError):  # broken off, or a client with another protocol
+        except (OSError, ValueError, IndexError):  # aborted, or a client with another protocol
             pass
         finally:
             self._conversations.pop(own_task)
@@ -185,7 +185,7 @@ class Listener:
 
 
 async def _swallow(reader: asyncio.StreamReader) -> str:
-    """Read to the sender's end; return how much it was and how long it took."""
+    """Read to the sender's end; return the number of bytes and the time that they took."""
     num_bytes, began_s = 0, 0.0
     while data := await reader.read(1 << 18):
         if not num_bytes:

@@ -1,6 +1,7 @@
 """Whether every host's name means its address, to a program that has the job's /etc/hosts.
 
-Where: `network_program` begins it before anything else, since it forks, and takes the result when the rest is measured.
+Where: `network_program` begins it before anything else, since it forks, and takes the result after the other
+measurements.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ANSWER_BYTES = 1 << 20
 class NameCheck:
     """Looks all hosts up by name, as programs of the job will: in a child with a /etc/hosts like theirs.
 
-    A child, because a resolver that does not hear of that file may wait for servers that cannot be reached.
+    A child, because a resolver that ignores that file may wait for unreachable servers.
     """
 
     def __init__(self, order: NetworkOrder) -> None:
@@ -50,7 +51,7 @@ class NameCheck:
         os.close(write_end)
 
     def result(self) -> tuple[Mapping[str, str] | None, str]:
-        """Return the address of each name, or None and the reason for which it is not known."""
+        """Return the address of each name, or None and the reason."""
         if not self._pid:
             return None, ""
         ready, _, _ = select.select([self._answer], [], [], max(0.0, self._end_s - time.monotonic()))

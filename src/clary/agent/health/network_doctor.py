@@ -23,8 +23,8 @@ from clary.base.plain import from_plain, to_plain
 from clary.contract.health import HealthAction
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 
-_MEASURING_S = 25.0  # once the peers are met: several times what the slowest link takes, on a machine that is busy
-_PAUSE_S = 1.0  # for the interpreters of a program that starts meanwhile: most of what follows is imports of our own
+_MEASURING_S = 25.0  # once the peers are met: several times the time of the slowest link, on a busy machine
+_PAUSE_S = 1.0  # leaves the processors to a program that starts meanwhile: our own imports follow
 _END_S = 2.0
 _CHUNK_BYTES = 1 << 16
 
@@ -34,7 +34,7 @@ _Reading = TypeVar("_Reading", PortReading, NetworkReading)
 def network_order(plan: LaunchPlan, host: HostPlan) -> NetworkOrder:
     """Return the order to a host's network program. Pure.
 
-    There is no pause with `HealthAction.REPLACE`: the host then waits for all readings before its program starts.
+    There is no pause with `HealthAction.REPLACE`: with it the program starts only after all readings.
     """
     return NetworkOrder(
         host=host.name,
@@ -72,9 +72,9 @@ class NetworkDoctor:
 
     def __init__(self, order: NetworkOrder) -> None:
         self._order = order
-        self._data = b""  # read, and not yet a line
+        self._data = b""  # read, but not yet a whole line
         self._ports: PortReading | None = None
-        # Of the agent's interpreter, and without what users have installed into it.
+        # The agent's interpreter, without the site-packages that users have installed.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-m", "clary.agent.health.network_program", str(os.getpid())],
             env={"PYTHONPATH": str(Path(clary.__file__).parent.parent)},
@@ -83,13 +83,13 @@ class NetworkDoctor:
             start_new_session=True,
         )
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError), self._process.stdin as file:  # ended already: told by who reads from it
+        with contextlib.suppress(OSError), self._process.stdin as file:  # ended already: the next reading reports it
             file.write(json.dumps(to_plain(order)).encode())
 
     def port_reading(self) -> PortReading:
-        """Wait for the first reading; once it is there, the program touches no port of the job any more.
+        """Wait for the first reading; after it the program touches no port of the job any more.
 
-        Raises: AgentError if there is none in time.
+        Raises: AgentError if it does not come in time.
         """
         if self._ports is None:
             self._ports = self._read(PortReading)
@@ -98,7 +98,7 @@ class NetworkDoctor:
     def reading(self) -> NetworkReading:
         """Wait for the reading of the network and its peers; the program goes on answering peers afterwards.
 
-        Raises: AgentError if there is none in time.
+        Raises: AgentError if it does not come in time.
         """
         self.port_reading()
         return self._read(NetworkReading)
@@ -115,7 +115,7 @@ class NetworkDoctor:
             self._process.kill()
 
     def close(self) -> None:
-        """End the program and free its descriptors; harmless when repeated."""
+        """End the program and free its descriptors; a second call does nothing."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)

@@ -3,7 +3,7 @@
 Where: `network_program` runs it; every line that it prints is one reading as JSON.
 
     meet each peer -> delay, loss, MTU at once, and the ports that have said nothing -> a sum around all hosts, which is
-    also the line that everybody has to reach -> rates, one peer after the other -> the line
+    also the barrier that every host has to reach -> rates, one peer after the other -> the barrier
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from clary.agent.health.readings import DOCTOR_PORT, Answer, NetworkOrder, Netwo
 from clary.base.async_timeout import timeout
 from clary.base.plain import to_plain
 
-_SUM_S = 10.0  # for the collective: a peer may be finding out about a third host that is silent, or lossy
-_RATES_S = 0.25  # for all bursts of a host together, once for each half of them
+_SUM_S = 10.0  # for the collective: a peer may be busy with a third host that is silent, or lossy
+_RATES_S = 0.25  # for the bursts to later hosts together, and again for those to earlier hosts
 _LONGEST_BURST_S = 0.08
-_COPIES = 4  # of a datagram that should arrive
+_COPIES = 4  # of a datagram, so that one arrives
 _OTHER_INTERFACE_S = 0.5
 _MOST_INTERFACES = 4
 _LINGER_S = 8.0
-_REACHED = (Answer.OPEN, Answer.BUSY, Answer.ABSENT)  # the peer's kernel at least
+_REACHED = (Answer.OPEN, Answer.BUSY, Answer.ABSENT)  # at least the peer's kernel answers
 
 
 def run(order: NetworkOrder, taken: Sequence[int], unanswered: Mapping[str, Sequence[int]]) -> None:
     """Measure, print the reading, answer peers until they have finished too.
 
     Args:
-        order: what to do.
+        order: order of the host's network program.
         taken: ports of the job that are not free here.
-        unanswered: ports of the job at which peers have said nothing; where there are any, the reading of the ports
-            is printed as soon as they are known, else it is there already.
+        unanswered: ports of the job at which peers have said nothing; if there are any, the reading of the ports is
+            printed as soon as they are known; otherwise it is printed already.
     """
     names = NameCheck(order)
     try:
@@ -87,7 +87,7 @@ async def _run(
 
 
 async def _tell_ports(order: NetworkOrder, probes: Sequence[LinkProbe], taken: Sequence[int]) -> None:
-    """Print the reading of the ports as soon as every peer's are known."""
+    """Print the reading of the ports as soon as the ports of every peer are known."""
     await asyncio.gather(*(probe.ports_are_known.wait() for probe in probes))
     silent = {probe.reading.peer: probe.reading.silent_ports for probe in probes if probe.reading.silent_ports}
     better = {}
@@ -177,12 +177,12 @@ async def _reaches(interface: str, address: str, target: str) -> bool:
             async with timeout(_OTHER_INTERFACE_S):
                 await asyncio.get_running_loop().sock_connect(stream, (target, DOCTOR_PORT))
         except (OSError, TimeoutError) as error:
-            return isinstance(error, ConnectionRefusedError)  # the peer is there, its network program is not yet
+            return isinstance(error, ConnectionRefusedError)  # reachable; its network program does not run yet
     return True
 
 
 async def _linger(listener: Listener, met: list[str]) -> None:
-    """Answer until no peer has anything left to ask."""
+    """Answer peers until all of them have finished."""
     with contextlib.suppress(TimeoutError):
         async with timeout(_LINGER_S):
             while not listener.left.issuperset(met):

@@ -1,11 +1,12 @@
-"""The network program of one host: joins its network namespace, tries the job's own ports, measures all the rest.
+"""The network program of one host: joins its network namespace, tries the job's own ports, then makes the other
+measurements.
 
 Run: `python -m clary.agent.health.network_program STARTER`, the pid of what starts it, with a `NetworkOrder` on
 standard input. `network_doctor` starts it beside the preparation of the host. It prints a `PortReading`, then a
-`NetworkReading`; it goes on answering peers after that until they have finished too, and ends with its starter.
+`NetworkReading`; afterwards it answers peers until they have finished too, and it ends with its starter.
 
-The program of a host may wait for the first line, and for nothing else. So what comes before it imports as little as
-can be; and no port but our own is touched after it, because the programs of this and other hosts listen at theirs then.
+The program of a host may wait for the first line only. So the code before it imports as little as possible. After it
+only our own port is touched, because the programs of this and other hosts then listen at the job's ports.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _ORPHANED_EXIT_CODE = 3
 def main() -> int:
     """Read the order, carry it out, print the readings."""
     kernel.die_with_parent(signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):  # it ended before the kernel got the request
+    if os.getppid() != int(sys.argv[1]):  # the starter ended before the kernel got the request
         return _ORPHANED_EXIT_CODE
-    # Some schedulers signal every process of a step; this one ends with its agent.
+    # Some schedulers signal every process of a step; this process ends with its agent.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     order = json.load(sys.stdin)
     try:
         _join(order["network_namespace"], order["user_namespace"])
-    except FileNotFoundError:  # what holds the network has ended since the order was given: no error of this program
+    except FileNotFoundError:  # the holder of the network has ended since the order: no error of this program
         return NETWORK_GONE_EXIT_CODE
     taken = [port for port in order["ports"] if interfaces.is_taken(port)]
     unanswered = unanswered_ports(
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def _measure(order: dict[str, object], taken: list[int], unanswered: dict[str, list[int]]) -> None:
-    # saves 27 ms, asyncio above all, before the first line that this program says
+    # saves 27 ms, mostly of asyncio, before the first line that this program prints
     from clary.agent.health import network_measuring
     from clary.agent.health.readings import NetworkOrder
     from clary.base.plain import from_plain

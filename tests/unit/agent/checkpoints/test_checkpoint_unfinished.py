@@ -96,7 +96,7 @@ def test_a_restore_tells_what_a_set_may_lack_and_the_sets_after_it_do_until_noth
     number = host.writer.last.number
     assert again.restored.warnings == (
         f"checkpoints: set {number} of algo-1 was stored without what had changed in run/database, so that it may lack "
-        "a part of a checkpoint; it is restored all the same",
+        "a part of a checkpoint; it is restored nevertheless",
     )
     assert not again.round(), "there is nothing new"
     again.write("other/model", "1")
@@ -175,7 +175,7 @@ def test_what_says_that_files_are_whole_is_in_the_set_and_a_restore_tells_doubts
     assert found == {"a": ("closed", 0.0), "b": ("rested", 43.2)}
     again = MirroredFolder(host.path.parent, store)
     assert again.restored.warnings == (
-        "checkpoints: of set 1 of algo-1 nothing says that b was whole but 43 s of rest; it is restored all the same",
+        "checkpoints: of set 1 of algo-1 nothing says that b was whole but 43 s of rest; it is restored nevertheless",
     )
     assert not again.round(), "what is known of files makes no new set of them"
 

@@ -108,7 +108,7 @@ def _by_rest(
     if rested_s >= needed_s:
         return Decision(is_whole=True, evidence=Evidence.RESTED, reason=why, rested_s=rested_s)
     if end is ProgramEnd.BROKEN:
-        reason = f"{why}, and the program did not end well"
+        reason = f"{why}, and the program was killed or failed"
         return Decision(is_whole=False, evidence=Evidence.RESTED, reason=reason, is_blocking=True, is_torn=True)
     return Decision(
         is_whole=False,
