@@ -1,8 +1,8 @@
 """Answers agents and programs of hosts: orders, assignments, parts of traces, a status.
 
 Source: contract/agent_protocol.py, which lists the requests of agents; docs/user-guides/trainjob-progress.md of
-kubeflow/trainer for the status that programs say themselves: agents hand out address and token
-(`agent.environments.variables`), transformers, TRL and the Kubeflow SDK post to it.
+kubeflow/trainer for the status that programs report themselves: agents give them the address and a
+token (`agent.environments.variables`); transformers, TRL and the Kubeflow SDK post to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.control.server.edge.internal_http import bearer_token, json_answer, q
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 MAX_WAIT_S = 30.0
-MAX_NUMBERS = 1 << 17  # of metrics in a message; agents send 60,000 at once (agent.metrics.row_store)
+MAX_NUMBERS = 1 << 17  # metrics in a message; agents send 60,000 at once (agent.metrics.row_store)
 _LONG_NUMBER = re.compile(r"[0-9]{1,15}")
 
 
@@ -33,7 +33,7 @@ async def next_order(gateway: AgentGateway, job: TrainingJob, host: str, query: 
         gateway: has the orders.
         job: of the agent, which was authorized.
         host: of the agent.
-        query: `after`, number of the last order that it has, and `wait_s`, at most 30 s are waited; both 0 by default.
+        query: `after`, number of its last order, and `wait_s`, limited to 30 s; both 0 by default.
     """
     try:
         after = int(query.get("after", "0"))
@@ -48,10 +48,10 @@ async def next_assignment(gateway: PoolGateway, pool: str, host: str, request: H
     Raises: WireError 400, 403, 410.
 
     Args:
-        gateway: knows who holds the pool.
+        gateway: knows the job that holds the pool.
         pool: of the agent, which was authorized.
         host: of the agent.
-        request: with its token; query `after`, JOB:ATTEMPT of the attempt that it is done with, and `wait_s`.
+        request: with its token; query `after`, JOB:ATTEMPT of the finished attempt, and `wait_s`.
     """
     query = query_of(request)
     found = await gateway.next_assignment(

@@ -1,7 +1,7 @@
 """Answers boots on other machines: their enrolment, and the agent's bundle.
 
-Where: `route_table`. Everybody on the nodes' network reaches these routes. An enrolment gives one agent's tokens to the
-first boot that proves itself for a number, and 410 to all others; the bundle holds code that is public anyway.
+Where: `route_table`. Any machine on the nodes' network reaches these routes. An enrolment gives one agent's tokens to
+the first boot that proves itself for a number, and 410 to all other boots; the bundle holds only public code.
 Source: contract/enrolment.py.
 """
 
@@ -23,14 +23,14 @@ _NONE = "no host of this service is another machine (setting engine is local)"
 
 
 async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: HttpRequest) -> HttpResponse:
-    """Answer a boot: 200 with the tokens of its host, or 202 while others are missing.
+    """Answer a boot: 200 with the tokens of its host, or 202 while other boots are missing.
 
     Args:
-        engine: of other machines; None where there is none.
+        engine: of other machines; None with engine local.
         tag: of the path.
         index: of the path.
         request: its body is an Enrolment.
-    Raises: WireError 410 for a boot that no pool needs, 400 for an invalid body, 503 while the scheduler is away.
+    Raises: WireError 410 for a boot without a pool, 400 for an invalid body, 503 while the scheduler is unavailable.
     """
     if engine is None:
         raise WireError("AllocationOver", _NONE, http_status=410)
@@ -45,7 +45,7 @@ async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: Htt
     except EngineError as error:
         if not error.retryable:
             raise
-        raise WireError("ServiceUnavailable", error.message, http_status=503) from error  # it asks again
+        raise WireError("ServiceUnavailable", error.message, http_status=503) from error  # the boot asks again
     status = 200 if isinstance(answer, Admission) else 202
     return json_answer(to_plain(answer), status=status)
 
@@ -58,5 +58,5 @@ def bundle(engine: ClusterEngine | None, digest: str) -> HttpResponse:
 
 
 def why_late(engine: ClusterEngine | None) -> str:
-    """Return why the scheduler of other machines has not begun; empty if it has."""
+    """Return the reason why the scheduler of other machines has not started; empty if it has."""
     return engine.scheduler.why_late if engine is not None and isinstance(engine.scheduler, LateStart) else ""

@@ -1,7 +1,7 @@
 """Checks the caller of a route: tokens of agents, programs and scrapers, the owner's token, the console's session.
 
-Where: `clary_handler` asks for each request, by its head and again with its body. The tokens themselves are compared by
-what knows them: an attempt's by its gateway, the owner's by `edge.access`.
+Where: `clary_handler` asks for each request, by its head and again with its body. The part that knows a token compares
+it: a gateway an attempt's, `edge.access` the owner's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from clary.control.server.edge.sessions import Session
 from clary.control.server.routing import Caller, Who
 from clary.control.wire.messages import HttpRequest
 
-OWNER_BODY_BYTES = 256 * 1024  # forms of pages, read on the event loop; a hundredth of it is long
-OPEN, OFF = "open", "off"  # values of the setting `metrics_page`; any other wants the token
+OWNER_BODY_BYTES = 256 * 1024  # forms of pages, read on the event loop; usual ones have less than a hundredth of it
+OPEN, OFF = "open", "off"  # values of the setting `metrics_page`; any other value requires the token
 
 
 class Authorizer:
@@ -33,10 +33,10 @@ class Authorizer:
         pools: tokens of warm pools.
         programs: tokens of hosts' programs.
         access: the owner's token, and sessions.
-        metrics_token: opens the metrics.
+        metrics_token: permits reading the metrics.
         metrics_page: the setting.
-        max_body_bytes: longest body of a caller who is known.
-        boxes: tokens of boxes; None where hosts come from elsewhere.
+        max_body_bytes: longest body of a known caller.
+        boxes: tokens of boxes; None with another engine.
         engine: setting `engine`.
     """
 
@@ -67,11 +67,11 @@ class Authorizer:
         """Return the caller of a request for a route that is open to `who`.
 
         Args:
-            who: may ask, as the route says.
-            request: its head; the body may not have come yet.
-            values: of the path: job, attempt, host, pool and pool_host where the route has them.
-        Raises: WireError 401 or 403 for anybody else; 404 and 410 for an agent or a box that is not there; 409 for a
-            box where hosts come from elsewhere.
+            who: callers that the route permits.
+            request: its head; the body may not have arrived yet.
+            values: of the path: job, attempt, host, pool and pool_host, if the route has them.
+        Raises: WireError 401 or 403 for any other caller; 404 and 410 for an unknown agent or box; 409 for a box if the
+            engine has no boxes.
         """
         match who:
             case Who.AGENT:

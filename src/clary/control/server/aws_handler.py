@@ -1,7 +1,7 @@
 """One AWS request from bytes to bytes: route, verify, parse, validate, dispatch, serialise.
 
-Where: the listener asks `admit` before it reads a body, and hands over everything that is neither S3 nor the service's
-own. `WireError` becomes an answer in the caller's protocol here; what else is raised is the listener's to answer.
+Where: the listener asks `admit` before it reads a body, and passes on every request that is neither S3's nor for the
+service's own pages. `WireError` becomes an answer in the caller's protocol here; the listener answers other errors.
 
 A large body is hashed, parsed and validated in a thread, one at a time, so that other requests are answered meanwhile.
 """
@@ -33,13 +33,13 @@ from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
 
 CALLS_OF_A_JOB = 2  # of one job's key at once: a search in its logs takes a thread of the log store
-# Operations whose answers carry warnings of members that no handler knows, for the job or its trials.
+# Operations whose answers warn of members that no handler knows, for the job or its trials.
 WARNING_OPERATIONS = {
     ("sagemaker", "CreateTrainingJob"),
     ("sagemaker", "UpdateTrainingJob"),
     ("sagemaker", "CreateHyperParameterTuningJob"),
 }
-# Of these each member is decided on: one that is not known is refused where nobody could be warned.
+# Operations with a decision on each member: an unknown one is refused if the answer cannot warn of it.
 DECIDED_OPERATIONS = {("sagemaker", name) for name in TABLES}
 MAX_NAMED = 300  # characters of members that a refusal names
 
@@ -49,8 +49,8 @@ class AwsHandler:
 
     Args:
         services: what handlers may use.
-        verifier: says whose key a request was signed with.
-        find_grants: what a key opens; None for everything.
+        verifier: finds the key that a request was signed with.
+        find_grants: returns a key's grants; None permits everything.
         max_body_bytes: largest body of a request.
     """
 
@@ -76,8 +76,8 @@ class AwsHandler:
             authorization = self._verifier.judge_head(head, protocol=protocol)
         except WireError as error:
             return Refusal(answer=serialize_error(error, protocol=protocol, request_id=str(uuid4()), service=None))
-        # Without a hash of the body the head proves nothing: the name of a key is no secret. Then the address pays, and
-        # the connection gives way like that of a stranger.
+        # Without a hash of the body the head proves nothing: the name of a key is no secret. Then the body counts
+        # against the address, and the connection gives way like a stranger's.
         is_proved = head.header("x-amz-content-sha256") is not None
         client = f"key {authorization.access_key_id}" if is_proved else f"somebody at {head.remote}"
         return Admission(client=client, max_body_bytes=self._max_body_bytes, is_known=is_proved)
@@ -115,7 +115,7 @@ class AwsHandler:
             return serialize(operation, result, request_id=request_id)
         except WireError as error:
             if error.details.get(NOTHING_CHANGED):
-                self._verifier.give_back(request)  # clients that try again at once sign it just the same
+                self._verifier.give_back(request)  # a client that tries again at once sends the same signature
             protocol = operation.protocol if operation is not None else protocol_of(request)
             service = operation.service if operation is not None else None
             return serialize_error(error, protocol=protocol, request_id=request_id, service=service)

@@ -1,6 +1,6 @@
 """Makes backups of the database while the service runs.
 
-Where: `service` starts it as a task; `clary backup make` asks for one at once. Nothing is made for PostgreSQL.
+Where: `service` starts it as a task; `clary backup make` asks for one at once. PostgreSQL gets no backups.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from clary.control.store.backups import Backup, Backups
 from clary.control.store.database_life import DatabaseLife
 from clary.control.store.store import Store
 
-REST_FACTOR = 50  # a backup that takes a second is followed by a rest of this many seconds at least
-FIRST_AFTER_S = 5.0  # a start has better things to do
+REST_FACTOR = 50  # least pause after a backup, as a multiple of its duration
+FIRST_AFTER_S = 5.0  # leaves the start of the service undisturbed
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ class BackupKeeper:
         self._clock = clock
         self._interval_s = interval_s
         self._lock = asyncio.Lock()
-        self.failure = ""  # of the last try, in words
+        self.failure = ""  # reason, if the last try failed
 
     @property
     def backups(self) -> Backups | None:
-        """The copies; None for a database that is no file."""
+        """The stored backups; None for a database that is no file."""
         return self._backups
 
     async def run(self) -> None:

@@ -1,7 +1,6 @@
 """Answers boxes, machines that join, and the owner of boxes.
 
-Where: `route_table` names these functions. A service whose hosts come from elsewhere has no desk for boxes, and says
-so.
+Where: `route_table` names these functions. A service with another engine has no desk for boxes, and answers 409.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ def boot_source(own: Parts, ask: Asked) -> HttpResponse:
 
 
 def authority(own: Parts, ask: Asked) -> dict[str, str]:
-    """Return the certificate of the service's authority, to be compared with a fingerprint."""
+    """Return the certificate of the service's authority; clients compare it with a fingerprint."""
     return {"ca_pem": desk_of(own).boot.ca_pem}
 
 
 def boxes_page(own: Parts, ask: Asked) -> dict[str, Any]:
-    """Return all boxes, and the waits for some."""
+    """Return all boxes, and the jobs that wait for boxes."""
     return desk_of(own).page()
 
 
@@ -50,7 +49,7 @@ async def add_box(own: Parts, ask: Asked) -> Any:
 
 
 async def join(own: Parts, ask: Asked) -> Any:
-    """Add the box that asks by a token for joining. Raises: WireError 400, 403, 409."""
+    """Add a box by its token for joining. Raises: WireError 400, 403, 409."""
     admission = await desk_of(own).join(bearer_token(ask.request), _new_box(ask.body))
     await _tell_engine(own)
     return to_plain(admission)
@@ -77,19 +76,19 @@ async def resume(own: Parts, ask: Asked) -> None:
 
 
 async def remove(own: Parts, ask: Asked) -> None:
-    """Remove a box; `{"force": true}` forgets one that does not answer. Raises: WireError 404."""
+    """Remove a box; `{"force": true}` forgets a box that does not answer. Raises: WireError 404."""
     desk, body = desk_of(own), ask.body
     await desk.remove(ask.values["box"], is_forced=isinstance(body, dict) and body.get("force") is True)
     await _tell_engine(own)
 
 
 def desk_of(own: Parts) -> BoxDesk:
-    """Return the desk for boxes. Raises: WireError 409 where hosts come from elsewhere."""
+    """Return the desk for boxes. Raises: WireError 409 with another engine."""
     return require_desk(own.boxes, own.engine)
 
 
 async def _tell_engine(own: Parts) -> None:
-    """Have jobs that come next judged by the boxes that there are now."""
+    """Have the engine read the boxes anew, so that the next jobs are judged by them."""
     if own.cluster is not None:
         await own.cluster.look_at_kinds()
 

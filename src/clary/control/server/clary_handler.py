@@ -1,6 +1,6 @@
-"""The service's own pages: finds the route of a request, has its caller checked, and turns errors into answers.
+"""The service's own pages: finds the route of a request, checks its caller, and turns errors into answers.
 
-Where: the listener gives it what lies below /clary/v1/, and the metrics. `route_table` has the routes.
+Where: the listener passes requests for paths below /clary/v1/ and for the metrics. `route_table` has the routes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from clary.control.server.routing import Asked, Parts, Reads, Route, Who, match
 from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-# A browser writes every answer 404 into its log as an error, and pages ask for much that is merely not there yet: the
-# console's requests carry the one header, and get the status in the other.
+# A browser logs every answer 404 as an error, and pages often ask for documents that do not exist yet: the console's
+# requests carry the first header, and get the status in the second one.
 QUIET = "X-Clary-Quiet"
 QUIET_STATUS = "X-Clary-Status"
 _JOB_NAME = re.compile(r"[a-zA-Z0-9-]{1,63}")  # CreateTrainingJob, TrainingJobName
@@ -39,7 +39,7 @@ class ClaryHandler:
 
     Args:
         parts: of the service, for the routes' functions.
-        authorizer: checks who asks.
+        authorizer: checks callers.
         guesses: counts wrong tokens.
     """
 
@@ -50,7 +50,7 @@ class ClaryHandler:
         self._large = LargeBodies()
 
     def admit(self, head: HttpRequest) -> Admission | Refusal:
-        """Judge a request by its head: only a token or cookie that opens its route lets more than a few bytes come."""
+        """Judge a request by its head: without a token or cookie for its route, the body may have only a few bytes."""
         try:
             caller = self._enter(head)[1].caller
         except WireError as error:
@@ -78,14 +78,14 @@ class ClaryHandler:
         if route.reads is not None:
             async with self._large.runner(request) as run:
                 message = await run(_read_message, route.reads, request)
-            asked = replace(self._enter(request)[1], message=message)  # its attempt may have ended meanwhile
+            asked = replace(self._enter(request)[1], message=message)  # the attempt may have ended meanwhile
         if route.who is Who.OWNER and "job" in asked.values:
             asked = replace(asked, found_job=await self._find_job(asked.values["job"]))
         document = route.act(self._parts, asked)
         if isinstance(document, Awaitable):
             document = await document
         if route.hides_secrets and asked.caller.session is not None:
-            document = await asyncio.to_thread(hide_secrets, document)  # of a dump of many processes it takes a second
+            document = await asyncio.to_thread(hide_secrets, document)  # a dump of many processes takes a second
         answer = document if isinstance(document, HttpResponse) else _json_answer(document)
         return finite_answer(answer) if route.who is Who.OWNER else answer
 
@@ -119,7 +119,7 @@ def _read_message(reads: Reads, request: HttpRequest) -> Any:
 
 
 def _is_merely_absent(request: HttpRequest, error: WireError) -> bool:
-    """Whether the only fault of a request is that its page or session does not exist."""
+    """Whether an error only says that a page or session does not exist."""
     if request.method == "GET" and request.raw_path == SESSION_PATH:
         return error.http_status == HTTPStatus.UNAUTHORIZED
     return error.http_status == HTTPStatus.NOT_FOUND

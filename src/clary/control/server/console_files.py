@@ -3,8 +3,8 @@
 Where: the listener sends browsers here: GET / and everything below /console. The browser chooses the page by the
 address, so every address that names no file is answered with `index.html`: a deep link works in a new window.
 
-Nothing here is secret, and nothing comes from a job: what a job says reaches pages as JSON. The policy forbids inline
-scripts and styles, and any other host.
+These files are not secret, and contain no text of jobs, which reaches pages as JSON. The policy forbids inline scripts
+and styles, and other hosts.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ SAFETY_HEADERS = [
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    version: tuple[int, int]  # time of its last change, and size
+    version: tuple[int, int]  # of a file: time of its last change, and size
     body: bytes
     etag: str
 
 
 class ConsoleFiles:
-    """Answers for files of one folder."""
+    """Serves the files of one folder."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder.resolve()
         self._files: dict[Path, _File] = {}
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request for `/` or something below /console."""
+        """Answer one request for `/` or a path below /console."""
         if request.method not in ("GET", "HEAD"):
             return _plain(405, "the console's files are only read")
         name = unquote(request.raw_path.removeprefix(PREFIX)).lstrip("/")
@@ -70,14 +70,14 @@ class ConsoleFiles:
         file = self._find(name)
         if file is None:
             return _plain(404, "the console has no such file")
-        # Asked for anew each time and answered with 304, so that pages and modules of one release go together.
+        # Browsers ask each time and get 304, so that pages and modules are always of the same release.
         headers = [("Content-Type", media_type), ("ETag", file.etag), ("Cache-Control", "no-cache"), *SAFETY_HEADERS]
         if file.etag in (request.header("if-none-match") or ""):
             return HttpResponse(304, headers)
         return HttpResponse(200, headers, file.body)
 
     def _find(self, name: str) -> _File | None:
-        """Return a file of the folder; None for a name that leads elsewhere, or nowhere."""
+        """Return a file of the folder; None for a missing file, or a name that leads out of the folder."""
         try:
             path = (self._folder / name).resolve(strict=True)
             if not path.is_relative_to(self._folder) or not path.is_file():

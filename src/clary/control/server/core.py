@@ -1,6 +1,6 @@
-"""The middle floor of the service: jobs, hosts, and everything that looks after both.
+"""The middle layer of the service: jobs, hosts, and the parts that manage both.
 
-Where: `service` builds it over `foundations`; `doors` are opened to it. Building it has no effects.
+Where: `service` builds it over `foundations`; `doors` answers requests with it. Building it has no effects.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from clary.control.settings import Settings
 from clary.control.store.documents.document_folders import take_over
 from clary.control.store.documents.numbered_documents import REQUEST
 
-# Folders of numbered documents, as releases before 0.1 had them, and the name of each one's first document.
 REMOTE_TIMEOUT_S = 15.0
+# Folders of numbered documents in releases before 0.1, and the name of each one's first document.
 _OLD_FOLDERS = {"dumps": REQUEST, "profiles": REQUEST, "rehearsals": RECORD}
 
 
 class Core:
-    """Parts that look after jobs; `load` reads the jobs and finds their hosts.
+    """Parts that manage jobs; `load` reads the jobs and finds their hosts.
 
     Args:
         base: open store, logs and keys.
-        egress: rules on the way out of hosts.
+        egress: rules on hosts' connections to other networks.
         prices: of hosts.
     """
 
@@ -153,7 +153,7 @@ class Core:
             await take_over(folder, self._base.store.documents(kind), first=first, keeps_files=kind != "dumps")
 
     def reconciler(self, isolation: Isolation) -> Reconciler:
-        """Return the reconciler, which moves jobs on; its plans have hosts of this isolation."""
+        """Return the reconciler, which moves jobs through their lives; its plans have hosts of this isolation."""
         base, settings = self._base, self._base.settings
         urls = base.ports.urls(settings)
         site = Site(
@@ -162,7 +162,7 @@ class Core:
             secrets=base.secrets,
             object_store=base.object_store,
             service_url=urls.nodes or urls.api,
-            proxy_url=urls.proxy or None if self.source is None else None,  # nodes have their own way out
+            proxy_url=urls.proxy or None if self.source is None else None,  # nodes do not use the proxy of this machine
             isolation=isolation,
             is_remote=self.source is not None,
             signals_all=self.source is not None and self.source.signals_all,
@@ -191,7 +191,7 @@ def _spot_schedule(settings: Settings) -> SpotSchedule | None:
 
 def _limits(settings: Settings) -> deadlines.Limits:
     host_timeout_s = settings.host_timeout_s
-    if settings.engine != "local":  # over a real network, three heartbeats are soon missed
+    if settings.engine != "local":  # over a real network, a healthy host may miss three heartbeats
         host_timeout_s = max(host_timeout_s, REMOTE_TIMEOUT_S)
     return deadlines.Limits(
         stop_grace_s=settings.stop_grace_s,

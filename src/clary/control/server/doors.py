@@ -1,4 +1,4 @@
-"""The top floor of the service: everything that answers requests, listening.
+"""The top layer of the service: the listening parts that answer requests.
 
 Where: `service` opens the doors once jobs are loaded, and closes them first.
 """
@@ -55,11 +55,11 @@ async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backu
     Args:
         stack: closes them, the last one first.
         base: settings, keys, ports and stores.
-        core: whose jobs are loaded.
-        backups: for the page that makes one.
+        core: its jobs are loaded.
+        backups: for the page that makes a backup.
     """
     settings, ports, services = base.settings, base.ports, core.services
-    default_router()  # reads the service models now and not within the first request
+    default_router()  # read the service models now, not within the first request
     keys = JobKeys(base.secrets, core.hub, settings)
     names = HostNames(_own_names(settings), service_names(settings.region))
     front = S3Front(
@@ -162,14 +162,14 @@ def _own_pages(stack: AsyncExitStack, base: Foundations, core: Core, backups: Ba
 
 
 def _machine_page(base: Foundations, core: Core) -> MachinePage | None:
-    """Return the page of this machine; None where hosts are other machines, of which it says nothing."""
+    """Return the page of this machine; None if hosts are other machines."""
     if core.cluster is not None:
         return None
     return MachinePage(core.engine.capacity().machine, core.admission, core.hub, base.folder.root)
 
 
 def _own_names(settings: Settings) -> list[str]:
-    """Return the names under which this machine is reached; a numeric address needs no name."""
+    """Return the names under which clients reach this machine; a numeric address needs no name."""
     own = [settings.host, nodes_host(settings), socket.gethostname()]
     return [*own, *settings.host_names.split(",")]
 

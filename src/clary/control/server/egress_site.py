@@ -1,6 +1,6 @@
-"""Targets that programs may reach, put together from the service's settings, environment and ports.
+"""Targets that programs may reach, from the service's settings, environment and ports.
 
-Where: `service` makes one policy at start; the proxy, the engine's outlets and the sentences of `describe` share it.
+Where: `service` makes one policy at start; the proxy, the engine's outlets and the notes of `describe` share it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 def egress_policy(
     settings: Settings, folder: StateFolder, environ: Mapping[str, str], *, ports: Ports, object_store: Endpoint
 ) -> EgressPolicy:
-    """Return the policy of this service; blocks while it looks its own servers up.
+    """Return the policy of this service; blocks while it resolves the names of its own servers.
 
     Args:
-        settings: `internet`, `reachable_networks`, and where its servers are.
-        folder: knows the ports of the embedded store.
+        settings: `internet`, `reachable_networks`, and the addresses of its servers.
+        folder: records the ports of the embedded store.
         environ: of the service; names package indexes.
         ports: on which the service listens.
-        object_store: that it uses.
+        object_store: of the service.
     """
     own_ports = {ports.api, ports.tls, ports.proxy} - {None}
     record = None if settings.s3_endpoint_url else StoreRecord.read(folder.root / "run" / "seaweed.json")
@@ -62,5 +62,5 @@ def _places(url: str) -> set[tuple[Address, int]]:
     try:
         return {(plain(text), port) for text in addresses_of(parts.hostname, port)}
     except (OSError, UnicodeError) as error:
-        log.warning("%s can not be found, so that its address is not kept from programs: %s", parts.hostname, error)
+        log.warning("%s can not be found, so programs are not kept from its address: %s", parts.hostname, error)
         return set()

@@ -1,6 +1,6 @@
-"""The lowest floor of the service: its state folder, keys, object store, database and logs, opened in order.
+"""The lowest layer of the service: its state folder, keys, object store, database and logs, opened in order.
 
-Where: `service` opens them first and closes them last.
+Where: `service` opens these first and closes them last.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Foundations:
     journal: ReplayJournal
     ports: Ports
     object_store: Endpoint
-    file_keepers: Sequence[Callable[[], None]]  # of an embedded object store
+    file_keepers: Sequence[Callable[[], None]]  # they keep files of an embedded object store
     life: DatabaseLife
     store: Store
     logs: LogStore
@@ -56,18 +56,18 @@ async def open_foundations(
     """Lock the state folder; open its keys, object store, database and logs.
 
     Args:
-        stack: closes all of it.
+        stack: closes all parts.
         settings: of the service.
-        leave: set when the service is to leave, here if its hold on the database is lost.
-        begins_anew: whether it may begin with a new database where the folder has lived with one.
-        makes_keys: whether it shall begin with new keys where the folder has lived with others.
+        leave: set when the service has to stop, here if the lease of the database is lost.
+        begins_anew: whether it may begin with a new database although the folder had one.
+        makes_keys: whether it makes new keys although the folder had others.
 
     Raises: ClaryError if something could not be opened.
     """
     folder = StateFolder(settings.home_folder)
     folder.create()
     if why := why_full(folder.root):
-        # Nothing could be acknowledged. What runs, the object store too, is better left alone than ended and not begun.
+        # No write would succeed. Running processes, the object store too, are left alone: they could not start again.
         raise StoreError(f"the service does not start: {why}", fault=Fault.INFRASTRUCTURE, retryable=True)
     is_first = not folder.has_secrets
     clock = SystemClock()
@@ -106,11 +106,11 @@ async def open_foundations(
 
 
 def _former_service(folder: StateFolder) -> ServiceRecord | None:
-    """Return the record of the last service about itself; the folder's lock shows that it has ended."""
+    """Return the record that the last service left of itself; the folder's lock shows that it has ended."""
     try:
         return folder.read_service_record()
     except ContractError as error:
-        log.warning("%s; this service takes the ports that are free, and finds what runs by itself", error.message)
+        log.warning("%s; this service uses free ports, and looks for running processes itself", error.message)
         return None
 
 

@@ -1,6 +1,6 @@
-"""Chooses where hosts come from, as setting `engine` says: this machine, a Slurm cluster, or boxes.
+"""Chooses the source of hosts by setting `engine`: this machine, a Slurm cluster, or boxes.
 
-Where: `core` builds the engine by it, before jobs are loaded.
+Where: `core` builds the engine with it, before jobs are loaded.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from clary.control.state_folder import StateFolder
 
 MARK_DIGITS = 8
 SLURM_FOLDER = "slurm"
-MOST_NAMED = 5  # jobs in an error
+MOST_NAMED = 5  # jobs that an error names
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostSource:
-    """An engine of other machines, and the desk of boxes where it has them."""
+    """An engine of other machines, and the desk of boxes if it has boxes."""
 
     engine: ClusterEngine
     boxes: BoxDesk | None
-    signals_all: bool  # whether its SIGTERM goes to every process of a host
+    signals_all: bool  # whether its SIGTERM reaches every process of a host
 
 
 def require_same_engine(folder: StateFolder, engine: str, holders: Sequence[str]) -> None:
-    """Note the engine of this service, unless jobs hold hosts of another: these would be lost, and never taken back.
+    """Record the engine of this service, unless jobs hold hosts of another engine, which would never be released.
 
     Args:
-        folder: where the engine of the last service is noted.
-        engine: of this one.
-        holders: jobs that hold hosts, or have asked for some.
-    Raises: EngineError that names both engines, the jobs and the command that goes on with them.
+        folder: has the engine of the last service.
+        engine: of this service.
+        holders: jobs that hold hosts, or have requested them.
+    Raises: EngineError that names both engines, the jobs and the command that continues them.
     """
     last = folder.read_engine()
     if last != engine and holders:

@@ -1,7 +1,7 @@
 """Keys that sign requests, and their grants: the owner's key, and those of attempts whose hosts still exist.
 
 Where: `service` gives it to the S3 front and to `aws_handler`, which ask the rules of `permissions`. The key of an
-attempt dies with the attempt: another try has another one, a pool that waits for its next job has none.
+attempt ends with the attempt: the next attempt has another key, a pool that waits for its next job has none.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MAX_REMEMBERED = 256
 
 
 class JobKeys:
-    """Knows every key that is good now.
+    """Knows every valid key.
 
     Args:
         secrets: of the service.
         hub: knows which jobs have hosts.
-        settings: `job_api_access`, and names of the service's own.
+        settings: `job_api_access`, and the service's own names.
     """
 
     def __init__(self, secrets: RootSecrets, hub: JobHub, settings: Settings) -> None:
@@ -36,17 +36,17 @@ class JobKeys:
         self._grants: dict[str, tuple[TrainingJob, Grants]] = {}
 
     def find_secret(self, access_key_id: str) -> str | None:
-        """Return the secret of a key; None for one that is not known, or not any more."""
+        """Return the secret of a key; None for an unknown or ended key."""
         if access_key_id == self._secrets.access_key_id:
             return self._secrets.secret_access_key
         return None if self._job_of(access_key_id) is None else self._secrets.job_secret(access_key_id)
 
     def find_grants(self, access_key_id: str) -> Grants | None:
-        """Return the grants of a key, or None for a key that opens everything.
+        """Return the grants of a key, or None for a key that permits everything.
 
         Raises: WireError(AccessDenied) for a key that has ended since its signature was verified.
         """
-        # A temporary key has been verified with its token, and stands for the owner.
+        # A temporary key has been verified with its token, and has the owner's rights.
         if access_key_id == self._secrets.access_key_id or access_key_id.startswith(PREFIX):
             return None
         job = self._job_of(access_key_id)

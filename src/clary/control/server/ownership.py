@@ -1,7 +1,7 @@
-"""One service a state folder, one service a database.
+"""Ensures one service per state folder and per database.
 
-Where: `service` enters both before it reads a job. The folder's lock dies with the process; the database's lease runs
-out by itself, and a service that loses it leaves, since another one moves the jobs now.
+Where: `service` enters both before it reads a job. The folder's lock ends with the process; the database's lease
+expires by itself, and a service that loses it stops, since another service manages the jobs now.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 LEASE_NAME = "service"
 LEASE_TTL_S = 30.0
 LEASE_RENEWAL_S = 10.0
-LEASE_RETRY_S = 1.0  # after a renewal that the database did not take
+LEASE_RETRY_S = 1.0  # after a failed renewal
 
 
 @contextlib.contextmanager
@@ -43,19 +43,19 @@ def sole_owner(folder: StateFolder) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def database_lease(store: Store, folder: StateFolder, leave: asyncio.Event) -> AsyncIterator[None]:
-    """Hold the database's service lease; losing it ends the service, since another one moves the jobs now.
+    """Hold the database's service lease; if it is lost, this service stops, since another one manages the jobs.
 
     Args:
         store: of the database.
         folder: names the owner: the next service of this folder takes the lease over at once.
         leave: set when the lease is lost.
-    Raises: StoreError if another service holds the lease for longer than a killed one's lasts.
+    Raises: StoreError if another service renews the lease, so that it must be alive.
     """
-    # The folder lock keeps a second service out, so whoever comes next from this folder may take the lease over.
+    # The folder's lock keeps a second service out, so the next service of this folder may take the lease over.
     owner = f"{socket.gethostname()}:{folder.root}"
     deadline = asyncio.get_running_loop().time() + LEASE_TTL_S + LEASE_RENEWAL_S
     while (lease := await store.acquire_lease(LEASE_NAME, owner, LEASE_TTL_S)) is None:
-        # The lease of a service that was killed runs out by itself; that of a living one never does.
+        # The lease of a killed service expires by itself; a living service renews it.
         if asyncio.get_running_loop().time() > deadline:
             raise StoreError("another service moves the jobs of this database; stop it, or use another database")
         await asyncio.sleep(1)
@@ -69,10 +69,10 @@ async def database_lease(store: Store, folder: StateFolder, leave: asyncio.Event
 
 
 async def _renew(store: Store, lease: Lease, leave: asyncio.Event) -> None:
-    """Renew until somebody else holds the lease.
+    """Renew until another service holds the lease.
 
-    A database that is away for a while is no loss: nobody else can take the lease meanwhile, and a service that left
-    would stop every running job.
+    An unavailable database does not end this service: no other one can take the lease meanwhile, and its end would
+    stop every running job.
     """
     pause_s = LEASE_RENEWAL_S
     while True:
@@ -81,7 +81,7 @@ async def _renew(store: Store, lease: Lease, leave: asyncio.Event) -> None:
             lease = await store.renew_lease(lease, LEASE_TTL_S)
             pause_s = LEASE_RENEWAL_S
         except StaleLease:
-            log.exception("the lease of the database is lost; leaving")
+            log.exception("the lease of the database is lost; the service stops")
             leave.set()
             return
         except StoreError as error:

@@ -1,1 +1,1 @@
-"""Actions of people on jobs besides the AWS API, one module an action."""
+"""Actions of users on jobs beside the AWS API, one module an action."""

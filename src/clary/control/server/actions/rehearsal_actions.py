@@ -1,8 +1,8 @@
 """Rehearsals over HTTP: the faults available here, striking a job, and the records of its programs.
 
-Where: `clary rehearse` sends these. A job is struck only if it was created as a rehearsal.
+Where: `clary rehearse` sends these requests. Only a job that was created as a rehearsal is struck.
 
-    GET  /clary/v1/rehearsal                 -> kinds of faults that can not be had here; room for disks
+    GET  /clary/v1/rehearsal                 -> kinds of faults that are not available here; room for disks
     GET  /clary/v1/jobs/NAME/request         -> the job's CreateTrainingJob request
     POST /clary/v1/jobs/NAME/strike          {"kind": "kill", "hosts": ["algo-2"]}
                                              {"kind": "kill-rank", "rank": 3}
@@ -10,7 +10,7 @@ Where: `clary rehearse` sends these. A job is struck only if it was created as a
                                              {"kind": "partition", "hosts": ["algo-1", "algo-2"], "between": true}
                                              {"kind": "disk-full", "hosts": ["algo-2"], "is_over": false}
                                              {"kind": "slow", "hosts": ["algo-2"], "rate_mbit_s": 5, "is_over": false}
-    GET  /clary/v1/jobs/NAME/records?attempt=1   -> records of an attempt that is over
+    GET  /clary/v1/jobs/NAME/records?attempt=1   -> records of an ended attempt
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ KINDS = ("kill", "kill-rank", "partition", "slow", "disk-full")
 
 
 class Faults(Protocol):
-    """Faults that an engine can strike the hosts of a rehearsal with; every method raises EngineError on failure."""
+    """Faults that an engine can cause on the hosts of a rehearsal; every method raises EngineError on failure."""
 
     def refusals(self) -> Mapping[str, str]:
-        """Return kind of fault -> why it can not be had here."""
+        """Return kind of fault -> the reason why it is not available here."""
 
     def largest_disk_bytes(self) -> int:
-        """Return how much the disks of all hosts of a rehearsal may hold together."""
+        """Return the most bytes of the disks of all hosts of a rehearsal together."""
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
         """Kill everything on a host at once."""
@@ -50,25 +50,25 @@ class Faults(Protocol):
         Args:
             plan: of the running attempt.
             hosts: names of the hosts.
-            up: whether to connect them; already so is fine.
+            up: whether to connect them; a repeated call does nothing.
         """
 
     async def connect_two(self, plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
-        """Cut the link between two hosts and no other, or connect it again.
+        """Cut only the link between two hosts, or connect it again.
 
         Args:
             plan: of the running attempt.
             hosts: names of the two.
-            up: whether to connect them; already so is fine.
+            up: whether to connect them; a repeated call does nothing.
         """
 
     async def fill_disk(self, plan: LaunchPlan, host: str, *, is_full: bool) -> None:
-        """Leave no room on the disk that a host has to itself, or give it its room again.
+        """Fill a host's own disk, or free it again.
 
         Args:
             plan: of the running attempt.
             host: its name.
-            is_full: whether to leave no room; already so is fine.
+            is_full: whether to fill it; a repeated call does nothing.
         """
 
     async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
@@ -106,8 +106,8 @@ class RehearsalActions:
     async def strike(self, job: TrainingJob, body: Any) -> dict[str, Any]:
         """Strike a job's hosts, or end an earlier fault.
 
-        Raises: WireError for a job that is no rehearsal, that trains nothing now, or has no such host, and for a
-        fault that could not be done.
+        Raises: WireError for a job that is no rehearsal, that does not train now, or has no such host, and for a
+        fault that failed.
         """
         _require_rehearsal(job, "is not struck")
         if not isinstance(body, dict) or body.get("kind") not in KINDS:

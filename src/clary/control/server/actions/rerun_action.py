@@ -1,8 +1,8 @@
-"""The page `rerun` of a job: creates it once more, as `clary rerun` does.
+"""The page `rerun` of a job: creates a job like it, as `clary rerun` does.
 
 Where: the answer to POST jobs/NAME/rerun.
 
-    {"name", "hyperparameters": {}, "environment": {}, "instance_type", "instance_count"}: all may be missing
+    {"name", "hyperparameters": {}, "environment": {}, "instance_type", "instance_count"}: each may be missing
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ async def rerun(services: Services, job: TrainingJob, body: Any) -> dict[str, An
 
     Args:
         services: create the job as the API does, by all its rules.
-        job: to repeat; it may still run. Its tags are taken along.
-        body: changes, as the head of this file says; an empty object changes the name alone.
+        job: to repeat; it may still run. The new job gets its tags.
+        body: changes, as the head of this file says; an empty object changes only the name.
     """
     wanted = _checked(body)
     name = wanted.get("name") or next_name(job.name, services.clock.now())
@@ -56,7 +56,7 @@ async def rerun(services: Services, job: TrainingJob, body: Any) -> dict[str, An
 
 def _checked(body: Any) -> Mapping[str, Any]:
     if not isinstance(body, Mapping) or not set(body) <= set(MEMBERS):
-        raise WireError("ValidationException", f"expected an object with {', '.join(MEMBERS)}, all of which may miss")
+        raise WireError("ValidationException", f"expected an object with any of {', '.join(MEMBERS)}")
     for member in ("hyperparameters", "environment"):
         pairs = body.get(member)
         if pairs is not None and not _is_texts(pairs):

@@ -1,9 +1,9 @@
-"""Spot capacity over HTTP: look at it, set it, take it from under a job, as a cloud would.
+"""Spot capacity over HTTP: show it, set it, and reclaim that of a job, as a cloud would.
 
-Where: `clary spot` sends these.
+Where: `clary spot` sends these requests.
 
-    GET  /clary/v1/spot                 -> capacity and who holds it
-    POST /clary/v1/spot {"capacity": 3} -> so many hosts from now on; null: by the schedule again
+    GET  /clary/v1/spot                 -> capacity and the jobs that hold it
+    POST /clary/v1/spot {"capacity": 3} -> this number of hosts from now on; null: by the schedule again
     POST /clary/v1/jobs/NAME/reclaim    -> the job's attempt ends
 """
 
@@ -45,12 +45,12 @@ def _capacity_of(body: Any) -> int | None:
 
 
 async def reclaim(services: Services, job: TrainingJob, body: Any) -> dict[str, Any]:
-    """End the job's attempt; it goes on with other capacity.
+    """End the job's attempt; the job continues on other capacity.
 
     Args:
-        body: `host`, whose capacity goes (default: the first), and `grace_s` (default: setting `stop_grace_s`).
+        body: `host`, whose capacity is reclaimed (default: the first), and `grace_s` (default: setting `stop_grace_s`).
 
-    Raises: WireError 400 for a job that is not on spot capacity, that has no hosts, or that ends already.
+    Raises: WireError 400 for a job that is not on spot capacity, that has no hosts, or that is already ending.
     """
     if not isinstance(body, dict):
         raise WireError("ValidationException", f"expected a JSON object with host and grace_s, got {str(body)[:80]!r}")
@@ -71,5 +71,5 @@ async def reclaim(services: Services, job: TrainingJob, body: Any) -> dict[str, 
     reason = f"The spot capacity of {host} was reclaimed"
     changed = await services.hub.apply(job.name, events.Reclaimed(reason=reason, grace_s=float(grace_s)))
     if changed.ending is None:
-        raise WireError("ValidationException", f"{job.name} ends already; it is {changed.secondary_status.value}")
+        raise WireError("ValidationException", f"{job.name} is already ending; it is {changed.secondary_status.value}")
     return {"name": job.name, "attempt": changed.attempt, "reason": changed.ending.reason}

@@ -1,7 +1,7 @@
 """Accepts connections and keeps track of each, so that closing ends all of them.
 
-Where: under `connect_proxy`. `asyncio.Server` forgets a connection whose acceptance is under way while it closes: its
-transport is made some turns of the loop later and nobody closes it.
+Where: under `connect_proxy`. When `asyncio.Server` closes, it forgets a connection that it is still accepting: the
+transport is made some turns of the loop later and is never closed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 100
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_OUT_OF_RESOURCES_PAUSE_S = 1.0  # the connection stays in the backlog, so that trying at once would spin
+_OUT_OF_RESOURCES_PAUSE_S = 1.0  # the connection stays in the backlog: trying again at once would spin
 
 
 class Acceptor:
     """Listens on an address and serves each connection in a task of its own.
 
     Args:
-        serve: is given both ends of a connection, and closes the writer.
+        serve: gets both ends of a connection, and closes the writer.
         limit: bytes that a reader keeps at most.
     """
 
@@ -37,7 +37,7 @@ class Acceptor:
 
     @property
     def num_connections(self) -> int:
-        """How many are served."""
+        """Number of open connections."""
         return len(self._tasks)
 
     def start(self, host: str, port: int = 0) -> int:
@@ -75,7 +75,7 @@ class Acceptor:
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._listener)
                 loop.call_later(_OUT_OF_RESOURCES_PAUSE_S, self._watch)
-            return  # else the client has gone
+            return  # otherwise the client has closed the connection
         task = asyncio.create_task(self._run(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,10 +1,10 @@
 """Identification of people: by token from the command line, or by the console's cookie from a browser.
 
-Where: `authorization` asks for each request of a route that is the owner's. Every page is open to both, and knows
-nothing of cookies.
+Where: `authorization` asks for each request of a route that is the owner's. Token and cookie open the same pages;
+pages do not handle cookies.
 
-Browsers send cookies along whoever caused a request. A change, which is anything but GET and HEAD, therefore needs two
-things that a page of another origin can not have: the session's CSRF value in a header, and our own origin.
+Browsers send cookies with requests that any site has caused. A change (any method but GET and HEAD) therefore needs two
+proofs that a page of another origin can not give: the session's CSRF value in a header, and the service's own origin.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Access:
     """Checks cookies of sessions, their CSRF values, and the admin token.
 
     Args:
-        sessions: knows which are valid.
-        admin_token: opens all that a session opens.
+        sessions: knows the valid ones.
+        admin_token: permits all that a session permits.
     """
 
     def __init__(self, sessions: Sessions, *, admin_token: str) -> None:
@@ -35,12 +35,12 @@ class Access:
         self._admin_token = admin_token
 
     def session_of(self, request: HttpRequest) -> Session | None:
-        """Return the session that a request belongs to; None for one without a valid cookie.
+        """Return the session that a request belongs to; None without a valid cookie.
 
         Raises: WireError 403 for a change that comes from a page of another origin.
         """
         if request.header("authorization") is not None:
-            # a page of another origin cannot send this header without a preflight; whoever reads it decides
+            # a page of another origin cannot send this header without a preflight; `require_token` checks it
             return None
         cookie = cookie_of(request, self._sessions.cookie_name(is_secure=request.is_secure))
         if request.method not in _SAFE_METHODS:
@@ -48,9 +48,9 @@ class Access:
         return None if cookie is None else self._sessions.read(cookie)
 
     def let_in(self, request: HttpRequest) -> Session | None:
-        """Return the session of the owner's request; None for one by token.
+        """Return the session of the owner's request; None for a request with a token.
 
-        Raises: WireError 401 for somebody who is not signed in; 403 for a wrong token, and for a change without its
+        Raises: WireError 401 for a client that is not signed in; 403 for a wrong token, and for a change without its
             CSRF value or of another origin.
         """
         if request.header("authorization") is not None:
@@ -89,7 +89,7 @@ def _require_own_origin(request: HttpRequest, *, must_say: bool) -> None:
 
 
 def _host_of(origin: str) -> str | None:
-    """Return host and port of an origin; None for `null` and anything else that names no host."""
+    """Return host and port of an origin; None for `null` and other texts without a host."""
     try:
         return urlsplit(origin).netloc or None
     except ValueError:

@@ -69,10 +69,10 @@ def error_answer(request: ListenerRequest, status: int, code: str, message: str)
     """Return an error that has this status, code and message.
 
     Args:
-        request: whose id the answer bears; the connection closes if its body has not come whole.
+        request: gives the answer's id; the connection closes if its body is incomplete.
         status: HTTP status.
-        code: name of the error, as AWS's services have it.
-        message: for people.
+        code: name of the error, as in AWS's services.
+        message: for users.
     """
     response = web.Response(
         status=status,
@@ -86,4 +86,4 @@ def error_answer(request: ListenerRequest, status: int, code: str, message: str)
 
 def _close_after_rest(request: ListenerRequest, response: web.Response) -> None:
     if request.body_exists and not request.content.at_eof():
-        response.force_close()  # the rest of the body would be taken for the next request
+        response.force_close()  # the library would parse the rest of the body as the next request

@@ -16,10 +16,10 @@ async def read_body(request: web.BaseRequest, *, max_bytes: int, ticket: BodyTic
     """Return the whole body, after telling a waiting client to send it.
 
     Args:
-        max_bytes: longer ones are refused as soon as that is known.
-        ticket: accounts for what is held.
+        max_bytes: a longer body is refused as soon as its length is known.
+        ticket: counts the held bytes.
         timeout_s: seconds for the whole body.
-    Raises: WireError 413, 408, or 503 where the budget of bodies is used up.
+    Raises: WireError 413, 408, or 503 if the budget of bodies is used up.
     """
     if not request.body_exists:
         return b""
@@ -27,7 +27,7 @@ async def read_body(request: web.BaseRequest, *, max_bytes: int, ticket: BodyTic
         raise too_large(max_bytes)
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # What was written is no part of the answer, whose headers must still go out first.
+        # These bytes are no part of the answer: its headers must still be sent first.
         request.writer.output_size = 0
     pieces: list[bytes] = []
     num_bytes = 0

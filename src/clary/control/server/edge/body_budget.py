@@ -1,9 +1,9 @@
-"""How many bytes of bodies the service holds at once, of one client and in all.
+"""Bounds the bytes of bodies that the service holds at once, of one client and in all.
 
-Where: `bodies` takes bytes as they come and gives them back when the request is answered. Pure.
+Where: `bodies` takes bytes as they arrive and gives them back when the request is answered. Pure.
 
 The first bytes of each body are free: the number of connections bounds them. So an ordinary request passes while
-somebody uses up the budget with large ones.
+another client uses up the budget with large ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class BodyBudget:
     """Counts bytes by client.
 
     Args:
-        total_bytes: of all clients together; one has half of it at most.
+        total_bytes: of all clients together; one client gets at most half.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -29,7 +29,7 @@ class BodyBudget:
 
     @property
     def num_held_bytes(self) -> int:
-        """Bytes that are held beyond the free ones."""
+        """Held bytes beyond the free ones."""
         return self._num_held
 
     def take(self, client: str, num_bytes: int) -> str:
@@ -44,7 +44,7 @@ class BodyBudget:
         return ""
 
     def give_back(self, client: str, num_bytes: int) -> None:
-        """Take bytes off a client's account."""
+        """Subtract bytes from a client's account."""
         self._held[client] -= num_bytes
         self._num_held -= num_bytes
         if not self._held[client]:
@@ -69,7 +69,7 @@ class BodyTicket:
             self._num_taken = 0
 
     def grow(self, num_bytes: int) -> str:
-        """Account for bytes that have come; return why they can not be held, or an empty text."""
+        """Account for arrived bytes; return the reason why they can not be held, or an empty text."""
         self._num_read += num_bytes
         wanted = max(0, self._num_read - FREE_BYTES) - self._num_taken
         reason = self._budget.take(self._client, wanted) if wanted > 0 else ""

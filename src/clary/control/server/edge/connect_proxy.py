@@ -1,21 +1,21 @@
-"""A proxy for clients that insist on AWS's own addresses, and for programs that want the internet or the owner's LAN.
+"""A proxy for clients that insist on AWS's own addresses, and for programs that use the internet or the owner's LAN.
 
 Where: `clary env --tls` sets HTTPS_PROXY to it, so that https://sts.<region>.amazonaws.com ends at the service's TLS
-port and no other shell or file of the user is touched; programs inside hosts, which have no route of their own, get it
-through their relay. It answers CONNECT, and requests with a URL of http://:
+port without a change to other shells or files of the user; programs inside hosts, which have no route of their own,
+reach it through their relay. It answers CONNECT, and requests with a URL of http://:
 
     names that the certificate covers -> the TLS port
-    every other name of AWS           -> refused: nothing meant for AWS leaves the machine
-    everything else                   -> what `egress.policy` allows a client on this machine: the internet at port 443
-                                         and what setting `reachable_networks` names
+    every other name of AWS           -> refused: no request for AWS leaves the machine
+    everything else                   -> targets that `egress.policy` allows a client on this machine: port 443 of the
+                                         internet, and setting `reachable_networks`
 
-[Note: a refusal looks at nothing] A name is looked up once, every address that it has is judged before anything is
-connected, and the connection goes to a judged address. What is refused is refused before anybody has looked whether
-something listens there, so that neither the words nor the time of the answer tell.
+[Note: a refusal looks at nothing] A name is looked up once, all its addresses are judged before any is
+connected, and the connection uses a judged address. The proxy refuses a target without testing whether a server
+listens there, so that neither the text nor the time of the answer reveals it.
 
-[Note: clients prove nothing] A client of a proxy shows no key. So another user of the machine could hold every place
-for as long as a tunnel may rest. Connections of the service's own user, which relays of jobs are as well, and of root
-keep their places; those of others have what is left and give way, the longest first.
+[Note: clients prove nothing] A client of a proxy shows no key. So another user of the machine could occupy every
+place as long as a tunnel may idle. Connections of root and of the service's own user, relays of jobs included, keep
+their places; connections of other users get the remaining places and give way, the oldest first.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from clary.control.server.edge.connection_table import OWN_ADDRESSES, Connection
 
 log = logging.getLogger(__name__)
 
-HEAD_TIMEOUT_S = 10.0  # for a client to say what it wants
-CONNECT_TIMEOUT_S = 10.0  # for the name and all of its addresses together
-IDLE_TIMEOUT_S = 900.0  # without a byte either way; longer than any upload of results pauses
+HEAD_TIMEOUT_S = 10.0  # for a client's whole request head
+CONNECT_TIMEOUT_S = 10.0  # for the name and all its addresses together
+IDLE_TIMEOUT_S = 900.0  # without a byte in either direction; longer than any pause in an upload of results
 MAX_HEAD_BYTES = 16 * 1024
-MAX_CONNECTIONS = 512  # at once, tunnels and heads together; each takes two descriptors
-# Of every partition; botocore, endpoints.json, dnsSuffix.
+MAX_CONNECTIONS = 512  # at once, in tunnels or before; each takes two descriptors
+# Of every partition; source: botocore, endpoints.json, dnsSuffix.
 AWS_DOMAINS = (
     "amazonaws.com",
     "amazonaws.com.cn",
@@ -60,10 +60,10 @@ class ConnectProxy:
 
     Args:
         host: address to listen on.
-        tls_port: of the service, on the same address; 0 where it has none.
+        tls_port: of the service, on the same address; 0 without TLS.
         own_names: names of AWS that lead to the TLS port; `*.` in front stands for one label, as in a certificate.
-        has_internet: whether names outside AWS are connected, where there is no `policy`.
-        policy: says what is; None connects to the internet or to nothing, as `has_internet` says.
+        has_internet: whether names outside AWS are connected if `policy` is None.
+        policy: the allowed targets; None allows the internet, or nothing, by `has_internet`.
         is_own: whether an address is this machine's; None asks the kernel.
     """
 
@@ -84,13 +84,13 @@ class ConnectProxy:
         self._policy = replace(policy, own_ports=policy.own_ports | {tls_port})
         self._is_own = is_own or own_addresses.is_own
         self._resolver = Resolver()
-        # A job has a quarter of all places at most, and jobs never take those of the owner's own clients.
+        # A job gets at most a quarter of all places, and jobs never take the places of the owner's clients.
         self._table: ConnectionTable[asyncio.StreamWriter] = ConnectionTable(MAX_CONNECTIONS)
         self._acceptor = Acceptor(self._serve_logged, limit=MAX_HEAD_BYTES)
 
     @property
     def num_connections(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return self._acceptor.num_connections
 
     async def start(self, port: int = 0) -> int:
@@ -114,7 +114,7 @@ class ConnectProxy:
         address = counted_address(writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
         arrival = self._table.arrive(writer, address)
         if arrival.evicted is not None:
-            log.debug("proxy: %s: one of nobody who is known was closed", arrival.reason)
+            log.debug("proxy: %s: a connection of an unknown client was closed", arrival.reason)
             arrival.evicted.transport.abort()
         try:
             if arrival.is_accepted:
@@ -123,7 +123,7 @@ class ConnectProxy:
                 await _answer(writer, "503 Service Unavailable", f"{arrival.reason}; close some, or try again")
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             log.debug("proxy: connection ended: %s", error)
-            writer.transport.abort()  # what was cut must not look complete
+            writer.transport.abort()  # a cut stream must not look complete
         finally:
             self._table.leave(writer)
             await close(writer)
@@ -169,7 +169,7 @@ class ConnectProxy:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     decision = await self._decide(asked, writer)
-            except (OSError, TimeoutError, UnicodeError) as error:  # a name like "a..b" has no encoding for DNS
+            except (OSError, TimeoutError, UnicodeError) as error:  # DNS cannot encode a name like "a..b"
                 await _answer(writer, "502 Bad Gateway", f"{asked.place} can not be found: {error or 'no answer'}")
                 return None
         if not decision.is_allowed:
@@ -202,7 +202,7 @@ class ConnectProxy:
 
 
 async def _open(addresses: Sequence[str], port: int, *, source: str = "") -> Ends:
-    """Connect to the first address that answers, from `source` if it is given; raises the last one's OSError."""
+    """Connect to the first address that answers, from `source` if it is given; raises the OSError of the last one."""
     local = (source, 0) if source else None
     for address in addresses[:-1]:
         try:
@@ -219,22 +219,23 @@ def _peer_text(writer: asyncio.StreamWriter) -> str:
 
 
 def _job_address(writer: asyncio.StreamWriter) -> str:
-    """Return the loopback address that a client has as a job's, empty for all others.
+    """Return a job's loopback address if the client has one, else an empty text.
 
-    The service counts by addresses: a job that comes to it through here would pass for the owner.
+    The service counts connections by address: a job's connection from the proxy's own address would count as the
+    owner's.
     """
     peer = _peer_text(writer)
     return peer if peer.startswith("127.") and peer not in OWN_ADDRESSES else ""
 
 
 def _is_from_here(writer: asyncio.StreamWriter) -> bool:
-    """Whether the client is on this machine: then both ends of the connection have one address, or it is loopback."""
+    """Whether the client is on this machine: both ends of the connection have the same address, or a loopback one."""
     peer = _address(writer, "peername")
     return peer.is_loopback or peer == _address(writer, "sockname")
 
 
 def _address(writer: asyncio.StreamWriter, end: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address of one end of a connection; one of IPv4 inside one of IPv6 is taken out."""
+    """Return the address of one end of a connection; an IPv4 address within an IPv6 one is unwrapped."""
     address = ipaddress.ip_address(writer.get_extra_info(end)[0].partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 

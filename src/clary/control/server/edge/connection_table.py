@@ -1,12 +1,12 @@
-"""Which connections may be open at once, and which one gives way to a new one.
+"""Decides which connections may be open at once, and which one gives way to a new one.
 
-Where: `connections` asks when a connection arrives and closes what this names. Pure: keys stand for connections.
+Where: `connections` asks when a connection arrives and closes the chosen one. Pure: keys stand for connections.
 
-This machine's own address has half of all places; other addresses, those of jobs among them, share the other half, and
-one of them has half of that at most. So no stranger and no job takes the owner's places. A connection gives way while
-it serves nobody who is known: it is idle, its request is not complete, or its answer is refused and lies unread. Of
-those the one goes that has been so the longest. A client that sends its request a byte at a time is closed for the next
-client, and keeps no client out.
+This machine's own address has half of all places; other addresses, those of jobs among them, share the other half, of
+which one address gets at most half. So strangers and jobs cannot take the owner's places. A connection may give way
+while it serves no known client: it is idle, its request is incomplete, or its client has not read a refusal. The one
+that has been in this state the longest gives way. A client that sends its request a byte at a time is closed for the
+next client, so it keeps no client out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 _LOOPBACK = "127.0.0.1"
-OWN_ADDRESSES = frozenset({_LOOPBACK, "::1"})  # jobs come from other addresses of the loopback network
+OWN_ADDRESSES = frozenset({_LOOPBACK, "::1"})  # jobs use other addresses of the loopback network
 
 Key = TypeVar("Key")
 
@@ -24,11 +24,11 @@ Key = TypeVar("Key")
 def counted_address(peer: object, end: object) -> str:
     """Return the address under which a client is counted, or an empty text if it has no address.
 
-    A client on this machine that comes to another address of it than loopback, such as setting `host`, has that address
-    on both ends: it is the owner's as one on loopback is.
+    A client on this machine may connect to another of its addresses than loopback, such as setting `host`. Then both
+    ends have that address, and the connection counts as one on loopback.
 
     Args:
-        peer: the client's end of the connection, as the socket names it.
+        peer: address of the client's end, as the socket returns it.
         end: the service's end.
     """
     if not isinstance(peer, tuple):
@@ -42,8 +42,8 @@ class Arrival(Generic[Key]):
     """Decision on a new connection."""
 
     is_accepted: bool
-    evicted: Key | None = None  # to be closed; the table has forgotten it
-    reason: str = ""  # why it is not accepted, or what was closed for it
+    evicted: Key | None = None  # to be closed; no longer in the table
+    reason: str = ""  # why it is refused, or why another one was closed
 
 
 class ConnectionTable(Generic[Key]):
@@ -60,13 +60,13 @@ class ConnectionTable(Generic[Key]):
         self._peers: dict[Key, str] = {}
         self._counts: Counter[str] = Counter()
         self._num_others = 0
-        self._yielding: dict[str, OrderedDict[Key, None]] = {}  # by address, the longest first
+        self._yielding: dict[str, OrderedDict[Key, None]] = {}  # address -> connections, the oldest first
 
     def __len__(self) -> int:
         return len(self._peers)
 
     def arrive(self, key: Key, peer: str) -> Arrival[Key]:
-        """Take a connection from an address in, if there is a place or one that gives way."""
+        """Accept a connection from an address if there is a free place or a connection that gives way."""
         evicted, reason = None, ""
         limit = self._most_own if peer in OWN_ADDRESSES else self._most_of_one
         if self._counts[peer] >= limit:
@@ -86,7 +86,7 @@ class ConnectionTable(Generic[Key]):
         return Arrival(is_accepted=True, evicted=evicted, reason=reason)
 
     def settle(self, key: Key) -> None:
-        """Record that a connection serves a known client: it is not closed for another one."""
+        """Record that a connection serves a known client, so that it does not give way."""
         peer = self._peers.get(key)
         if peer is not None and peer in self._yielding:
             self._yielding[peer].pop(key, None)
@@ -102,7 +102,7 @@ class ConnectionTable(Generic[Key]):
             waiting.move_to_end(key)
 
     def leave(self, key: Key) -> None:
-        """Forget a connection; one that is not known is no error."""
+        """Forget a connection; an unknown one is no error."""
         self.settle(key)
         peer = self._peers.pop(key, None)
         if peer is None:

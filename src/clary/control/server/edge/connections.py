@@ -1,8 +1,8 @@
-"""Connections with bounds: how many, how long a head may take, how long it may be, how long an answer may lie unread.
+"""Connections with bounds: on their number, on the time and length of a head, on the time until an answer is read.
 
 Where: the listener serves with `GuardedServer`. The HTTP library bounds a single header and their number; it has no
-deadline for a head and no bound on its length as a whole. `connection_table` decides who is taken in.
-Times are the event loop's, which no step of the clock moves.
+deadline for a head and no bound on its length as a whole. `connection_table` decides which connections are accepted.
+Times are the event loop's, which setting the clock does not change.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from aiohttp import web
 
 from clary.control.server.edge.connection_table import ConnectionTable, counted_address
 
-HEAD_DEADLINE_S = 10.0  # from the first byte of a request to the end of its headers; and for the first byte of all
+HEAD_DEADLINE_S = 10.0  # from a request's first byte to the end of its headers; and for a connection's first byte
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
-ANSWER_DEADLINE_S = 60.0  # for a client to take a whole answer that is not streamed
-MAX_REST_BYTES = 16 * 1024 * 1024  # of a refused body that are thrown away, so that its client reads the answer
+ANSWER_DEADLINE_S = 60.0  # for a client to read a whole answer that is not streamed
+MAX_REST_BYTES = 16 * 1024 * 1024  # of a refused body; they are discarded so that its client reads the answer
 TLS_HANDSHAKE_S = 5.0
-LOG_EVERY_S = 10.0  # between two words on connections that were not taken in
-FILES_PER_CONNECTION = 2  # a stream of S3 has another one to the store
+LOG_EVERY_S = 10.0  # between two log lines on refused connections
+FILES_PER_CONNECTION = 2  # a stream of S3 has another connection to the store
 OTHER_FILES = 256  # logs, the database, agents
 LEAST_CONNECTIONS = 16
 
@@ -42,11 +42,11 @@ class GuardedServer(web.Server):
         return GuardedConnection(self, loop=self._loop, **self._kwargs)
 
     def tell(self, text: str) -> None:
-        """Log that a connection was closed or refused, now and then."""
+        """Log that a connection was closed or refused, at most once in `LOG_EVERY_S`."""
         now_s = self._loop.time()
         if now_s >= self._next_word_s:
             self._next_word_s = now_s + LOG_EVERY_S
-            _log.warning("%s (of such lines one in %g s is logged)", text, LOG_EVERY_S)
+            _log.warning("%s (one such line in %g s is logged)", text, LOG_EVERY_S)
 
 
 class GuardedConnection(web.RequestHandler):
@@ -59,11 +59,11 @@ class GuardedConnection(web.RequestHandler):
         self._guarded_by = server
         self._is_answering = False  # from the end of a head to the end of its answer
         self._head_bytes = 0
-        self._rest_bytes: int | None = None  # thrown away since an answer; None while there is no such rest
+        self._rest_bytes: int | None = None  # discarded since an answer; None if no body is being discarded
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, or refuse it with 503."""
+        """Accept the connection, or refuse it with 503."""
         address = counted_address(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
         arrival = self._guarded_by.table.arrive(self, address)
         if arrival.reason:
@@ -73,7 +73,7 @@ class GuardedConnection(web.RequestHandler):
         if arrival.evicted is not None:
             arrival.evicted.abort()
         if not arrival.is_accepted:
-            self._force_close = True  # what comes is not read
+            self._force_close = True  # the request is not read
             writing = cast("asyncio.Transport", transport)
             writing.write(
                 _answer("503 Service Unavailable", "too many connections; try again later", "Retry-After: 1\r\n")
@@ -110,9 +110,9 @@ class GuardedConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; one that is whole has a deadline, and while it lies unread the connection may give way.
+        """Send an answer; a whole answer has a deadline, and until it is read the connection may give way.
 
-        An answer that comes before its request's body has come is the connection's last.
+        An answer before the end of its request's body is the connection's last.
 
         Args: as `aiohttp.web.RequestHandler.finish_response`.
         """
@@ -129,15 +129,15 @@ class GuardedConnection(web.RequestHandler):
             return resp, True
         finally:
             self._guarded_by.table.unsettle(self)
-            # The rest of a body that is thrown away is no head.
+            # The discarded rest of a body is no head.
             has_rest = not request.content.is_eof()
             self._is_answering = bool(self._messages) or has_rest
             self._rest_bytes = 0 if has_rest else None
 
     def _throw_away(self, data: bytes) -> None:
-        """Drop a piece of a body behind its answer, unparsed; the library closes the connection after lingering_time.
+        """Discard a piece of a body after its answer, unparsed; the library closes the connection after lingering_time.
 
-        Its parser would keep what it is given while its reader rests, and would read on where we have stopped.
+        The library's parser would keep the bytes in memory, and would resume reading that was paused here.
         """
         assert self._rest_bytes is not None
         self._rest_bytes += len(data)
@@ -145,14 +145,14 @@ class GuardedConnection(web.RequestHandler):
             self.transport.pause_reading()
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Log an error; on a closed connection only as debug: strangers can make any number of such errors."""
+        """Log an error; on a closed connection only as debug: strangers can cause any number of such errors."""
         if self.transport is None:
             self.logger.debug(*args, **options)
         else:
             super().log_exception(*args, **options)
 
     def settle(self) -> None:
-        """Record that the present request is that of a known client: the connection is not closed for another one."""
+        """Record that the present request is a known client's, so that the connection does not give way."""
         self._guarded_by.table.settle(self)
 
     def unsettle(self) -> None:
@@ -181,7 +181,7 @@ class GuardedConnection(web.RequestHandler):
         if self._head_bytes:
             self._refuse("408 Request Timeout", f"a request's head arrives within {HEAD_DEADLINE_S:g} s")
         else:
-            self.abort()  # it never said a word
+            self.abort()  # the client sent no byte
 
     def _refuse(self, status: str, text: str) -> None:
         self._end_waiting()
@@ -197,7 +197,7 @@ def _answer(status: str, text: str, headers: str = "") -> bytes:
 
 
 def allowed_connections(wanted: int) -> int:
-    """Return how many connections this process can serve; raises its limit of open files as far as it may."""
+    """Return the number of connections that this process can serve; raises its limit of open files if necessary."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted * FILES_PER_CONNECTION + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -209,7 +209,7 @@ def allowed_connections(wanted: int) -> int:
 
 
 class HandshakeSite(web.SockSite):
-    """A site whose clients have a few seconds for the handshake of TLS; until its end no connection is counted."""
+    """A site with a deadline of a few seconds for the TLS handshake; connections are counted after it."""
 
     async def start(self) -> None:
         """Listen."""

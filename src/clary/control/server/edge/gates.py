@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-STRANGER_BODY_BYTES = 8 * 1024  # of a request whose head names no client
+STRANGER_BODY_BYTES = 8 * 1024  # of a request whose head names no known client
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """The body may come."""
+    """The body is read."""
 
-    client: str  # the client whose share of the budget of bodies it uses
+    client: str  # client whose share of the body budget it uses
     max_body_bytes: int
-    is_known: bool  # whether the head names a client; else the connection gives way to others
+    is_known: bool  # whether the head names a known client; else the connection may give way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class Refusal:
     delay_s: float = 0.0  # before it is sent
 
 
-Gate = Callable[[HttpRequest], Admission | Refusal]  # is given a request without its body
+Gate = Callable[[HttpRequest], Admission | Refusal]  # gets a request without its body
 
 
 def admit_strangers(head: HttpRequest) -> Admission:
-    """Admit every client, with a body so small that it costs nothing; for pages that everybody may ask for."""
+    """Admit every client, with a small body; for pages that every client may read."""
     return Admission(client=f"a reader at {head.remote}", max_body_bytes=STRANGER_BODY_BYTES, is_known=False)

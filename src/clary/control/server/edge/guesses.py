@@ -1,8 +1,8 @@
-"""How wrong tokens are answered: guessing becomes slow, and a right token always passes.
+"""Slows down guessing: answers to wrong tokens are delayed, and a right token always passes.
 
-Where: `sign_in` and `clary_handler` come here only with tokens that were found wrong. Pure but for the clock.
-An address that has sent many wrong tokens gets each further refusal later and later. It is never asked whether it may
-try: somebody else may guess from the same address, and the owner's token must still be accepted.
+Where: `sign_in` and `clary_handler` call this only for wrong tokens. Pure but for the clock.
+An address that has sent many wrong tokens gets each further refusal later. Its next tokens are still checked: a job may
+guess from the same address as the owner, whose token must still be accepted.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from clary.base.clock import Clock
 from clary.base.errors import WireError
 
-MAX_WRONG = 10  # of one address within WRONG_S that are answered at once
+MAX_WRONG = 10  # wrong tokens of one address within WRONG_S that are answered at once
 WRONG_S = 60.0
-MAX_ADDRESSES = 1000  # that are remembered; the one longest unheard of goes
+MAX_ADDRESSES = 1000  # remembered ones; the one with the oldest last wrong token is dropped first
 FIRST_DELAY_S = 0.05
 MAX_DELAY_S = 1.0
 
 
 @dataclass(frozen=True)
 class WrongGuess:
-    """How one wrong token is answered."""
+    """The answer to one wrong token."""
 
     delay_s: float  # before the answer
-    retry_after_s: float  # 0: an ordinary refusal; else the answer is 429 and says this
+    retry_after_s: float  # 0: an ordinary refusal; else the answer is 429 with this value
 
 
 class GuessLimiter:
@@ -38,7 +38,7 @@ class GuessLimiter:
         self._excess: dict[str, int] = {}
 
     def note_wrong(self, address: str) -> WrongGuess:
-        """Count a wrong token and say how it is answered."""
+        """Count a wrong token and return how to answer it."""
         now_s = self._clock.monotonic()
         moments = self._wrong.setdefault(address, deque(maxlen=MAX_WRONG))
         self._wrong.move_to_end(address)
@@ -57,6 +57,6 @@ class GuessLimiter:
 
 
 def too_many_guesses(address: str, wrong: WrongGuess) -> WireError:
-    """Return the error of a wrong token that follows on many."""
+    """Return the error of a wrong token after many wrong ones."""
     message = f"too many wrong tokens from {address}: try again in {math.ceil(wrong.retry_after_s)} s"
     return WireError("TooManyRequests", message, http_status=429)

@@ -1,8 +1,8 @@
-"""Under which names the service answers, so that no page of another site reaches it by a name of its own.
+"""Names under which the service answers, so that no page of another site reaches it by a name of its own.
 
-Where: `listener` asks for each request. A page of `evil.example` may have its name resolve to 127.0.0.1; its requests
-are then of one origin with it, and only their Host header tells (DNS rebinding). Numbers are always answered: no name
-was resolved. Pure.
+Where: `listener` asks for each request. The owner of `evil.example` may let that name resolve to 127.0.0.1; requests of
+its pages then have their own origin, and only the Host header shows this (DNS rebinding). Requests for numeric
+addresses are always answered: no name was resolved. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 
-LOCAL_NAME = "localhost"  # and what ends in it; RFC 6761 section 6.3: never asked of the network
+LOCAL_NAME = "localhost"  # and names that end in it; RFC 6761 section 6.3: the network never resolves them
 
 
 class HostNames:
@@ -18,7 +18,7 @@ class HostNames:
 
     Args:
         own: names of the service itself, in any case; a bucket may stand in front of each.
-        others: names of AWS that lead here; `*.` in front stands for one or several labels.
+        others: names of AWS that resolve to the service; `*.` in front stands for one or several labels.
     """
 
     def __init__(self, own: Iterable[str], others: Iterable[str] = ()) -> None:
@@ -30,16 +30,16 @@ class HostNames:
         self._suffixes = tuple(sorted(name[1:] for name in patterns))
 
     def why_refused(self, host: str | None) -> str | None:
-        """Return why a request with this Host header is refused, None if it is answered.
+        """Return the reason why a request with this Host header is refused, None if it is answered.
 
-        A request without the header is answered: no browser leaves it out.
+        A request without the header is answered: every browser sends it.
         """
         if host is None:
             return None
         name = _name_of(host)
         if _is_number(name) or name in self._exact or name.endswith(self._suffixes):
             return None
-        # A client that puts the bucket in front of the service's name.
+        # The client puts the bucket in front of the service's name.
         if self.bucket_of(host) is not None:
             return None
         shown = name[:80].encode("ascii", "backslashreplace").decode()

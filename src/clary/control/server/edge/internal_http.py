@@ -1,4 +1,4 @@
-"""JSON, bearer tokens and errors of the service's own pages, shared by agents' and people's routes."""
+"""JSON, bearer tokens and errors of the service's own pages, shared by agents' and users' routes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from clary.base.errors import WireError
 from clary.control.wire.json_bounds import has_more_values
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-MAX_VALUES = 500_000  # a full batch of log lines, each of which stands alone
+MAX_VALUES = 500_000  # a full batch of log lines has about this many
 
-# What pages hold changes all the time and may be hostile text: no browser keeps it, or takes it for anything but JSON.
+# Pages change often and may contain hostile text: browsers must not cache them, or treat them as anything but JSON.
 JSON_HEADERS = [
     ("Content-Type", "application/json"),
     ("Cache-Control", "no-store"),
@@ -44,9 +44,9 @@ def read_json(request: HttpRequest, *, most_values: int = MAX_VALUES) -> Any:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep Python from looking for garbage: among objects that are being made it is three quarters of the time.
+    """Pause Python's garbage collection, which takes three quarters of the time of a parse.
 
-    The parser is one call that lets no other thread run, so the service answers no other request meanwhile.
+    The parser is one call that lets no other thread run: the service answers no other request meanwhile.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -58,7 +58,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def query_of(request: HttpRequest) -> dict[str, str]:
-    """Return the decoded query; of a repeated name the last value, and no NUL, which not every database takes."""
+    """Return the decoded query: the last value of a repeated name, and no NUL, which some databases refuse."""
     pairs = parse_qsl(request.query, keep_blank_values=True)
     return {name.replace("\0", ""): value.replace("\0", "") for name, value in pairs}
 
@@ -69,11 +69,11 @@ def json_answer(document: Any, *, status: int = 200) -> HttpResponse:
 
 
 def finite_answer(answer: HttpResponse) -> HttpResponse:
-    """Return a JSON answer that all readers take: null for infinite and NaN values, which Python writes by name."""
+    """Return a JSON answer that all parsers accept: null for infinite and NaN values, which Python writes by name."""
     if answer.header("content-type") != "application/json":
         return answer
     if b"NaN" not in answer.body and b"Infinity" not in answer.body:
-        return answer  # nearly all; those that have it may have it within a text
+        return answer  # the usual case; the words may also stand within a text
     document = json.loads(answer.body, parse_constant=lambda _name: None)
     return HttpResponse(answer.status, answer.headers, json.dumps(document).encode())
 

@@ -1,6 +1,6 @@
-"""Where the work on a body is done: at once, or in a thread where it takes so long that other requests would wait.
+"""Runs the work on a body: at once, or in a thread if other requests would wait for long.
 
-Where: handlers of AWS requests and of agents' requests, each with one of its own.
+Where: the handlers of AWS requests and of agents' requests have one each.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from clary.control.wire.messages import HttpRequest
 
-LARGE_BODY_BYTES = 64 * 1024  # of this size a body takes a few milliseconds
+LARGE_BODY_BYTES = 64 * 1024  # the work on a body of this size takes a few milliseconds
 
-Run = Callable[..., Awaitable[Any]]  # a function and its arguments, at once or in a thread
+Run = Callable[..., Awaitable[Any]]  # runs a function with its arguments, at once or in a thread
 
 
 class LargeBodies:
-    """Works on large bodies one at a time: threads that parse hold each other up, and the event loop."""
+    """Works on large bodies one at a time: threads that parse slow each other down, and the event loop."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Semaphore(1)

@@ -11,10 +11,10 @@ Where: outermost part of the service. Below it: `clary_handler` (agents and the 
 
 S3 comes first because a bucket may be called `clary`.
 
-A handler's gate judges a request by its head: who asks is known, or claimed with a known key, before a body is read.
+A handler's gate judges a request by its head: the client is known, or names a known key, before a body is read.
 
-No request ends the service: what a handler does not catch becomes a 500 with the request's id, and the traceback goes
-to the log. Broken HTTP is answered by the HTTP library with 400 before any handler sees it.
+No request ends the service: an error that a handler does not catch becomes a 500 with the request's id, and its
+traceback is logged. Broken HTTP is answered by the HTTP library with 400 before any handler sees it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from clary.control.wire.messages import HttpRequest, HttpResponse
 BODY_TIMEOUT_S = 30.0  # for the whole body of an API request
 MAX_LINE_BYTES = 16 * 1024  # request line; presigned URLs are long
 MAX_HEADER_BYTES = 16 * 1024  # one header
-LINGER_S = 2.0  # how long the rest of a refused body is thrown away, so that the client can read the answer
+LINGER_S = 2.0  # time for which the rest of a refused body is discarded, so that the client can read the answer
 KEEPALIVE_S = 75.0
-READ_BUFFER_BYTES = 64 * 1024  # of each connection; it holds twice as many at most
+READ_BUFFER_BYTES = 64 * 1024  # of each connection; it holds at most twice as many
 RECEIVE_BUFFER_BYTES = 512 * 1024  # of each connection, in the kernel
 BODY_BUDGET_BYTES = 64 * 1024 * 1024
 MAX_CONNECTIONS = 2048
@@ -94,17 +94,18 @@ class Listener:
         port: 0 takes a free one; read `port` after `start`.
         aws_handler: answers AWS requests other than S3.
         s3_front: answers S3 requests; started and closed by the caller.
-        clary_handler: answers requests below /clary/v1/ other than the health check, and GET /metrics; None has none.
+        clary_handler: answers requests below /clary/v1/ other than the health check, and GET /metrics; None
+            answers 404.
         console_handler: answers browsers that open / or /console; None leaves the paths to AWS and S3.
         max_body_bytes: largest body of a request that is not S3.
-        aws_gate: judges heads of AWS requests before their bodies are read; None lets every body come.
+        aws_gate: judges heads of AWS requests before their bodies are read; None reads every body.
         clary_gate: the same for clary_handler.
         host_names: names under which requests are answered; None answers under every name.
-        body_budget: bytes of bodies that are held at once; None is a budget of its own.
-        max_connections: that are open at once.
-        tls_context: certificate of the TLS port; None has no such port.
+        body_budget: bytes of bodies that are held at once; None makes an own budget.
+        max_connections: most open connections.
+        tls_context: certificate of the TLS port; None opens no such port.
         tls_port: 0 takes a free one.
-        nodes_host: further address for the TLS port, by which other machines reach it; empty has none.
+        nodes_host: further address of the TLS port, for other machines; empty adds none.
         body_timeout_s: seconds for the whole body of a request that is not S3.
     """
 
@@ -170,7 +171,7 @@ class Listener:
             table=ConnectionTable(self._max_connections),
             request_factory=make_request,
             access_log=None,
-            auto_decompress=False,  # an object is stored as it was sent
+            auto_decompress=False,  # objects are stored as sent
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_HEADER_BYTES,
             max_headers=MAX_HEADERS,
@@ -204,7 +205,7 @@ class Listener:
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Each connection inherits it: unread data lies in the kernel's memory, up to 32 MiB of each.
+            # Each connection inherits it: else the kernel may hold up to 32 MiB of unread data for each.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
             listening.bind((host, port))
         except OSError as error:
@@ -227,9 +228,9 @@ class Listener:
             for route in self.routes:
                 if route.matches(request):
                     return await route.handle(request)
-            raise AssertionError("the last route takes everything")
+            raise AssertionError("the last route matches every request")
         except (ConnectionError, web.RequestPayloadError):
-            raise  # the client has gone: nobody to answer
+            raise  # the client has closed the connection
         except Exception as error:  # noqa: BLE001 - the HTTP edge, a named boundary
             if why := why_not_now(error):
                 _log.warning("request %s: %s %s: %s", request_id, request.method, request.raw_path[:200], why)
@@ -239,7 +240,7 @@ class Listener:
             return error_answer(request, 500, "InternalFailure", message)
 
     def _head_refusal(self, request: ListenerRequest) -> web.Response | None:
-        """Return the answer to a head that no handler sees."""
+        """Return the refusal of a head, before any handler sees it; None if it is fine."""
         size = sum(len(name) + len(value) for name, value in request.raw_headers)
         if size > MAX_HEAD_BYTES:
             return error_answer(
@@ -289,7 +290,7 @@ class Listener:
 
     async def _answer_health(self, request: ListenerRequest) -> web.StreamResponse:
         headers = {"X-Amzn-RequestId": request.clary_request_id}
-        # By `now_s` agents learn how far the clocks of their hosts are off.
+        # Agents compare `now_s` with the clocks of their hosts.
         health = json.dumps({"status": "ok", "version": self._version, "now_s": time.time()}).encode()
         return web.Response(body=health, content_type="application/json", headers=headers)
 
@@ -306,7 +307,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def _settled(front: StreamingHandler) -> RequestHandler:
     """Return a handler that passes requests signed for S3 to the front, as requests of known clients.
 
-    The front answers a request without a key at once and reads no body of it.
+    The front refuses a request without a known key at once, and does not read its body.
     """
 
     async def handle(request: ListenerRequest) -> web.StreamResponse:
@@ -317,7 +318,7 @@ def _settled(front: StreamingHandler) -> RequestHandler:
 
 
 def settle(request: web.BaseRequest) -> None:
-    """Protect the connection of a request from being closed for another client, since its own client is known."""
+    """Record that a request's client is known, so that its connection does not give way."""
     connection = request.protocol
     if isinstance(connection, GuardedConnection):
         connection.settle()

@@ -1,6 +1,6 @@
-"""Which handler a request is for, by its head alone.
+"""Chooses the handler of a request, by its head alone.
 
-Where: the listener's routes, in their order.
+Where: the listener's routes call these, in their order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_health(request: web.BaseRequest) -> bool:
 
 
 def is_console(request: web.BaseRequest) -> bool:
-    """Whether a browser asks for the console: clients of AWS sign, name an action, or take no HTML."""
+    """Whether a browser asks for the console: clients of AWS sign, name an action, or do not accept HTML."""
     path, _, query = request.raw_path.partition("?")
     if request.method not in ("GET", "HEAD") or "Authorization" in request.headers:
         return False
@@ -37,7 +37,7 @@ def is_console(request: web.BaseRequest) -> bool:
 def is_internal(request: web.BaseRequest) -> bool:
     """Whether a request is for the service's own pages, the metrics among them.
 
-    S3's own requests for a bucket called metrics are signed, and were taken before.
+    Signed requests of S3 for a bucket called metrics have matched an earlier route.
     """
     is_metrics = request.method == "GET" and request.raw_path.partition("?")[0] == METRICS_PATH
     return is_metrics or request.raw_path.startswith(INTERNAL_PREFIX)
@@ -47,7 +47,7 @@ def is_signed_for_s3(request: web.BaseRequest) -> bool:
     """Whether the scope of the signature, in headers or query, is S3's."""
     authorization = request.headers.get("Authorization")
     if authorization is not None:
-        # Version 2, which starts so, belongs to S3 alone (and is refused there).
+        # Signatures of version 2 start so; only S3 has them (and refuses them).
         return "/s3/aws4_request" in authorization or authorization.startswith("AWS ")
     query = request.raw_path.partition("?")[2]
     if "X-Amz-Credential=" in query:

@@ -1,12 +1,12 @@
 """Signed cookies of console sessions, and the one-time codes of `clary console`.
 
-Where: `sign_in` gives them out and takes them back, `access` reads one with each request. A cookie carries all that is
-known of its session, so a service that starts again still knows it; only those that were given up before their time
-are remembered, in a file of the state folder.
+Where: `sign_in` begins and ends sessions, `access` reads the cookie of each request. A cookie carries all facts of its
+session, so they survive a restart of the service; only sessions that were ended before their time are stored, in a file
+of the state folder.
 
 A cookie: BASE64(JSON of id, user, end, boot and began) . BASE64(HMAC-SHA256 of that with the key of the state folder).
-Within one boot of the machine a session lasts by monotonic time, whatever becomes of the time of day; after another
-boot, by its end in seconds since 1970.
+Within one boot of the machine a session lasts by monotonic time, even if the clock is set; after another boot, by its
+end in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any
 from clary.base.clock import Clock, boot_id
 
 SESSION_S = 12 * 3600
-CODE_S = 120.0  # a one-time code is for the browser that opens next
-MAX_CODES = 100  # that wait at once; the oldest goes
-MAX_COOKIE_LENGTH = 1024  # ours have about 300 characters
-MAX_REVOKED = 1000  # that are remembered; the oldest goes. Not by their ends: the clock may be set back again
-OWNER = "owner"  # holds the admin token; a state folder has no other users
+CODE_S = 120.0  # the browser opens right after the code is made
+MAX_CODES = 100  # unused ones at once; the oldest is dropped
+MAX_COOKIE_LENGTH = 1024  # real ones have about 300 characters
+MAX_REVOKED = 1000  # remembered ones; the oldest is dropped. Not by their ends: the clock may be set back
+OWNER = "owner"  # user with the admin token; a state folder has no other users
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ class Session:
     session_id: str
     user: str
     ends_at_s: int  # seconds since 1970
-    csrf: str  # what a page of this session sends with each change; it can not be guessed from outside
+    csrf: str  # pages send it with each change; other sites can not guess it
 
     @property
     def is_admin(self) -> bool:
-        """Whether everything is open to this person."""
+        """Whether this user may do everything."""
         return self.user == OWNER
 
 
@@ -55,9 +55,9 @@ class Sessions:
     """Makes, reads and revokes sessions.
 
     Args:
-        key: of the state folder; whoever has it can make sessions.
+        key: of the state folder; it permits making sessions.
         revoked_path: file of revoked sessions; it need not exist.
-        clock: for ends.
+        clock: for ends of sessions.
     """
 
     def __init__(self, key: bytes, revoked_path: Path, clock: Clock) -> None:
@@ -70,8 +70,8 @@ class Sessions:
     def cookie_name(self, *, is_secure: bool) -> str:
         """Return the name of this state folder's cookies.
 
-        Browsers keep cookies by host and not by port: two services of one machine need two names. With `__Host-` in
-        front a browser takes a cookie over TLS alone, and from no other host of the domain.
+        Browsers keep cookies by host and not by port: two services of one machine need two names. A browser accepts a
+        name with `__Host-` in front only over TLS, and only from this very host.
         """
         name = f"clary_session_{self._sign(b'name', b'')[:6].hex()}"
         return f"__Host-{name}" if is_secure else name
@@ -88,11 +88,11 @@ class Sessions:
         payload = json.dumps(facts, separators=(",", ":")).encode()
         cookie = f"{_encode(payload)}.{_encode(self._sign(b'cookie', payload))}"
         session = self.read(cookie)
-        assert session is not None, "what was just signed is valid"
+        assert session is not None, "a new cookie is valid"
         return session, cookie
 
     def read(self, cookie: str) -> Session | None:
-        """Return the session of a cookie; None for one that is forged, damaged, over or revoked."""
+        """Return the session of a cookie; None for a forged, damaged, expired or revoked one."""
         if len(cookie) > MAX_COOKIE_LENGTH:
             return None
         left, _, right = cookie.partition(".")
@@ -109,7 +109,7 @@ class Sessions:
         return Session(session_id=facts["id"], user=facts["user"], ends_at_s=facts["end"], csrf=csrf)
 
     def revoke(self, session: Session) -> None:
-        """End a session for ever; it stays ended over restarts if the disk takes the note."""
+        """End a session; it stays ended after a restart unless the file cannot be written."""
         self._revoked[session.session_id] = session.ends_at_s
         while len(self._revoked) > MAX_REVOKED:
             del self._revoked[next(iter(self._revoked))]
@@ -118,8 +118,8 @@ class Sessions:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 json.dump(self._revoked, file)
             temporary.replace(self._revoked_path)
-        except OSError as error:  # the person stays signed out until the service restarts
-            _log.warning("cannot write %s: %s; sessions given up are valid after a restart", self._revoked_path, error)
+        except OSError as error:  # the user stays signed out until the service restarts
+            _log.warning("cannot write %s: %s; ended sessions are valid after a restart", self._revoked_path, error)
 
     def new_code(self) -> str:
         """Return a code that opens one session within CODE_S."""
@@ -132,8 +132,8 @@ class Sessions:
         return code
 
     def redeem(self, code: str) -> bool:
-        """Whether a code was given out, in time, and not used before; it is used up by this."""
-        # Found by digest, so that the time of the search tells nothing about codes that exist.
+        """Whether a code is valid: made here, not expired, not used; this uses it up."""
+        # Looked up by digest, so that the time of the search reveals nothing about existing codes.
         end = self._codes.pop(_digest(code), None)
         return end is not None and end > self._clock.monotonic()
 
@@ -141,7 +141,7 @@ class Sessions:
         return hmac.new(self._key, purpose + b":" + payload, hashlib.sha256).digest()
 
     def _left_s(self, facts: Mapping[str, Any]) -> float:
-        """Return how long a session still lasts."""
+        """Return the seconds until a session ends."""
         if boot_id() and facts.get("boot") == boot_id():
             return float(facts["began"]) + SESSION_S - self._clock.monotonic()
         return float(facts["end"]) - self._now_s()
@@ -157,7 +157,7 @@ def _read_revoked(path: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        _log.warning("cannot read %s: %s; sessions given up before are valid until they end", path, error)
+        _log.warning("cannot read %s: %s; sessions ended earlier are valid until they expire", path, error)
         return {}
 
 
@@ -168,8 +168,8 @@ def _encode(data: bytes) -> str:
 def _decode(text: str) -> bytes:
     data = text.encode("ascii")
     decoded = base64.b64decode(data + b"=" * (-len(data) % 4), altchars=b"-_", validate=True)
-    if _encode(decoded) != text:  # a digest has one spelling
-        raise ValueError("not the spelling that is given out")
+    if _encode(decoded) != text:  # only one spelling of a digest is accepted
+        raise ValueError("not the spelling of `_encode`")
     return decoded
 
 

@@ -1,11 +1,11 @@
 """Signing in to the console and out of it.
 
-Where: `route_table` has these; `authorization` checked cookie, origin and CSRF value before.
+Where: `route_table` names these functions; `authorization` has checked cookie, origin and CSRF value before.
 
     POST   /clary/v1/session       {"token": "..."} or {"code": "..."} -> Set-Cookie; {"user", "is_admin", "csrf", ...}
     GET    /clary/v1/session       -> the same without a new cookie, or 401
-    DELETE /clary/v1/session       -> the session is over
-    POST   /clary/v1/session-code  -> {"code", "valid_s"}: opens one session; with the admin token (`clary console`)
+    DELETE /clary/v1/session       -> ends the session
+    POST   /clary/v1/session-code  -> {"code", "valid_s"}: a code for one session; admin token only (`clary console`)
 
 The token is the admin token of the state folder. A code reaches the browser in the fragment of an address, which no
 server and no proxy ever sees.
@@ -35,7 +35,7 @@ class SignIn:
 
     Args:
         sessions: makes and ends sessions.
-        admin_token: what a person signs in with.
+        admin_token: the owner signs in with it.
         guesses: counts wrong tokens and codes.
     """
 
@@ -47,7 +47,7 @@ class SignIn:
     async def begin(self, request: HttpRequest) -> HttpResponse:
         """Begin a session for a right token or code. Raises: WireError 400, 403, 429."""
         kind, secret = _secret_of(read_json(request))
-        # Looked at before anything is counted: programs of jobs may guess from the owner's address.
+        # Checked before wrong ones are counted: programs of jobs may guess from the owner's address.
         if kind == "code":
             is_right = self._sessions.redeem(secret)
         else:
@@ -70,7 +70,7 @@ class SignIn:
         return answer
 
     def end(self, request: HttpRequest, session: Session | None) -> HttpResponse:
-        """End a session, if there is one, and take its cookie away."""
+        """End a session, if there is one, and delete its cookie."""
         if session is not None:
             self._sessions.revoke(session)
         answer = json_answer({})
@@ -84,7 +84,7 @@ class SignIn:
         return _facts(session)
 
     def new_code(self) -> dict[str, Any]:
-        """Return a code that opens one session. Sessions may not get one: a stolen session must end with its time."""
+        """Return a code that opens one session. Sessions may not make codes: a stolen one must not outlast its end."""
         return {"code": self._sessions.new_code(), "valid_s": CODE_S}
 
     def _set_cookie(self, value: str, *, is_secure: bool, max_age_s: int) -> tuple[str, str]:
@@ -101,7 +101,7 @@ def not_signed_in() -> WireError:
 def cookie_of(request: HttpRequest, cookie_name: str) -> str | None:
     """Return the cookie of this name, or None if it is absent or repeated."""
     found = []
-    # Several headers of the name were joined with commas, which no cookie of ours contains.
+    # Several Cookie headers are joined with commas, which the service's cookies never contain.
     for pair in (request.header("cookie") or "").replace(",", ";").split(";"):
         name, _, value = pair.strip().partition("=")
         if name == cookie_name:
@@ -110,7 +110,7 @@ def cookie_of(request: HttpRequest, cookie_name: str) -> str | None:
 
 
 def _secret_of(body: Any) -> tuple[str, str]:
-    """Return `token` or `code`, and which one was given; raises WireError 400 for a body that has neither."""
+    """Return `token` or `code`, and its value; raises WireError 400 for a body with neither."""
     document = body if isinstance(body, dict) else {}
     kind = "token" if "token" in document else "code"
     secret = document.get(kind)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
-CERTIFICATE_DAYS = 825  # longer ones are refused by some clients
+CERTIFICATE_DAYS = 825  # some clients refuse longer ones
 RENEW_BEFORE_DAYS = 30
 BACKDATE = timedelta(days=1)  # for clients whose clock is behind
 SERVICE_HOSTS = ("sts", "s3", "api.sagemaker", "metrics.sagemaker", "logs", "monitoring", "iam")
@@ -34,9 +34,9 @@ _Key = ec.EllipticCurvePrivateKey
 
 @dataclass(frozen=True, kw_only=True)
 class TlsFiles:
-    """Where certificates and keys lie; the keys are readable by their owner only."""
+    """Paths of certificates and keys; only their owner can read the keys."""
 
-    authority: Path  # what clients trust: AWS_CA_BUNDLE
+    authority: Path  # clients trust it: AWS_CA_BUNDLE
     authority_key: Path
     certificate: Path
     key: Path
@@ -46,13 +46,13 @@ def service_names(region: str) -> frozenset[str]:
     """Return the names of AWS that the service's certificate covers: STS everywhere, the others in `region`."""
     regional = {f"{service}.{region}.amazonaws.com" for service in SERVICE_HOSTS}
     everywhere = {f"{service}.amazonaws.com" for service in SERVICE_HOSTS}
-    # Old clients know no endpoint variable and put the bucket into the name.
+    # Old clients know no endpoint variable and put the bucket into the host name.
     buckets = {f"*.s3.{region}.amazonaws.com", "*.s3.amazonaws.com"}
     return frozenset(regional | everywhere | buckets | {f"sts.{name}.amazonaws.com" for name in _regions()})
 
 
 def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime, nodes_host: str = "") -> TlsFiles:
-    """Return the service's certificate and its authority, made where they are absent, expiring or for other names.
+    """Return the service's certificate and its authority; made if they are absent, expiring or for other names.
 
     The authority stays the same as long as it is valid, so that clients which trust it stay connected.
 
@@ -61,7 +61,7 @@ def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime, 
         region: names like sts.<region>.amazonaws.com are covered.
         host: address that the service listens on, covered too.
         now: aware time of day.
-        nodes_host: name or address by which other machines reach the service, covered too; empty: there are none.
+        nodes_host: name or address by which other machines reach the service, covered too; empty without nodes.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = TlsFiles(
@@ -172,7 +172,7 @@ def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
 
 
 def _load(certificate_path: Path, key_path: Path, now: datetime) -> tuple[x509.Certificate, _Key] | None:
-    """Return a pair that belongs together and is valid for a while, else None: then a new one is made."""
+    """Return a certificate and its key, or None if they do not match, cannot be read, or expire soon."""
     try:
         certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
         key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
@@ -200,7 +200,7 @@ def _save(certificate_path: Path, key_path: Path, pair: tuple[x509.Certificate, 
     key_text = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    # Key first: a certificate without its key is found to be incomplete and made again.
+    # Key first: after a crash in between, the pair does not match and is made again.
     for path, content, mode in (
         (key_path, key_text, 0o600),
         (certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644),
@@ -214,7 +214,7 @@ def _save(certificate_path: Path, key_path: Path, pair: tuple[x509.Certificate, 
 
 def _regions() -> list[str]:
     """Return the regions that botocore knows, or an empty list without its data."""
-    # Found, not imported: only the wire imports botocore, and only its data is wanted.
+    # Found without an import: only `wire` imports botocore, and only its data file is needed here.
     spec = importlib.util.find_spec("botocore")
     if spec is None or spec.origin is None:
         return []
