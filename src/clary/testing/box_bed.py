@@ -5,9 +5,9 @@ Where: tests of boxes make one a module, and the benchmark `cluster`. Needs root
     head (10.99.0.254, bridge)     the service; `ssh box1` works there by the owner's own ssh configuration
     box1 .. boxN (10.99.0.I)       sshd; users root and ml, with homes that last until the bed is stopped
 
-Each machine is a network, hostname, mount and process namespace, whose first process is a shell; what is started on it
-ends with that shell, as by a power switch. Files are this machine's but for homes, /tmp, /run, the list of users, and
-the id of the kernel's boot, which is another one after each start.
+Each machine is a network, hostname, mount and process namespace, whose first process is a shell; every process on it
+ends with that shell, as when the power is cut. Files are this machine's but for homes, /tmp, /run, the list of users,
+and the id of the kernel's boot, which changes with each start.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class BoxBed:
             stdin: text for it.
             timeout_s: after which it is killed.
             variables: of its environment, besides PATH, HOME and LC_ALL.
-        Raises: AssertionError with its words if it fails and is checked.
+        Raises: AssertionError with its output if it fails and is checked.
         """
         done = subprocess.run(
             self.argv_on(machine, *command),
@@ -158,7 +158,7 @@ class BoxBed:
         return self.run(machine, *command, check=check, CLARY_HOME=str(self.home), **variables)
 
     def rows(self) -> dict[str, Any]:
-        """Return name -> box as `clary hosts --json` tells it."""
+        """Return name -> box as `clary hosts --json` prints it."""
         return {box["name"]: box for box in json.loads(self.clary("hosts", "--json").stdout)["boxes"]}
 
     def power_off(self, machine: str) -> None:
@@ -185,8 +185,8 @@ class BoxBed:
         self._make_machine(box)
         number = self.boxes.index(box) + 1
         head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]
-        self.run(HEAD, "ip", "link", "del", f"p{number}", check=False)  # the kernel takes its time with a dead box's
-        # The same address of the interface after a reboot, as machines have it: others remember it.
+        self.run(HEAD, "ip", "link", "del", f"p{number}", check=False)  # the kernel removes a dead box's link late
+        # The interface keeps its address over a reboot, as a real machine's does: other machines cache it.
         peer = ["peer", "name", "eth0", "address", f"02:00:00:00:00:{number:02x}", "netns", str(self._first[box])]
         link = ["ip", "link", "add", f"p{number}", "type", "veth", *peer]
         subprocess.run([*head, *link], check=True, timeout=COMMAND_LIMIT_S)
@@ -201,7 +201,7 @@ class BoxBed:
         self.run(HEAD, "ip", "link", "set", f"p{number}", "up" if is_in else "down")
 
     def clear(self, box: str) -> list[str]:
-        """Take everything away that was put onto a box; return a list of it."""
+        """Remove the processes and files that a test left on a box; return a list of them."""
         places = [place for user in USERS for place in self.home_of(box, user).iterdir()]
         left = [*self.processes(box).values(), *map(str, places)]
         if left:

@@ -25,7 +25,7 @@ _IPC_TABLES = (("shm", Kind.IPC_MEMORY), ("sem", Kind.IPC_SEMAPHORES), ("msg", K
 
 
 def processes(pids: Iterable[int], entries: Mapping[int, ProcessEntry] | None = None) -> list[Thing]:
-    """Return those of `pids` that exist, zombies as such, with their command lines."""
+    """Return the existing processes among `pids` with their command lines; zombies have a kind of their own."""
     entries = read_process_list() if entries is None else entries
     found = []
     for pid in pids:
@@ -106,7 +106,7 @@ def socket_paths(pids: Iterable[int]) -> set[str]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the variables with which a process was started; empty for one that is gone or of another user."""
+    """Return the variables with which a process was started; empty if the process has ended or is another user's."""
     pairs = [item.decode(errors="surrogateescape") for item in read_variables(pid)]
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 

@@ -53,7 +53,7 @@ LIMITS = deadlines.Limits(stop_grace_s=120, host_timeout_s=5, launch_timeout_s=6
 
 
 class FakeObjects:
-    """Says that every bucket has every prefix, but for those in `missing`."""
+    """Reports every prefix in every bucket as existing, except those in `missing`."""
 
     def __init__(self) -> None:
         self.missing: set[str] = set()
@@ -67,7 +67,7 @@ class FakeObjects:
         return bucket not in self.missing
 
     async def make_bucket(self, bucket: str) -> None:
-        """Declare the bucket missing no more; refuses names as stores do."""
+        """Declare the bucket existing; refuses names as stores do."""
         if bucket != bucket.lower():
             raise ObjectStoreError(f"{bucket}: 400 InvalidBucketName", details={"bucket": bucket, "status": 400})
         self.missing.discard(bucket)
@@ -88,7 +88,7 @@ def request_of(name: str = "job", *, num_hosts: int = 1, **members: Any) -> dict
 
 
 class ControlPlane:
-    """Everything between the wire and the hosts; `passes` moves it."""
+    """Everything between the wire and the hosts; `passes` advances it."""
 
     def __init__(
         self, store: Store, logs: LogStore, *, clock: FakeClock, engine: FakeEngine, settings: Settings
@@ -238,7 +238,7 @@ class ControlPlane:
                 await asyncio.wait(tasks)
 
     async def tuning_passes(self, count: int = 1) -> None:
-        """Let the keeper of tuning jobs look at every one that is not over."""
+        """Let the keeper of tuning jobs look at every tuning job that has not ended."""
         for _ in range(count):
             self.tuning_keeper.wake_all()
             await self.tuning_keeper.look_at_due()
@@ -277,7 +277,7 @@ class ControlPlane:
         await self.passes()
 
     async def leave(self, agent: FakeAgent) -> None:
-        """Let an agent that was released go: to its end, or back to its pool."""
+        """Let a released agent end, or return to its pool."""
         job = self.hub.live_job(agent.name)
         order = job.hosts[agent.host].order if job is not None and agent.host in job.hosts else None
         if job is not None and order is not None and not order.arguments.get(IS_LAST):
@@ -312,11 +312,11 @@ class FakeAgent:
         self._facts = HostFacts(phase=HostPhase.LAUNCHING, phase_started_at=plane.clock.now())
 
     def authorize(self) -> TrainingJob:
-        """Pass the door; raises WireError."""
+        """Authenticate the agent at the gateway; raises WireError."""
         return self._plane.gateway.authorize(self.name, self.attempt, self.host, self.token)
 
     async def report(self, phase: HostPhase | None = None, **facts: Any) -> ReportReceipt:
-        """Tell new facts; without arguments the old ones, which is a heartbeat."""
+        """Report new facts; without arguments the old ones, as a heartbeat."""
         if phase is not None:
             self._facts = replace(self._facts, phase=phase, phase_started_at=self._plane.clock.now(), **facts)
         self._number += 1

@@ -1,4 +1,4 @@
-"""An engine without hosts: agents are names in a table, which a test kills and lets leave."""
+"""An engine without hosts: agents are entries of a table, which a test ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FakeEngine:
     A test puts exceptions into `launch_errors`, `start_errors` and `release_errors`; each is raised once, in order.
 
     Args:
-        machine: what there is to divide among hosts.
+        machine: its capacity is divided among hosts.
     """
 
     def __init__(self, machine: Machine | None = None) -> None:
@@ -36,8 +36,8 @@ class FakeEngine:
         self.fenced: list[str] = []  # job/attempt/host of every call, in order
         self.held: list[HeldAttempt] = []
         self.put_aside: list[str] = []
-        self.cut_off_hosts: dict[str, str] = {}  # host name -> why
-        self.links_well_at: dict[str, datetime] = {}  # host name -> when its link was last well, where that is known
+        self.cut_off_hosts: dict[str, str] = {}  # host name -> reason
+        self.links_well_at: dict[str, datetime] = {}  # host name -> when its link last worked, if known
         self._alive: dict[str, dict[str, bool]] = {}  # pool/1 -> host name -> whether its agent lives
         self._pools: dict[str, str] = {}  # attempt -> pool/1 that has its agents
 
@@ -53,7 +53,7 @@ class FakeEngine:
         return replace(plan, hosts=hosts, network=NetworkPlan(), work_folder=f"/fake/{plan.job_name}/{plan.attempt}")
 
     async def start_agents(self, plan: LaunchPlan) -> None:
-        """Let every agent live."""
+        """Mark every agent as alive."""
         key = _key(plan.job_name, plan.attempt)
         self.started.append(key)
         _raise_next(self.start_errors)
@@ -74,12 +74,12 @@ class FakeEngine:
         }
 
     async def end_host(self, plan: LaunchPlan, host: str) -> None:
-        """Let the host's agent end."""
+        """Mark the host's agent as ended."""
         self.fenced.append(f"{_key(plan.job_name, plan.attempt)}/{host}")
         self._alive[_pool_key(plan)][host] = False
 
     async def end_attempt(self, job_name: str, attempt: int) -> Released:
-        """Note the attempt, and forget agents that have no folder but the attempt's own."""
+        """Note the attempt, and forget agents that have only the attempt's own folder."""
         self.released.append(_key(job_name, attempt))
         _raise_next(self.release_errors)
         self._alive.pop(_key(job_name, attempt), None)
@@ -110,7 +110,7 @@ class FakeEngine:
         return []
 
     def end_agent(self, job_name: str, host: str, *, attempt: int = 1) -> None:
-        """Make an agent of an attempt count as ended.
+        """Mark an agent of an attempt as ended.
 
         Args:
             job_name: of the job that the agent runs.
@@ -120,15 +120,15 @@ class FakeEngine:
         self._alive[self._pools[_key(job_name, attempt)]][host] = False
 
     def end_pool_agent(self, pool: str, host: str) -> None:
-        """Let an agent of a pool end."""
+        """Mark an agent of a pool as ended."""
         self._alive[_key(pool, 1)][host] = False
 
     def start_agent(self, pool: str, host: str) -> None:
-        """Let an agent of a pool live, as after another node was granted for its number."""
+        """Mark an agent of a pool as alive, as after another node was granted for its number."""
         self._alive[_key(pool, 1)][host] = True
 
     def end_all_agents(self, job_name: str, *, attempt: int = 1) -> None:
-        """Let all agents of an attempt end."""
+        """Mark all agents of an attempt as ended."""
         for host in self._alive[self._pools[_key(job_name, attempt)]]:
             self.end_agent(job_name, host, attempt=attempt)
 

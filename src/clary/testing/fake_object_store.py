@@ -15,7 +15,7 @@ from clary.contract.object_store import ObjectInfo, whole_file
 
 
 class FakeObjectStore:
-    """Buckets spring into being; `fail_on` makes requests for some keys fail as a store that refuses does."""
+    """Creates buckets at their first use; `fail_on` makes requests for some keys fail as a refusing store does."""
 
     region = "us-west-2"
 
@@ -166,11 +166,11 @@ class FakeObjectWriter:
         return len(data)
 
     def close(self) -> None:
-        """Make the object."""
+        """Store the object."""
         if not self._is_over:
             self._is_over = True
             self._store.put_bytes(*self._place, bytes(self._data), metadata=self._metadata)
 
     def abort(self) -> None:
-        """Make nothing."""
+        """Discard the bytes; no object is stored."""
         self._is_over = True

@@ -28,7 +28,7 @@ class FakeQueueEngine(FakeEngine):
         self.asked: dict[str, AllocationOrder] = {}  # tag -> the last order
         self.num_asked = 0
         self.ask_errors: list[Exception] = []
-        self.wanted_by: dict[str, str] = {}  # tag -> who waits for its nodes
+        self.wanted_by: dict[str, str] = {}  # tag -> the job that waits for its nodes
 
     async def ask(self, order: AllocationOrder) -> None:
         """Note an order. Raises: the next of `ask_errors`."""
@@ -44,7 +44,7 @@ class FakeQueueEngine(FakeEngine):
         return Grant(is_granted=True, words=f"{num_hosts} hosts were granted: n1 n2", notice_grace_s=30.0)
 
     async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
-        """Return the first of these pools that a test says somebody waits for."""
+        """Return the first of these pools that has an entry in `wanted_by`."""
         return {tag: self.wanted_by[tag] for tag in [one for one in tags if one in self.wanted_by][:1]}
 
     async def end(self, pool: str) -> Released:
@@ -54,5 +54,5 @@ class FakeQueueEngine(FakeEngine):
         return await super().end(pool)
 
     async def unreleased(self) -> list[HeldAttempt]:
-        """Return the pools that were asked for."""
+        """Return the pools whose nodes were requested."""
         return [HeldAttempt(name=tag, attempt=1) for tag in self.asked]

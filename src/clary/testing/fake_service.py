@@ -1,9 +1,9 @@
 """A stand-in for the service as agents see it: a small HTTP server with `contract.agent_protocol`'s paths.
 
-Where: tests of the agent run against it. It keeps what it was told (reports, log lines) and hands out the orders that a
-test scripts, at once or when the host reaches a phase. Switches break it in the ways a service breaks: `kill` and
-`restart` (state is kept, as a database would), `partition` and `heal` (packets vanish), `lose_answers` (the request was
-carried out, the answer did not arrive), `fail` (HTTP errors), `end_attempt`.
+Where: tests of the agent run against it. It keeps reports and log lines, and hands out the orders that a test scripts,
+at once or when the host reaches a phase. Switches break it in the ways a service breaks: `kill` and `restart` (state is
+kept, as a database would), `partition` and `heal` (packets vanish), `lose_answers` (the request was carried out, the
+answer did not arrive), `fail` (HTTP errors), `end_attempt`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
 from clary.contract.training_values import Finding, TrainingBatch, TrainingProgress, TrainingReceipt
 
-WAIT_S = 10.0  # default patience of the `wait_for_...` methods
+WAIT_S = 10.0  # default timeout of the `wait_for_...` methods
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class FakeService:
         self.token = token
         self.reports: list[Report] = []
         self.lines: list[Delivered] = []
-        self.batches: list[SampleBatch] = []  # of what the host has measured, each row once
+        self.batches: list[SampleBatch] = []  # the host's measurements, each row once
         self.next_row = 0
-        self.findings: list[Finding] = []  # what the program wrote of its training, each once
+        self.findings: list[Finding] = []  # the program's training records, each once
         self.next_finding = 0
         self.progress: TrainingProgress | None = None
-        self.unauthorized: list[str] = []  # paths asked for without the right token
+        self.unauthorized: list[str] = []  # paths requested without the right token
         self._changed = threading.Condition()
         self._orders: list[Order] = []
         self._answers: dict[HostPhase, tuple[OrderKind, dict[str, Any]]] = {}
@@ -92,7 +92,7 @@ class FakeService:
 
     @property
     def url(self) -> str:
-        """Where agents find it; the same after a restart."""
+        """URL at which agents reach the service; unchanged by a restart."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
@@ -146,7 +146,7 @@ class FakeService:
 
         Args:
             what: expectation in words, for the error.
-            condition: asked again after each request; told this service.
+            condition: called with this service after each request.
             timeout_s: in seconds.
         """
         with self._changed:
@@ -232,7 +232,7 @@ class FakeService:
             self._changed.notify_all()
 
     def answer(self, resource: str, *, query: Mapping[str, str], body: Any, server: _Server) -> tuple[int, Any] | None:
-        """Carry out one request; None means that no answer is to be sent. Called by the HTTP handler.
+        """Carry out one request; returns None if no answer is to be sent. Called by the HTTP handler.
 
         Args:
             resource: path behind the host's own, such as reports.
@@ -293,7 +293,7 @@ class FakeService:
         return LogReceipt(next_sequence=len(self.lines))
 
     def _take_samples(self, batch: SampleBatch) -> SampleReceipt:
-        if batch.first_row >= self.next_row:  # a gap is rows that the agent has given up
+        if batch.first_row >= self.next_row:  # a gap means that the agent has dropped rows
             self.batches.append(batch)
             self.next_row = batch.first_row + len(batch.at_ms)
         return SampleReceipt(next_row=self.next_row)
@@ -306,7 +306,7 @@ class FakeService:
 
     def _wait_for_order(self, after: int, wait_s: float, server: _Server) -> Order | None:
         self._changed.wait_for(lambda: len(self._orders) > after or server.is_killed or self._is_partitioned, wait_s)
-        # One after the other, so that a test sees each taken up; the real service may skip to the newest.
+        # Orders one by one, so that a test sees the agent take up each; the real service may skip to the newest.
         return self._orders[after] if len(self._orders) > after else None
 
     def _give(self, kind: OrderKind, *, reason: str, grace_s: float, arguments: Mapping[str, Any]) -> int:
@@ -332,7 +332,7 @@ class _Server(ThreadingHTTPServer):
 
     @contextlib.contextmanager
     def tracking(self, sock: socket.socket) -> Iterator[None]:
-        """Know a connection while it is served."""
+        """Keep a connection in the list of open ones while it is served."""
         with self._sockets_lock:
             self._sockets.add(sock)
         try:
@@ -349,7 +349,7 @@ class _Server(ThreadingHTTPServer):
                     sock.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Stay silent about clients that went away."""
+        """Log nothing about disconnected clients."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -373,7 +373,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
-        """Stay silent."""
+        """Log nothing."""
 
     def _serve(self, body: Any) -> None:
         service = self.server.service

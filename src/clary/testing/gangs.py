@@ -1,4 +1,4 @@
-"""Gangs to take members from: every process of a running job known, a death done to it, its end timed.
+"""Gangs whose members are killed: all processes of a running job are known, and the job's end after a death is timed.
 
 Where: tests/integration/jobs/test_fail_fast.py and `python -m benchmarks failfast`, each with a service of its own.
 """
@@ -50,7 +50,7 @@ class GangEnd:
 
     terminal_s: float
     gone_s: float
-    facts: Mapping[str, Any]  # what Describe says of the ended job
+    facts: Mapping[str, Any]  # DescribeTrainingJob's answer for the ended job
 
 
 class Gang:
@@ -58,9 +58,9 @@ class Gang:
 
     Args:
         home: the service's state folder.
-        name: of a job that was created a moment ago.
+        name: of a job that was just created.
         sagemaker: a boto3 client.
-        logs: another one.
+        logs: a boto3 client of the logs.
 
     Raises: AssertionError if the job does not run all its ranks within DEADLINE_S.
     """
@@ -92,7 +92,7 @@ class Gang:
         return _signal(self.agent(host), signal.SIGSTOP)
 
     def cut_link(self, host: str) -> float:
-        """Cut a host off the others; return when that began, which takes an interpreter to start."""
+        """Cut a host off the others; return the time before the start of the interpreter that does so."""
         died_at_s = time.monotonic()
         asyncio.run(partition(str(self.pool_folder), host, up=False))
         return died_at_s
@@ -113,7 +113,7 @@ class Gang:
         return record
 
     def init(self, host: str) -> ProcessId:
-        """Return the first process of a host: with it, the kernel ends every other one of the host.
+        """Return the first process of a host: when it ends, the kernel ends every other process of the host.
 
         Raises: AssertionError.
         """
@@ -138,7 +138,7 @@ class Gang:
         ]
 
     def watch_the_end(self, died_at_s: float) -> GangEnd:
-        """Return when the job was terminal and when nothing was left of it.
+        """Return when the job was terminal and when its last process and mount were gone.
 
         Raises: AssertionError naming what is missing DEADLINE_S after the death.
         """
@@ -165,7 +165,7 @@ class Gang:
             assert facts["TrainingJobStatus"] not in TERMINAL, f"{self.name} ended: {facts.get('FailureReason')}"
             if facts["SecondaryStatus"] == "Training":
                 ranks = {host: self._ranks_of(host) for host in HOSTS}
-                # Each says so when it has got as far as its sleep.
+                # Each rank prints so when it reaches its sleep.
                 is_complete = all(len(processes) == RANKS_PER_HOST for processes in ranks.values())
                 if is_complete and self._log().count("asleep") == len(HOSTS) * RANKS_PER_HOST:
                     return ranks

@@ -1,4 +1,4 @@
-"""Lets a thread and its children use the network of another process: clients of a service in a namespace.
+"""Network of another process for a thread and its children: clients of a service in a namespace.
 
 Where: tests/cluster and benchmarks of machines, whose services run on the head of a bed. Needs root.
 
@@ -16,7 +16,7 @@ from clary.control.engines.local.network import namespaces
 
 @contextlib.contextmanager
 def network_of(pid: int) -> Iterator[None]:
-    """Let this thread and its children use the network of a process, until the block ends."""
+    """Run this thread and its children in the network of a process, until the block ends."""
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     other = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:

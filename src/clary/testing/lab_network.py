@@ -5,10 +5,9 @@
         network.counters("algo-1").sent_bytes
 
 The namespaces are those of the local engine (`network_building`), without its anchor: this process holds them. They
-have no name anywhere, nothing appears in the machine's own namespace, and all of it goes when the block ends or this
-process does. Links without delay and loss are veth pairs on a bridge in a namespace of its own, limited by token
-buckets in both directions; links with them are TAP devices at `clary_switch` (native/tools), a child of this process.
-Needs root.
+have no names, nothing appears in the machine's own namespace, and everything is removed when the block or this process
+ends. Links without delay and loss are veth pairs on a bridge in a namespace of its own, limited by token buckets in
+both directions; links with them are TAP devices at `clary_switch` (native/tools), a child of this process. Needs root.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ Result = TypeVar("Result")
 
 
 class LabError(Exception):
-    """A laboratory that could not be built, or that broke; the text names the part and the remedy."""
+    """A laboratory network that could not be built, or that broke; the text names the part and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabLink:
-    """The link between one host and the switch; between two hosts the larger delay and loss hold.
+    """The link between one host and the switch; between two hosts the larger delay and loss apply.
 
     Args:
         rate_mbit_s: in each direction; None does not limit.
         delay_ms: one way.
-        loss_percent: of frames; each is one packet then, as on a wire.
+        loss_percent: of frames; a frame then carries one packet, as on a wire.
     """
 
     rate_mbit_s: float | None = None
@@ -74,7 +73,7 @@ class LabNetwork:
         num_hosts: how many.
         link: of every host, or one a host.
         seed: of the loss; the same seed loses the same frames if they come in the same order.
-        switch_program: `clary_switch`; CLARY_SWITCH_PROGRAM or build/native/clary_switch where none is given.
+        switch_program: `clary_switch`; by default CLARY_SWITCH_PROGRAM or build/native/clary_switch.
     Raises: LabError naming the step; nothing is left then.
     """
 
@@ -93,7 +92,7 @@ class LabNetwork:
         self._switch_program = switch_program or Path(os.environ.get("CLARY_SWITCH_PROGRAM", DEFAULT_SWITCH))
         self._network: network_building.Network | None = None
         self._switch: subprocess.Popen[str] | None = None
-        self.switch_counts: dict[str, dict[str, int]] = {}  # by host, once the block has ended; empty with a bridge
+        self.switch_counts: dict[str, dict[str, int]] = {}  # by host, after the block; empty with a bridge
 
     def __enter__(self) -> Self:
         if os.geteuid() != 0:

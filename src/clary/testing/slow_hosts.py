@@ -1,4 +1,4 @@
-"""Slow one host of a running job on purpose, from the outside: its processors, its reads.
+"""Slow down one host of a running job on purpose, from the outside: its processors, its reads.
 
     for pid in rank_processes("my-job", "algo-2"):
         limit_processors(pid, share=0.3)
@@ -26,7 +26,7 @@ _PAUSE_S = 0.05
 
 
 def rank_processes(job_name: str, host: str) -> dict[int, int]:
-    """Return pid -> rank of the processes of a job's host that know their rank, as this machine numbers them."""
+    """Return pid -> rank of the processes of a job's host that have a rank, with this machine's pids."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -42,7 +42,7 @@ def rank_processes(job_name: str, host: str) -> dict[int, int]:
 
 
 def limit_processors(pid: int, *, share: float) -> None:
-    """Give the whole cgroup of a process so much of one processor; harmless when repeated.
+    """Limit the whole cgroup of a process to a share of one processor; a second call replaces the limit.
 
     Raises: OSError, ValueError if its host has no cgroup of its own for processors.
     """
@@ -76,7 +76,7 @@ class ReadLimit:
                 (self._group / "cgroup.procs").write_text(str(pid))
 
     def close(self) -> None:
-        """Move the remaining processes back to where they came from, and remove the limit."""
+        """Move the remaining processes back to their former cgroups, and remove the limit."""
         deadline_s = time.monotonic() + _LEAVE_S
         while True:
             for pid in (self._group / "cgroup.procs").read_text().split():

@@ -6,10 +6,10 @@ run. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
     head (10.88.0.254, bridge)        munged, slurmctld
     node-1 .. node-3 (10.88.0.N)      slurmd; a tmpfs of its own at `scratch`; node-1 and node-2 have two GPUs each
 
-Each machine is a network, hostname, mount and process namespace, whose first process is a shell. All of it ends when
-that shell is killed, as by a power switch, or when the thread that made it ends. Names and addresses lie inside the
-namespaces, so that two beds do not meet. Nodes share this machine's files, but for `scratch` and what is put over
-/etc/slurm, /etc/hosts and /run/munge.
+Each machine is a network, hostname, mount and process namespace, whose first process is a shell. Everything on it ends
+when that shell is killed, as when the power is cut, or when the thread that made it ends. Names and addresses lie
+inside the namespaces, so that two beds do not interfere. Nodes share this machine's files, except `scratch` and the
+mounts over /etc/slurm, /etc/hosts and /run/munge.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _HOSTS = f"127.0.0.1 localhost\n{HEAD_ADDRESS} {HEAD}\n" + "".join(
     f"10.88.0.{i + 1} {n}\n" for i, n in enumerate(NODES)
 )
 
-# The first process of a machine: it takes in orphans, so that none of them stays a zombie.
+# The first process of a machine: it adopts and reaps orphans, so that no zombies stay.
 _FIRST = """
 name=$1 folder=$2
 mount --bind "$folder/etc" /etc/slurm
@@ -99,12 +99,12 @@ while :; do sleep 1000 & wait $!; done
 
 
 class SlurmBed:
-    """One cluster; `start` it, and `stop` it in any case.
+    """One cluster; `start` it, and `stop` it after any failure too.
 
     Args:
         folder: new, empty folder that every user can reach.
         options: text appended to slurm.conf.
-        are_alike: whether no node has GPUs, so that each can stand for every other.
+        are_alike: no node has GPUs, so that each can replace every other.
     """
 
     def __init__(self, folder: Path, *, options: str = "", are_alike: bool = False) -> None:
@@ -145,7 +145,7 @@ class SlurmBed:
         for machine in list(self._outer):
             try:
                 self._end_machine(machine)
-            except (AssertionError, OSError) as error:  # the others must be ended even then
+            except (AssertionError, OSError) as error:  # the other machines must be ended nevertheless
                 errors.append(error)
         for process in self._daemons.values():
             try:
@@ -180,10 +180,10 @@ class SlurmBed:
             command: program and arguments.
             check: whether to raise if it fails.
             machine: head or a node.
-            user: number of the user whose process it is; root without.
+            user: id of the user that runs it; root by default.
             stdin: text for it.
             timeout_s: after which it is killed.
-        Raises: AssertionError with its words if it fails and is checked.
+        Raises: AssertionError with its output if it fails and is checked.
         """
         if user is not None:
             command = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--", *command)
@@ -230,7 +230,7 @@ class SlurmBed:
     def kill_controller(self) -> None:
         """Kill slurmctld with SIGKILL, once it has saved its present state."""
         known_at, deadline = time.time(), time.monotonic() + START_LIMIT_S
-        self.run("scontrol", "reconfigure")  # it saves at once then
+        self.run("scontrol", "reconfigure")  # slurmctld saves its state at once
         while not (self.folder / "state/job_state").exists() or self._saved_at() < known_at:
             assert time.monotonic() < deadline, self.logs()
             time.sleep(POLL_S)
@@ -241,13 +241,13 @@ class SlurmBed:
         self._start_daemon(f"slurmd-{node}", node, "slurmd", "-D", "-f", self._conf, "-N", node)
 
     def power_off(self, node: str) -> None:
-        """End every process of a node at once, and its network and mounts; its sockets say no farewell to anybody."""
+        """End every process of a node at once, and its network and mounts; its connections are not closed in order."""
         self.run("ip", "link", "delete", f"to-node-{NODES.index(node) + 1}")
         self._end_machine(node)
         _reap(self._daemons.pop(f"slurmd-{node}"))
 
     def power_on(self, node: str, *, until_idle: bool = True) -> None:
-        """Make a node anew; wait until Slurm has it back, unless a job waits for just this node."""
+        """Make a node anew; wait until Slurm sees it idle, unless a job waits for just this node."""
         self._make_machine(node)
         self._wire_node(node)
         self.start_node_daemon(node)
@@ -255,7 +255,7 @@ class SlurmBed:
             self.wait_for_states({node: "idle"})
 
     def freeze(self, node: str) -> None:
-        """Stop every process of a node where it stands, but for the first: it hears and says nothing any more."""
+        """Stop every process of a node except the first: the node no longer answers."""
         self.run("bash", "-c", "kill -STOP -1", machine=node)
 
     def wake(self, node: str, *, slurm: bool) -> None:
@@ -263,7 +263,7 @@ class SlurmBed:
 
         Args:
             node: that is frozen.
-            slurm: whether Slurm's daemons shall, or all others.
+            slurm: resume Slurm's daemons if true, else all other processes.
         """
         for line in self.run("ps", "-eo", "pid=,args=", machine=node).splitlines():
             pid, _, command = line.strip().partition(" ")
@@ -273,7 +273,7 @@ class SlurmBed:
             self._daemons[f"slurmd-{node}"].send_signal(signal.SIGCONT)  # nsenter stops with its child
 
     def processes(self, node: str) -> list[str]:
-        """Return the command lines of all processes of a node but for its first one and slurmd."""
+        """Return the command lines of all processes of a node except its first process and slurmd."""
         lines = self.run("ps", "-eo", "pid=,args=", machine=node).splitlines()
         own = ("sleep 1000", "ps -eo", "slurmd -D", "bash /")
         return [line for line in lines if not any(text in line for text in own)]
@@ -362,7 +362,7 @@ class SlurmBed:
 
     def _wire_node(self, node: str) -> None:
         number = NODES.index(node) + 1
-        # The head's own numbers of processes know no node: the link is made from outside of its process namespace.
+        # The head's process namespace has no pid of a node: the link is made from outside of it.
         head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]
         link = ["ip", "link", "add", f"to-node-{number}", "type", "veth", "peer", "name", "eth0"]
         subprocess.run([*head, *link, "netns", str(self._first[node])], check=True, timeout=COMMAND_LIMIT_S)

@@ -1,4 +1,4 @@
-"""Answers of a `ControlPlane` held against the models that clients read them with."""
+"""Checks of a `ControlPlane`'s answers against the models with which clients read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROTOCOLS = {"sagemaker": Protocol.JSON_1_1, "sagemaker-metrics": Protocol.REST
 
 
 def answers_in_shape(plane: ControlPlane) -> None:
-    """Have every answer of the plane's calls serialised too: a member that the model lacks fails the call."""
+    """Serialise every answer of the plane's calls too, so that a member that the model lacks fails the call."""
     call = plane.call
 
     async def checked(service: str, operation: str, **params: Any) -> Mapping[str, Any]:

@@ -25,7 +25,8 @@ MAX_DECOMPRESSED_BYTES = 32 * 1024 * 1024  # of a gzip body; clients compress on
 def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:
     """Return the parameters of a request.
 
-    Unknown members are ignored, as on AWS. What comes out has the model's types; its constraints are not checked yet.
+    Unknown members are ignored, as on AWS. The values have the model's types; the model's constraints are not checked
+    yet.
 
     Raises: WireError with SerializationException (MalformedInput for query services) that names the member.
     """
@@ -41,7 +42,7 @@ def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:
 def unknown_members(request: HttpRequest, params: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the dotted paths of members of a JSON body that `parse` left out of `params`, as the model lacks them.
 
-    A newer client may send them. Nobody may believe that they have an effect.
+    A newer client may send them. The callers report that they have no effect.
     """
     document = load_document(body) if (body := _plain_body(request)) else {}
     return tuple(_left_out(document, params, ""))

@@ -1,12 +1,12 @@
 r"""Patterns of service models as compiled expressions that are safe to run on hostile values.
 
-Where: validation compiles the pattern of each string shape here. AWS writes patterns for Java; what Python's `re` can
-not say is translated (`\p{L}`, surrogate pairs) or left out, and recorded in `skipped_patterns`.
+Where: validation compiles the pattern of each string shape here. AWS writes patterns for Java. Syntax that Python's
+`re` lacks is translated (`\p{L}`, surrogate pairs); else the pattern is left out and recorded in `skipped_patterns`.
 
 [Note: runaway patterns] `re` backtracks and holds the interpreter meanwhile: `(a+/?){3,}` takes exponential time on
 "aaaa...!". A repetition of a group that itself repeats is run only if its rounds can not be cut in several ways: each
 round must begin or end with exactly one character of a set that occurs nowhere else in the round. `(-*[a-z])*` passes,
-`([-a-z]*[a-z])*` does not and is left out. Lengths are checked before patterns, which bounds the rest.
+`([-a-z]*[a-z])*` fails the test and is left out. Lengths are checked before patterns, which bounds the rest.
 Source: Java SE API, class java.util.regex.Pattern.
 """
 
@@ -33,7 +33,7 @@ _POSIX = {
 _PROPERTY = re.compile(r"\\p(?:\{(?:Is)?([A-Za-z]+)\}|([A-Z]))")
 _SURROGATES = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _CLASS_THEN_DASH = re.compile(r"(\\[wdsWDS])-(?!\])")
-_SMALL_COUNT = 8  # (x{1,4}:){1,7}: bounded twice over, no runaway
+_SMALL_COUNT = 8  # (x{1,4}:){1,7}: both repetitions are bounded, so that the time is, too
 _BYTES = frozenset(range(256))
 _BEYOND = 256  # stands for every character above Latin-1
 _EVERYTHING = _BYTES | {_BEYOND}

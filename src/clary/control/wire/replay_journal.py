@@ -1,16 +1,16 @@
-"""Signatures that were used, on disk, so that a service that starts again still refuses them.
+"""Journal of used signatures on disk, so that a restarted service still refuses them.
 
 Where: `replays` notes each one here before its request is carried out; the service opens the journal at its start.
 
 [Note: what survives] A record is handed to the kernel and not forced to the disk, which would cost every change some
-milliseconds. It survives the end of the service, however sudden, and not that of the machine. The journal therefore
-names the boot that it was written in. One of another boot, or none where there was a service before, may lack records:
+milliseconds. It survives a crash of the service, but not one of the machine. The journal therefore names the boot in
+which it was written. A journal of another boot, or a missing one in a state folder that is not new, may lack records:
 then every change that was signed before this start is refused as used. The error makes AWS clients sign the request
-again. Nobody is refused for a request that is under way while the service alone starts again, and a client whose clock
-is behind waits for as long as it is behind, once after the machine has gone down.
+again. A restart of the service alone refuses no request that is under way. After a crash of the machine, a client whose
+clock is behind waits once, for as long as its clock is behind.
 
-Two files: `current` is written to; when it is old enough it becomes `previous`, all of which has expired when the next
-one takes its place.
+Two files: `current` is written to; when it is old enough it is renamed to `previous`, whose records have all expired by
+the next renaming.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ReplayJournal:
         skew_s: how long before and after its time a signature is good.
         now: time of the start.
         is_first: whether the state folder is new, so that no signature can have been used.
-        boot_id: of this machine's present boot; empty where it is not known.
+        boot_id: of this machine's present boot; empty if unknown.
     """
 
     def __init__(self, folder: Path, *, skew_s: float, now: datetime, is_first: bool, boot_id: str) -> None:
@@ -116,7 +116,7 @@ class ReplayJournal:
             _log.warning("cannot remove %s/current: %s", self._folder, again)
 
     def _read(self, name: str) -> tuple[list[tuple[int, bytes]], bool]:
-        """Return a file's records, and whether it is there and of this boot; a torn end is left out."""
+        """Return a file's records, and whether the file exists and is of this boot; a torn end is left out."""
         try:
             content = (self._folder / name).read_bytes()
         except FileNotFoundError:
@@ -133,7 +133,7 @@ class ReplayJournal:
 
 
 def read_boot_id() -> str:
-    """Return the id of this machine's present boot, or an empty string where the system tells no id."""
+    """Return the id of this machine's present boot, or an empty string if the id cannot be read."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

@@ -6,8 +6,8 @@ after its time; nothing needs to be remembered longer.
 [Note: floor] Memory is bounded. When it is full the oldest signing times are forgotten, and from then on requests
 signed at those times are refused as if they had been seen: what is forgotten can not be replayed.
 
-[Note: when it is forgotten] By monotonic time, twice the skew after it was seen: a clock that is set forward and back
-does not open the door to what was recorded.
+[Note: when it is forgotten] A signature is forgotten twice the skew after it was seen, by monotonic time: a clock that
+is set forward and back lets no recorded request pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReplayGuard:
         skew_s: how long before and after its time a signature is good.
         max_signatures: that are remembered at once.
         journal: keeps them over restarts of the service; None keeps none.
-        now_s: monotonic time, from which those of the journal count.
+        now_s: monotonic time, from which the journal's signatures count.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ReplayGuard:
             return True
 
     def give_back(self, signature: str, *, signed_at: datetime) -> None:
-        """Forget a signature by which nothing was changed: its client may send the same request again."""
+        """Forget the signature of a request that changed nothing: its client may send the same request again."""
         kept, bucket = _kept(signature), _bucket_of(signed_at)
         with self._lock:
             if kept in self._buckets.get(bucket, ()):

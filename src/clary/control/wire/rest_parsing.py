@@ -56,7 +56,7 @@ def rest_reader(operation_model: Any) -> Reader:
 
 
 class _Parts:
-    """A request taken apart once for every binding to look into."""
+    """A request, split once into the parts that bindings read."""
 
     def __init__(self, request: HttpRequest, labels: dict[str, str], parameters: list[tuple[str, str]]) -> None:
         self.headers = request.lowered_headers

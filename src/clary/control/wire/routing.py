@@ -1,4 +1,4 @@
-"""Which operation a request asks for.
+"""The operation that a request asks for.
 
 Where: first step of the wire. The credential scope of the signature names the service; X-Amz-Target, the form's
 Action, or method and path name the operation. Unsigned requests are routed too, so that their refusal has the shape
@@ -140,7 +140,7 @@ def protocol_of(request: HttpRequest) -> Protocol:
 
 
 def credential_service(request: HttpRequest) -> str | None:
-    """Return the service in the request's credential scope; None if it is not signed, or not readably."""
+    """Return the service in the request's credential scope; None without a signature or a readable scope."""
     authorization = request.header("authorization")
     if authorization is not None:
         match = _SCOPE.search(authorization)

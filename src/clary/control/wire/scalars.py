@@ -113,7 +113,7 @@ def encode_blob(value: Any) -> str:
 
 
 def float_text(value: float) -> float | str:
-    """Return a number as it is, or the word for one that JSON and XML have no digits for."""
+    """Return a finite number unchanged, or the word for NaN or an infinity, for which JSON and XML have no digits."""
     if value != value:
         return "NaN"
     if value in (math.inf, -math.inf):

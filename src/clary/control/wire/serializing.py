@@ -23,8 +23,8 @@ REQUEST_ID_HEADER = "x-amzn-RequestId"
 ERROR_TYPE_HEADER = "x-amzn-ErrorType"
 QUERY_ERROR_HEADER = "x-amzn-query-error"
 RETRY_AFTER_HEADER = "x-amz-retry-after"  # milliseconds that a client should wait before it tries again
-MEMBERS = "members"  # name of what else an error says, in the details of a WireError: a document as its model has it
-RETRY_AFTER_MS = "retry_after_ms"  # name of the same in the details of a WireError
+MEMBERS = "members"  # key in a WireError's details: further members of the error, spelled as in its model
+RETRY_AFTER_MS = "retry_after_ms"  # key in a WireError's details: the value of that header
 SERVER_ERROR_STATUS = 500
 DEFAULT_ERROR_STATUS = 400
 
@@ -53,9 +53,9 @@ def serialize_error(
 
     Args:
         error: `details["retry_after_ms"]`, where it has that, tells clients how long to wait before they try again;
-            `details["members"]` holds further members, which JSON protocols tell.
-        protocol: of the operation, or what `routing.protocol_of` says when there is none.
-        service: whose model names status code and spelling of the error, when it is known.
+            `details["members"]` holds further members, which JSON protocols send.
+        protocol: of the operation; without an operation, from `routing.protocol_of`.
+        service: its model names status code and spelling of the error; None if unknown.
     """
     model = service.exceptions.get(error.code) if service is not None else None
     status = error.http_status
@@ -77,7 +77,7 @@ def serialize_error(
     code = model.shape_name if model is not None else error.code
     document = {**error.details.get(MEMBERS, {}), "__type": code, "message": error.message}
     if model is not None and model.message_member != "message":
-        # Generated clients read the member that the model names, everybody else reads `message`.
+        # Generated clients read the member that the model names, other clients read `message`.
         document[model.message_member] = error.message
     headers.append((ERROR_TYPE_HEADER, code))
     if service is not None and service.is_query_compatible:

@@ -32,7 +32,7 @@ from clary.control.wire.replay_journal import ReplayJournal
 from clary.control.wire.replays import ReplayGuard
 from clary.control.wire.serializing import RETRY_AFTER_MS
 
-# Operations that only look; everything else counts as a change.
+# Operations that only read; every other operation counts as a change.
 _READING = re.compile(r"(?:Batch)?(?:Describe|List|Get|Filter|Search|Simulate)(?=[A-Z]|$)")
 # Headers that give a request its meaning: unsigned, they could be changed on the way.
 _MEANINGFUL_HEADERS = ("host", "content-type", "x-amz-target", "x-amz-date", "x-amz-content-sha256")
@@ -95,8 +95,8 @@ class SignatureVerifier:
         """Verify the request's signature and return its Authorization.
 
         Args:
-            payload: body, or its hexadecimal SHA-256 where that was computed already; None takes the request's body.
-            operation: what was routed; names the expected service, the spelling of error codes and whether something
+            payload: body, or its hexadecimal SHA-256 if already computed; None takes the request's body.
+            operation: from routing; names the expected service, the spelling of error codes and whether something
                 changes. None accepts any service and does not look for replays.
         Raises: WireError with the code of the operation's protocol and AWS's text.
         """
@@ -125,16 +125,16 @@ class SignatureVerifier:
         return authorization
 
     def give_back(self, request: HttpRequest) -> None:
-        """Let a verified request that has changed nothing be sent again as it is."""
+        """Permit a verified request that changed nothing to be sent again with the same signature."""
         head = self._read_head(request, _Check(Protocol.JSON_1_1))
         self._replays.give_back(head.authorization.signature, signed_at=head.signed_at)
 
     def judge_head(self, request: HttpRequest, *, protocol: Protocol = Protocol.JSON_1_1) -> sigv4.Authorization:
-        """Return whose request this would be, before its body is read.
+        """Return the Authorization that a request claims, before its body is read.
 
-        A head with x-amz-content-sha256 is proved: the signature covers the body's hash, which is compared when the
-        body has come. One without it names a key that is known, at a time that is now; most clients send no hash.
-        What has passed here is still to be verified with its body.
+        A head with x-amz-content-sha256 is proved: the signature covers the body's hash, which `verify` compares with
+        the body. Of a head without it, only the key and the time are checked; most clients send no hash. A request that
+        passes here must still be verified with its body.
 
         Raises: WireError for a head with which no body could pass.
         """
@@ -174,7 +174,7 @@ class SignatureVerifier:
             raise check.refused(Refusal.MALFORMED, error.message) from error
 
     def _check_head(self, head: _Head, request: HttpRequest, check: _Check) -> str:
-        """Return the secret of the head's key, once all but the signature is as it should be."""
+        """Return the secret of the head's key, after checking everything except the signature."""
         check.signed_headers(head.authorization, request, is_presigned=head.expires_s is not None)
         expires_s = self._skew_s if head.expires_s is None else head.expires_s
         check.time(head.signed_at, self._clock.now(), skew_s=self._skew_s, expires_s=expires_s)
@@ -245,12 +245,12 @@ class _Check:
             )
 
     def signed_headers(self, authorization: sigv4.Authorization, request: HttpRequest, *, is_presigned: bool) -> None:
-        """Refuse a signature that leaves out a header that gives the request its meaning."""
+        """Refuse a signature that does not cover each header that gives the request its meaning."""
         present = request.lowered_headers
         for name in _MEANINGFUL_HEADERS:
             if name in authorization.signed_headers:
                 continue
-            # Who opens a presigned URL may add a content type: its body is signed, and what is asked of it is too.
+            # The sender of a presigned URL may add a content type: body, path and query are signed without it.
             if name == "host" or (name in present and not (is_presigned and name == "content-type")):
                 raise self.refused(
                     Refusal.WRONG, f"'{name}' must be a 'SignedHeader' in the AWS Authorization: sign it too."
@@ -289,7 +289,7 @@ def _is_signed_by(secret: str, head: _Head, request: HttpRequest, *, body_hash: 
     signing_request = sigv4.SigningRequest(request.method, request.raw_path, head.query, request.headers)
     key = sigv4.signing_key(secret, date=authorization.date, region=authorization.region, service=authorization.service)
     canonical = ""
-    # Clients sign what they send, or the canonical form of it; for nearly all requests the two are one.
+    # Clients sign the path as they send it, or its canonical form; for nearly all requests the two are equal.
     for normalize in (False, True):
         previous, canonical = (
             canonical,

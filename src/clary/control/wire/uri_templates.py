@@ -1,6 +1,6 @@
 """URI templates of REST operations: `/jobs/{name}/parts/{key+}?list`.
 
-Where: routing asks whether a request fits, REST parsing takes the labels' values from it.
+Where: routing matches requests against a template, REST parsing reads the labels' values with it.
 Source: Smithy, "HTTP binding traits": labels match one path segment, greedy labels (`{key+}`) several.
 """
 

@@ -47,7 +47,7 @@ class Violation:
         return f"Value{self.shown} at '{self.path}' failed to satisfy constraint: {self.constraint}"
 
 
-# None or an empty list for a value without fault.
+# Returns None or an empty list for a valid value.
 Checker = Callable[[Any], "list[Violation] | None"]
 
 

@@ -1,1 +1,1 @@
-"""Faults struck on purpose at a real service with real jobs, and the audit afterwards."""
+"""Deliberate faults at a real service with real jobs, and the audit afterwards."""

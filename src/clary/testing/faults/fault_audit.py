@@ -1,6 +1,6 @@
 """Evidence of a job's end, gathered as a client gathers it.
 
-Where: `fault_runner` calls it when a job is over. Every call is repeated while the service is away.
+Where: `fault_fleet` calls it when a job has ended. Every call is repeated while the service is down.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def gather(world: FaultWorld, spec: JobSpec, ending: Ending) -> Evidence:
     """Return the evidence that the job has left behind.
 
     Args:
-        world: of the service; every question is repeated while it is away.
+        world: of the service; every request is repeated while it is down.
         spec: of the job.
         ending: of the job, as described.
     Raises: NoAnswer; ClientError for an answer that no client should get.

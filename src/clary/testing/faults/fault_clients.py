@@ -1,4 +1,4 @@
-"""Clients of a service that may be away at any moment, or may have come back on another port."""
+"""Clients of a service that may be down at any moment, or may have restarted on another port."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class FaultClients:
         self._record: Mapping[str, Any] = {}
 
     def url(self) -> str:
-        """Return where the service is, or was last."""
+        """Return the service's present URL, or its last one."""
         with suppress(OSError, ValueError):
             self._record = json.loads((self._home / "run" / "service.json").read_text())
         return str(self._record["url"])
 
     def client(self, name: str) -> Any:
-        """Return this thread's boto3 client of the service where it is now."""
+        """Return this thread's boto3 client of the service at its present URL."""
         clients: dict[str, Any] = self._local.__dict__.setdefault("clients", {})
         url = self.url()
         if clients.get("url") != url:
@@ -73,9 +73,9 @@ class FaultClients:
         return clients[name]
 
     def own_page(self, page: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Read one of the service's own pages below /clary/v1, or send to it.
+        """Send a request to one of the service's own pages below /clary/v1, and return the answer.
 
-        Raises: ClaryError for a refusal; OSError while the service is away.
+        Raises: ClaryError for a refusal; OSError while the service is down.
         """
         place = urlsplit(self.url())
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=PAGE_TIMEOUT_S)

@@ -1,9 +1,9 @@
-"""A time of day that jumps for the service and its agents, and for nobody else.
+"""A time of day that jumps for the service and its agents alone.
 
-A small library is loaded before the C library (LD_PRELOAD) and adds to the machine's time of day what stands in a
-shared file; monotonic time stays, as when an administrator or NTP sets a clock. It is compiled when it is needed,
-since libfaketime breaks `time.sleep` of Python 3.11 (its clock_nanosleep refuses absolute monotonic times). Without a
-C compiler clocks do not jump.
+A small library is loaded before the C library (LD_PRELOAD) and adds the offset in a shared file to the machine's time
+of day; monotonic time stays, as when an administrator or NTP sets a clock. It is compiled when it is needed, since
+libfaketime breaks `time.sleep` of Python 3.11 (its clock_nanosleep refuses absolute monotonic times). Without a C
+compiler clocks do not jump.
 """
 
 from __future__ import annotations
@@ -88,16 +88,16 @@ class FaultClock:
         subprocess.run(command, input=_SOURCE.encode(), timeout=COMPILE_TIMEOUT_S, check=True)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of a process that is to live by this clock; its children inherit them."""
+        """Return the variables of a process that uses this clock; its children inherit them."""
         return {"LD_PRELOAD": str(self._library), FILE_VARIABLE: str(self._file)}
 
     def set_offset_of_new(self, offset_s: float) -> None:
-        """Offset the time of day of processes that begin from now on; running ones keep theirs for good."""
+        """Offset the time of day of processes that begin from now on; running processes keep their offset for good."""
         draft = self._file.with_suffix(".new")
         draft.write_bytes(struct.pack("=q", round(offset_s * _NS_PER_S)).ljust(mmap.PAGESIZE, b"\0"))
         draft.replace(self._file)
 
     def set_offset(self, offset_s: float) -> None:
-        """Set the time of day off the machine's, at once."""
+        """Set the offset from the machine's time of day, at once."""
         with open(self._file, "r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
             shared[:8] = struct.pack("=q", round(offset_s * _NS_PER_S))

@@ -58,11 +58,11 @@ class RunResult:
         return not self.violations
 
     def json_lines(self) -> str:
-        """Return one JSON object a kind, and one for all."""
+        """Return one JSON object a kind, and one for all kinds."""
         return "\n".join(json.dumps({"seed": self.seed, **asdict(item)}) for item in (*self.counts, self.total))
 
     def table(self) -> str:
-        """Return the same for people."""
+        """Return the counts as a table for people."""
         rows = [f"{'kind':<20} {'injected':>8} {'survived':>8} {'lost':>6} {'doubled':>8} {'hung':>6}"]
         rows += [
             f"{item.kind:<20} {item.injected:>8} {item.survived:>8} {item.lost:>6} {item.doubled:>8} {item.hung:>6}"

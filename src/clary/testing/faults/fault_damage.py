@@ -1,4 +1,4 @@
-"""A fault that has struck, and how it is mended."""
+"""A fault that has struck, with the function that mends it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Damage:
 
     fault: Fault
     target: str  # in words
-    jobs: tuple[str, ...]  # that it was aimed at; empty if it was aimed at none in particular
+    jobs: tuple[str, ...]  # the jobs that it was aimed at; empty if it was aimed at no job in particular
     mend_at_s: float
     mend: Callable[[], object]
 
 
 def damage_of(fault: Fault, target: str, *, job_name: str = "", mend: Callable[[], object] | None = None) -> Damage:
-    """Return the damage of a fault that strikes now; without `mend` it is over at once.
+    """Return the damage of a fault that strikes now; without `mend` it ends at once.
 
     Args:
-        fault: what.
-        target: whom, in words; the job's name is added.
-        job_name: whom it is aimed at; empty if there is no single target.
-        mend: what ends it after its duration.
+        fault: that strikes.
+        target: in words; the job's name is added.
+        job_name: of the job that it is aimed at; empty without a single target.
+        mend: ends the fault after its duration.
     """
     mend_at_s = time.monotonic() + (fault.duration_s if mend is not None else 0.0)
     jobs = (job_name,) if job_name else ()
@@ -38,5 +38,5 @@ def damage_of(fault: Fault, target: str, *, job_name: str = "", mend: Callable[[
 
 
 def choose(items: Sequence[T], fault: Fault) -> T | None:
-    """Return the one of the possible targets that the plan chose."""
+    """Return the possible target that the plan chose."""
     return items[int(fault.choice * len(items))] if items else None

@@ -13,7 +13,7 @@ from clary.testing.faults.fault_damage import Damage, damage_of
 from clary.testing.faults.fault_plan import Fault
 from clary.testing.faults.fault_world import FaultWorld
 
-STEP_S = 0.02  # between looks for new connections
+STEP_S = 0.02  # between searches for new connections
 CONNECT_TIMEOUT_S = 10
 SQLITE_TIMEOUT_S = 5.0
 _END_BACKENDS = (
@@ -26,7 +26,7 @@ _ONE_BACKEND = (
 
 
 def cut_connections(world: FaultWorld, fault: Fault) -> Damage | None:
-    """End every connection of the service to PostgreSQL, and those it opens until the fault is over."""
+    """End every connection of the service to PostgreSQL, and each new one until the fault ends."""
     deadline = time.monotonic() + fault.duration_s
     num_cut = _ask(world.database_url, _END_BACKENDS)
     while time.monotonic() < deadline:
@@ -46,7 +46,7 @@ def kill_backend(world: FaultWorld, fault: Fault) -> Damage | None:
 
 
 def hold_lock(world: FaultWorld, fault: Fault) -> Damage | None:
-    """Hold the lock that the service needs to write; on PostgreSQL, the one to read, too."""
+    """Hold the lock that the service needs to write; on PostgreSQL, also the lock that it needs to read."""
     return _hold_postgres(world.database_url, fault) if world.database_url else _hold_sqlite(world, fault)
 
 

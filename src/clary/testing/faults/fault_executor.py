@@ -1,7 +1,7 @@
 """Executor of one fault, which names its target. It decides nothing: kind, time, length, choice are the plan's.
 
-Where: `fault_runner` calls `strike` and, when the fault is over, `Damage.mend`. A fault without a target (no job is at
-that point, a process has just ended) has no effect and is not counted.
+Where: `fault_runner` calls `strike` and, at the fault's end, `Damage.mend`. A fault without a target (no job is at that
+point, a process has just ended) has no effect and is not counted.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Strike = Callable[[FaultWorld, Fault, str], Damage | None]
 
 
 def strike(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Let a fault happen.
+    """Strike with a fault.
 
     Args:
         world: that it strikes.
-        fault: what.
+        fault: that strikes.
         job_name: a job at the fault's moment; empty if there is none.
 
-    Returns: what has to be mended at its time; None if there was nothing to strike.
+    Returns: the damage, to be mended at its time; None without a target.
     """
     try:
         return _STRIKES[fault.kind](world, fault, job_name)

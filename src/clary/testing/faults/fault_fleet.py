@@ -24,7 +24,7 @@ POLL_S = 0.12
 JOB_DEADLINE_S = 150.0  # from the request to a terminal status
 LEFT_DEADLINE_S = 45.0  # from there until every process of the job is gone
 FRESH_S = 0.3  # how long a job counts as just accepted
-AFTERMATH_S = 10.0  # how long a fault can still be to blame after it was mended
+AFTERMATH_S = 10.0  # how long after its mending a fault can still be the cause of a failure
 STORE_AFTERMATH_S = 75.0  # the same for a full disk of the object store, which looks for space once a minute
 
 _MOMENT_OF = {
@@ -42,7 +42,7 @@ class Strike:
 
     number: int
     kind: FaultKind
-    jobs: tuple[str, ...]  # aimed at; empty is everybody
+    jobs: tuple[str, ...]  # jobs that it was aimed at; empty if it meets all jobs
     at_s: float
     mended_at_s: float | None = None
 
@@ -80,7 +80,7 @@ class Book:
             self.violations.append((violation, causes[-1] if causes else None))
 
     def struck(self, entry: JobEntry) -> list[Strike]:
-        """Return the faults that met a job's life."""
+        """Return the faults that struck during a job's life."""
         with self.changed:
             until_s = entry.ended_at_s if entry.ended_at_s is not None else time.monotonic()
             return [
@@ -98,9 +98,9 @@ class Fleet:
     Args:
         world: the service.
         specs: the jobs, in order.
-        book: where everything is written down.
+        book: records jobs, faults and broken promises.
         num_jobs: at a time.
-        say: told each broken promise at once.
+        say: gets each broken promise at once.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class Fleet:
             thread.join()
 
     def find_job(self, moment: Moment, choice: float, *, timeout_s: float) -> tuple[str, Moment | None]:
-        """Wait for a job at this moment; after `timeout_s` any job in flight will do.
+        """Wait for a job at this moment; after `timeout_s`, take any job in flight.
 
         Args:
             moment: at which the job should be.
             choice: 0 to 1, exclusive: which of the possible jobs.
             timeout_s: in seconds.
-        Returns: its name, empty if there is none, and the moment at which it really is.
+        Returns: the job's name, empty without one, and the moment at which the job really is.
         """
         deadline = time.monotonic() + timeout_s
         with self._book.changed:
@@ -205,7 +205,7 @@ class Fleet:
                 if not (is_spoiled and fault_audit.is_set_aside(error, entry.spec.name)):
                     raise
                 facts = {}
-            if not facts:  # its owner is about to mend it
+            if not facts:  # the driver is about to mend its record
                 time.sleep(POLL_S)
                 continue
             if facts["TrainingJobStatus"] in TERMINAL:
@@ -235,7 +235,7 @@ class Fleet:
     def _enter(self, entry: JobEntry, moment: Moment | None) -> None:
         with self._book.changed:
             if entry.moment is not moment:
-                # A job that was just accepted is Starting as well; it may be met as either.
+                # A job that was just accepted is Starting as well; a fault of either moment may strike it.
                 if not (entry.moment is Moment.ACCEPTED and _is_at(entry, Moment.ACCEPTED, time.monotonic())):
                     entry.moment, entry.moment_since_s = moment, time.monotonic()
                 if moment is None or moment is Moment.ENDED:

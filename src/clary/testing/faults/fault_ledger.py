@@ -1,7 +1,7 @@
 """Promises to every accepted job under any fault, judged from facts that clients can see. Pure.
 
-Where: `fault_audit` gathers a job's evidence, `fault_runner` counts what comes of it. The ledger is the driver's own;
-nothing in it comes from the service but the answers that a client would get.
+Where: `fault_audit` gathers a job's evidence, `fault_run` counts the violations. The ledger is the driver's own; from
+the service it takes only answers that a client would get.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Violation:
     """One broken promise."""
 
     harm: Harm
-    job: str  # empty if it is no job's
+    job: str  # empty if the promise concerns no single job
     what: str
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Violation:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """DescribeTrainingJob's lasting facts of a job that is over; they never change again."""
+    """DescribeTrainingJob's final facts of an ended job; they never change again."""
 
     status: str
     reason: str
@@ -55,13 +55,13 @@ class Evidence:
 
     ending: Ending
     lines: Mapping[str, Sequence[str]]  # host -> its log
-    num_starts: Mapping[str, int]  # host -> starts that the object store knows of
-    artifact_trouble: str = ""  # why the stored artifact is not whole; empty also if there is none
+    num_starts: Mapping[str, int]  # host -> starts recorded in the object store
+    artifact_trouble: str = ""  # why the stored artifact is not whole; empty also without an artifact
     has_artifact: bool = False
     files: Mapping[str, bool] = field(default_factory=dict)  # name in the artifact -> whether its bytes are right
 
 
-# A failure is honest if a fault that struck the job may fail jobs at all, and its reason says one of these words.
+# A failure is accounted for if a fault of these kinds struck the job, and the reason has one of the kind's words.
 MAY_FAIL: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.KILL_AGENT: ("agent",),
     FaultKind.KILL_PROGRAM: ("SIGKILL", "signal 9", "exit code"),
@@ -82,9 +82,9 @@ def judge(spec: JobSpec, evidence: Evidence, struck_by: Collection[FaultKind]) -
     """Return the promises that are broken to a job.
 
     Args:
-        spec: what was asked.
-        evidence: what is there.
-        struck_by: the kinds of faults that met the job's life.
+        spec: the job that was requested.
+        evidence: gathered after its end.
+        struck_by: the kinds of faults that struck during the job's life.
     """
     found = _judge_ending(spec, evidence, struck_by)
     is_whole = evidence.ending.status == "Completed" or _failed_by_itself(spec, evidence.ending)

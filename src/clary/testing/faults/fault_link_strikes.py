@@ -24,10 +24,10 @@ SWALLOW_WAIT_S = 0.5  # time for bytes to arrive
 
 
 class Link:
-    """Connections of some processes to one port.
+    """Connections of several processes to one port.
 
     Args:
-        processes: that opened them; None stands for one that is gone.
+        processes: that opened them; None stands for an ended process.
         port: at the other end.
         job_name: job that the link belongs to; empty if it belongs to no single job.
     """
@@ -38,7 +38,7 @@ class Link:
         self._job_name = job_name
 
     def cut(self, fault: Fault) -> Damage | None:
-        """Cut the open connections, and new ones until the fault is over."""
+        """Cut the open connections, and new ones until the fault ends."""
         deadline = time.monotonic() + fault.duration_s
         num_cut = 0
         while True:
@@ -73,7 +73,7 @@ class Link:
         return self._damage(fault, num_garbled, f"{len(noise)} bytes into {num_garbled} connections")
 
     def swallow(self, fault: Fault) -> Damage | None:
-        """Take bytes of an answer away, on connections that stay open."""
+        """Remove bytes of an answer, on connections that stay open."""
         deadline = time.monotonic() + SWALLOW_WAIT_S
         num_swallowed = 0
         while not num_swallowed and time.monotonic() < deadline:

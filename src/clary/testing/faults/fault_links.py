@@ -1,8 +1,8 @@
-"""Damage to the connections of processes that are not ours: cut, slowed, with bytes made up or swallowed.
+"""Damage to the connections of other processes: cut, slowed, with bytes made up or swallowed.
 
-A socket of another process is duplicated (`pidfd_getfd`), changed and closed; the owner notices nothing but
-what a broken network would do to it. No proxy stands between the two ends, so nothing else of the product changes.
-Needs the right to trace the process: root, or the same user where the kernel allows it. Linux 5.6.
+A socket of another process is duplicated (`pidfd_getfd`), changed and closed; the owner notices only the effects of a
+broken network. No proxy stands between the two ends, so nothing else of the product changes. Needs the right to trace
+the process: root, or the same user where the kernel allows it. Linux 5.6.
 Source: pidfd_getfd(2); socket(7) for SO_MAX_PACING_RATE.
 """
 
@@ -26,7 +26,7 @@ Wanted = Callable[[socket.socket], bool]
 
 @contextlib.contextmanager
 def connections_of(pid: int, wanted: Wanted) -> Iterator[list[socket.socket]]:
-    """Borrow the sockets of a process that `wanted` takes; an empty list if the process is gone."""
+    """Duplicate the sockets of a process for which `wanted` is true; return an empty list if the process has ended."""
     borrowed: list[socket.socket] = []
     try:
         process = os.pidfd_open(pid)
@@ -50,7 +50,7 @@ def connections_of(pid: int, wanted: Wanted) -> Iterator[list[socket.socket]]:
 
 
 def leads_to_port(port: int) -> Wanted:
-    """Take TCP connections whose other end has this port."""
+    """Return whether a socket is a TCP connection whose other end has this port."""
 
     def wanted(item: socket.socket) -> bool:
         return item.family == socket.AF_INET and _peer(item)[1:2] == (port,)
@@ -65,7 +65,7 @@ def cut(item: socket.socket) -> None:
 
 
 def slow_down(item: socket.socket, bytes_per_s: int = SLOW_BYTES_PER_S) -> None:
-    """Slow down sending from now on; `NO_PACING` takes that back."""
+    """Slow down sending from now on; `NO_PACING` restores the speed."""
     with contextlib.suppress(OSError):
         item.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("I", bytes_per_s))
 

@@ -1,7 +1,7 @@
 """The plan of faults and jobs: kinds, times, targets and lengths, made from a seed alone. Pure.
 
 Where: `fault_runner` carries the plan out through `fault_executor`. The same seed, number and kinds give the same
-plan on every machine; what a fault meets when it strikes depends on the machine's pace, and is written down.
+plan on every machine; the target that a fault finds when it strikes depends on the machine's speed, and is recorded.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class FaultKind(StrEnum):
     CUT_STORE_LINK = "cut_store_link"  # clients of the object store: service and agents
     GARBLE_STORE_LINK = "garble_store_link"
     SLOW_STORE_LINK = "slow_store_link"
-    CUT_HOSTS = "cut_hosts"  # one host of a job off the others
+    CUT_HOSTS = "cut_hosts"  # one host of a job loses its link to the others
     CUT_DATABASE = "cut_database"  # every connection of the service to PostgreSQL
     KILL_DATABASE = "kill_database"  # one process of PostgreSQL, after which the server restarts itself
-    HOLD_DATABASE = "hold_database"  # another process has the lock
+    HOLD_DATABASE = "hold_database"  # another process holds the lock
     FILL_HOME = "fill_home"  # the disk of the service: database, logs, objects
     FILL_HOSTS = "fill_hosts"  # the disk of the hosts
     JUMP_CLOCK = "jump_clock"
     SPOIL_ROW = "spoil_row"  # the record of one job in the database
-    DELETE_DATABASE = "delete_database"  # its files, under the service
-    LOSE_DATABASE = "lose_database"  # it is no more, or no database any more, when the service is to start
-    DAMAGE_KEYS = "damage_keys"  # under the service
-    LOSE_KEYS = "lose_keys"  # when the service is to start
+    DELETE_DATABASE = "delete_database"  # its files, while the service runs
+    LOSE_DATABASE = "lose_database"  # its file is missing or damaged when the service starts
+    DAMAGE_KEYS = "damage_keys"  # while the service runs
+    LOSE_KEYS = "lose_keys"  # when the service starts
     DAMAGE_SERVICE_RECORD = "damage_service_record"
     DAMAGE_STORE_RECORD = "damage_store_record"
-    DAMAGE_ENGINE_RECORD = "damage_engine_record"  # what the engine knows of a job's processes
-    DAMAGE_NETWORK_RECORD = "damage_network_record"  # what the holder of a job's network has written down
+    DAMAGE_ENGINE_RECORD = "damage_engine_record"  # the engine's record of a job's processes
+    DAMAGE_NETWORK_RECORD = "damage_network_record"  # a file of the process that holds a job's network
     TEAR_LOG = "tear_log"  # the service was killed within a write: half a line, half an index, drafts of files
-    TEAR_SPOOL = "tear_spool"  # the same of an agent
+    TEAR_SPOOL = "tear_spool"  # the same for an agent
 
 
 class Ruin(StrEnum):
@@ -82,7 +82,7 @@ class Fault:
     pause_s: float  # after the fault before it
     duration_s: float  # until it is mended; for a kill of the service, until it is started again
     choice: float  # 0 to 1: which of the possible targets
-    amount: float = 0.0  # seconds that the clock is set off, bytes that are lost or made up; see the strike
+    amount: float = 0.0  # seconds of the clock's offset, bytes that are lost or made up; see the strike
     ruin: Ruin | None = None  # of a file
     overlaps: bool = False  # the next fault strikes before this one is mended
 
@@ -107,7 +107,7 @@ class JobSpec:
         return tuple(f"algo-{index + 1}" for index in range(self.num_hosts))
 
 
-# How often each kind strikes, relative to the others, and how long at least and at most.
+# Of each kind: its frequency relative to the others, its shortest and its longest duration.
 _WEIGHTS: dict[FaultKind, tuple[int, float, float]] = {
     FaultKind.KILL_SERVICE: (6, 0.0, 0.8),
     FaultKind.KILL_AGENT: (7, 0.0, 0.0),
@@ -144,7 +144,7 @@ _WEIGHTS: dict[FaultKind, tuple[int, float, float]] = {
     FaultKind.TEAR_LOG: (4, 0.0, 0.0),
     FaultKind.TEAR_SPOOL: (3, 0.0, 0.0),
 }
-# Faults of a job need a job that has what they strike.
+# A fault of a job needs a job at a moment at which its target exists.
 _MOMENTS_OF_JOBS = (Moment.STARTING, Moment.DOWNLOADING, Moment.TRAINING, Moment.UPLOADING, Moment.ENDED)
 _MOMENTS_WITH_PROGRAM = (Moment.TRAINING,)
 _NEEDS_PROGRAM = {FaultKind.KILL_PROGRAM, FaultKind.PAUSE_PROGRAM, FaultKind.CUT_HOSTS}
@@ -175,7 +175,7 @@ _RUINS_FILE = {
 _OVERLAP_SHARE = 0.7
 _ANY_SHARE = 0.4
 _MAX_PAUSE_S = 0.3
-MAX_CLOCK_JUMP_S = 120.0  # two of them in opposite directions stay within what signatures may be off
+MAX_CLOCK_JUMP_S = 120.0  # two jumps in opposite directions stay within the allowed skew of signatures
 MAX_GARBLED_BYTES = 400
 
 
@@ -187,8 +187,8 @@ def make_faults(
     Args:
         seed: any number.
         num_faults: that shall strike.
-        kinds: only these, and each of them at least once if there is room.
-        num_spare: more of them, in place of those that find nobody to strike.
+        kinds: of the faults; each strikes at least once if `num_faults` allows.
+        num_spare: further faults, in place of those without a target.
     """
     chooser = random.Random(f"faults:{seed}")
     ordered = [kind for kind in FaultKind if kind in set(kinds)]
@@ -201,12 +201,12 @@ def make_faults(
 
 
 def name_prefix(seed: int, run: str) -> str:
-    """Return the prefix of a run's job names; `run` tells simultaneous runs of one seed apart."""
+    """Return the prefix of a run's job names; `run` distinguishes simultaneous runs of one seed."""
     return f"fault-{seed % 10**6}-{run}-"
 
 
 def make_jobs(seed: int, run: str) -> Iterator[JobSpec]:
-    """Yield the jobs that follow from a seed, without end; only their names tell the run."""
+    """Yield the jobs that follow from a seed, without end; only their names depend on the run."""
     chooser = random.Random(f"jobs:{seed}")
     number = 0
     while True:

@@ -2,7 +2,7 @@
 
 The program says in the object store that it has started, under a key of its own, so that starts can be counted even
 where their output was lost; prints numbered lines; writes weights that follow from the job's name; and says that it
-is done. Standard library only: it runs in the job's interpreter, which has nothing of ours.
+is done. Standard library only: it runs in the job's interpreter, which has no package of Clary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Strikes on the state folder while the service is down: needed files are gone or torn when it starts again.
 
 Where: `fault_executor` calls it. Without its database, or its keys, the service must refuse to start, name the file and
-the ways out, and begin nothing as new; with the file back, or a backup in its place, it runs as before.
+the remedies, and create no new one; with the file back, or a backup in its place, it runs as before.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from clary.testing.faults.fault_state_strikes import DATABASE, tear
 from clary.testing.faults.fault_world import FaultWorld
 
 COMMAND_TIMEOUT_S = 60.0
-SPARE_BYTES = 64 * 1024 * 1024  # that a copy of the database and what is put back may take
-BACKUP_SHARE = 0.5  # of lost databases that come back from a backup, and not as they were
+SPARE_BYTES = 64 * 1024 * 1024  # for a copy of the database and for the files that are put back
+BACKUP_SHARE = 0.5  # of lost databases that are restored from a backup; the others are put back
 
 
 def lose_database(world: FaultWorld, fault: Fault) -> Damage | None:
-    """Start the service without its database, which it must refuse; then put that back, or a backup of it."""
+    """Start the service without its database, which it must refuse; then put the database or a backup of it back."""
     path = world.home / DATABASE
     sides = [Path(f"{path}{suffix}") for suffix in SIDE_FILES]
     if not path.exists() or shutil.disk_usage(world.home).free < SPARE_BYTES:
@@ -40,7 +40,7 @@ def lose_database(world: FaultWorld, fault: Fault) -> Damage | None:
     with world.service.down():
         put_back = put_aside([path, *sides], world.aside)
         backup = _backup(world, path) if fault.choice < BACKUP_SHARE else ""
-        # Restored to what it was: a backup is made through SQLite, which takes in the journal.
+        # Put back to its former state: SQLite makes the backup, and merges the journal into the database.
         put_back()
         for side in sides:
             side.unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def tear_log(world: FaultWorld, fault: Fault) -> Damage | None:
 
 
 def _require_refusal(world: FaultWorld, path: Path, words: Collection[str], put_back: Callable[[], None]) -> None:
-    """Try to start the service; raises BrokenPromise, with the file back, unless it refuses in these words."""
+    """Try to start the service; raises BrokenPromise, after putting the file back, unless it refuses in these words."""
     before = path.read_bytes() if path.exists() else None
     said = world.service.refusal()
     after = path.read_bytes() if path.exists() else None
@@ -108,13 +108,13 @@ def _require_refusal(world: FaultWorld, path: Path, words: Collection[str], put_
 
 
 def _backup(world: FaultWorld, path: Path) -> str:
-    """Make a backup of a database that nobody has open; return its file's name."""
+    """Make a backup of a database that no process has open; return its file's name."""
     backups = Backups(path, world.home / BACKUP_FOLDER, keep=3, monotonic=time.monotonic)
     return backups.make(datetime.now(UTC)).path.name
 
 
 def _restore(world: FaultWorld, backup: str, put_back: Callable[[], None]) -> None:
-    """Bring a backup back as its owner does; raises BrokenPromise, with the database back, if that does not go."""
+    """Restore a backup as an owner does; raises BrokenPromise, after putting the database back, if that fails."""
     command = [sys.executable, "-m", "clary.cli.main", "backup", "restore", backup]
     environment = {**os.environ, "CLARY_HOME": str(world.home)}
     done = subprocess.run(
@@ -126,7 +126,7 @@ def _restore(world: FaultWorld, backup: str, put_back: Callable[[], None]) -> No
 
 
 def _end_of(path: Path) -> int:
-    """Return where the last whole record of a log ends."""
+    """Return the offset at which the last whole record of a log ends."""
     data = path.read_bytes()
     _, end = log_records.unpack_header(data, path=str(path))
 

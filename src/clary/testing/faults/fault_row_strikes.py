@@ -1,7 +1,7 @@
-"""Spoil the record of one job in the database, and mend it as its owner would.
+"""Spoil the record of one job in the database, and mend it as an owner would.
 
-Where: `fault_executor` calls it. Until it is mended the job may be refused by name, with the command that takes it
-back; every other job goes on, and no other name is given away. Afterwards the job is what it was.
+Where: `fault_executor` calls it. Until it is mended, the service may refuse requests for the job, naming the command
+that releases it; every other job continues, and no other job is named. Afterwards the job is as before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.testing.faults.fault_ruin import WAIT_S, BrokenPromise
 from clary.testing.faults.fault_state_strikes import DATABASE
 from clary.testing.faults.fault_world import FaultWorld
 
-KEPT_CHARACTERS = 60  # of the record: half of a name, which no JSON ends with
+KEPT_CHARACTERS = 60  # of the record: half of a member's name, with which no JSON ends
 LOCK_TIMEOUT_S = 20.0
 POLL_S = 0.1
 
@@ -46,9 +46,9 @@ def spoil_row(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
 
 
 def _mend(world: FaultWorld, job_name: str, before: str) -> None:
-    """Put the record back, unless the service has written it anew, and take it out of quarantine; raises BrokenPromise.
+    """Put the record back, unless the service has rewritten it, and release it from quarantine; raises BrokenPromise.
 
-    A record of which the service had a copy in memory is whole again by itself.
+    The service itself rewrites a record of which it has a copy in memory.
     """
     world.ask(lambda: _exchange(world, job_name, before))
     deadline = time.monotonic() + WAIT_S
@@ -64,7 +64,7 @@ def _mend(world: FaultWorld, job_name: str, before: str) -> None:
 
 
 def held_records(world: FaultWorld) -> list[str]:
-    """Return which records wait in quarantine, with the reasons."""
+    """Return the records in quarantine, with the reasons."""
     return [f"{entry['source']} {entry['name']}: {entry['reason']}" for entry in _entries(world) if entry["is_held"]]
 
 
@@ -74,9 +74,9 @@ def _entries(world: FaultWorld) -> list[dict[str, Any]]:
 
 
 def _exchange(world: FaultWorld, job_name: str, back: str | None) -> str:
-    """Cut a job's record short and return it whole, or put it back if it still is short; else return "".
+    """Cut a job's record short and return the whole record, or put it back if it still is short; else return "".
 
-    Raises: OSError while the database takes nothing.
+    Raises: OSError while the database accepts no statements.
     """
     with _connected(world) as (execute, mark):
         found = execute(f"SELECT document FROM jobs WHERE name = {mark}", (job_name,)).fetchone()  # noqa: S608

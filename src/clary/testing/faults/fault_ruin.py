@@ -10,12 +10,12 @@ from pathlib import Path
 
 from clary.testing.faults.fault_plan import Fault, Ruin
 
-WAIT_S = 30.0  # for what a service that runs has to put right by itself
+WAIT_S = 30.0  # for repairs that a running service must make by itself
 POLL_S = 0.05
 
 
 class BrokenPromise(Exception):
-    """Damage was not answered as it must be."""
+    """The service did not handle damage as promised."""
 
 
 def ruin(path: Path, fault: Fault) -> bool:
@@ -36,12 +36,12 @@ def ruin(path: Path, fault: Fault) -> bool:
 
 
 def noise(fault: Fault, size: int) -> bytes:
-    """Return bytes that are no text of any kind."""
+    """Return bytes that are not valid text."""
     return (b"\xff" + random.Random(fault.number).randbytes(max(size - 1, 0)))[:size]
 
 
 def wait_until(condition: Callable[[], bool], promise: str) -> None:
-    """Wait for a condition; raises BrokenPromise with the promise after WAIT_S."""
+    """Wait for a condition; after WAIT_S, raises BrokenPromise with the promise."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""One run: faults strike one after another; after each the books are compared with the service's answers.
+"""One run: faults strike one after another; after several the book is compared with the service's answers.
 
 Where: `fault_runner` makes the world and one run in it.
 """
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 class FaultRun:
-    """One run: the faults one after another, with a few that stand at a time."""
+    """One run: the faults strike one after another, and a few last at the same time."""
 
     def __init__(self, world: FaultWorld, seed: int, say: Say, journal: TextIO | None) -> None:
         self._world = world
@@ -53,7 +53,7 @@ class FaultRun:
         self._started_at_s = time.monotonic()
 
     def run(self, faults: tuple[Fault, ...], num_faults: int) -> None:
-        """Strike until `num_faults` have met somebody; then wait for the jobs and check everything once more."""
+        """Strike until `num_faults` have met a target; then wait for the jobs and check everything once more."""
         self._fleet.start()
         self._tuning.start()
         try:
@@ -92,7 +92,7 @@ class FaultRun:
         )
 
     def _strike(self, fault: Fault) -> bool:
-        """Let one fault happen; return whether it met anybody."""
+        """Strike with one fault; return whether it met a target."""
         time.sleep(fault.pause_s)
         job_name, met = self._fleet.find_job(fault.moment, fault.choice, timeout_s=MOMENT_TIMEOUT_S)
         strike = Strike(fault.number, fault.kind, (), time.monotonic())
@@ -117,7 +117,7 @@ class FaultRun:
         return True
 
     def _mend(self, damage: Damage, strike: Strike) -> None:
-        """Wait for the time at which a fault is over, and mend it."""
+        """Wait for the time at which a fault ends, and mend it."""
         time.sleep(max(0.0, damage.mend_at_s - time.monotonic()))
         try:
             damage.mend()
@@ -128,12 +128,12 @@ class FaultRun:
             strike.mended_at_s = time.monotonic()
 
     def _mend_all(self) -> None:
-        """Wait until no fault stands."""
+        """Wait until every fault is mended."""
         while self._standing:
             self._standing.pop().join()
 
     def _check(self) -> None:
-        """Compare the list of jobs with the ledger, and look for work of jobs that are over."""
+        """Compare the list of jobs with the ledger, and look for processes of ended jobs."""
         num_struck = len(self._book.strikes)
         with self._book.changed:
             known = {name: entry.ending for name, entry in self._book.jobs.items() if entry.is_accepted}
@@ -159,7 +159,7 @@ class FaultRun:
         )
 
     def _check_quarantine(self) -> None:
-        """Look for records that wait in quarantine: each that was spoiled has been mended."""
+        """Look for records in quarantine: each spoiled record has been mended by now."""
         try:
             held = held_records(self._world)
         except (NoAnswer, ClaryError) as error:
@@ -181,7 +181,7 @@ class FaultRun:
                 self._tell(violation)
 
     def _struck_since(self, began_s: float) -> set[FaultKind]:
-        """Return the kinds of faults that stood at some time since a moment, as the monotonic clock counts."""
+        """Return the kinds of faults that were active at any time since a moment of the monotonic clock."""
         with self._book.changed:
             return {
                 strike.kind

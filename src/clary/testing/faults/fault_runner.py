@@ -23,7 +23,7 @@ from clary.testing.faults.fault_plan import FaultKind, make_faults
 from clary.testing.faults.fault_run import FaultRun, Say
 from clary.testing.faults.fault_world import Abilities, FaultWorld, find_abilities
 
-SPARE_PER_FAULT = 2  # some find nobody to strike
+SPARE_PER_FAULT = 2  # some find no target
 
 
 def possible_kinds(abilities: Abilities, database_url: str) -> tuple[FaultKind, ...]:
@@ -34,7 +34,7 @@ def possible_kinds(abilities: Abilities, database_url: str) -> tuple[FaultKind, 
     if not abilities.compiler:
         impossible.add(FaultKind.JUMP_CLOCK)
     if database_url:
-        # the database's files are not ours to damage
+        # PostgreSQL's files are not under the state folder
         impossible |= {FaultKind.DELETE_DATABASE, FaultKind.LOSE_DATABASE}
     else:
         impossible |= {FaultKind.CUT_DATABASE, FaultKind.KILL_DATABASE}
@@ -58,11 +58,11 @@ def run_faults(
         seed: of faults and jobs.
         num_faults: that strike.
         database_url: empty is SQLite.
-        kinds: those that the machine does not allow are left out, which is said.
+        kinds: of the faults; those that the machine does not allow are left out, and `say` gets the reason.
         python: interpreter of the training programs.
-        say: told the progress.
+        say: gets the progress.
         journal: gets one JSON object for each fault that has struck.
-        keep_in: folder for what the service has logged, if a promise was broken.
+        keep_in: folder for the service's logs, if a promise was broken.
     """
     abilities = find_abilities()
     for reason in abilities.missing:
@@ -86,7 +86,7 @@ def run_faults(
 
 
 def _keep(home: Path, folder: Path) -> None:
-    """Copy the service's log and the agents' into a folder for the search of a cause."""
+    """Copy the service's and the agents' logs into a folder, to find the cause."""
     folder.mkdir(parents=True, exist_ok=True)
     logs = [home / "service.log", home / "run" / "seaweed.log", *home.glob("jobs/*/*/*.log")]
     for path in [
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="folder for the service's logs if a promise was broken")
     options = parser.parse_args(arguments)
     kinds = [FaultKind(kind) for kind in options.kinds] if options.kinds else tuple(FaultKind)
-    # As for ctrl-c: what was started ends with it, and disks are unmounted.
+    # As for ctrl-c: the started processes end too, and disks are unmounted.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"seed {options.seed}, {options.faults} faults", file=sys.stderr)
     result = run_faults(

@@ -32,7 +32,7 @@ class FaultService:
     """
 
     def __init__(self, home: Path, environment: Callable[[], Mapping[str, str]]) -> None:
-        self.unexpected_ends: list[str] = []  # of the service, by itself
+        self.unexpected_ends: list[str] = []  # ends of the service that no fault caused
         self._folder = StateFolder(home)
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,7 +67,7 @@ class FaultService:
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """Kill the service, and start it again behind the block; nobody else starts it meanwhile."""
+        """Kill the service, and start it again after the block; no other thread starts it meanwhile."""
         with self._lock:
             self.kill()
             try:
@@ -76,20 +76,20 @@ class FaultService:
                 self.start()
 
     def refusal(self) -> str:
-        """Try to start the service, which must refuse; return its words, or an empty string if it runs."""
+        """Try to start the service, which must refuse; return its log, or an empty string if it runs."""
         with self._lock:
             log = self._folder.service_log
             told_before = log.stat().st_size if log.exists() else 0
             process = self._process = self._spawn()
             if self._becomes_ready(process, time.monotonic() + START_TIMEOUT_S):
                 return ""
-            self.kill()  # one that neither starts nor ends
+            self.kill()  # if it neither starts nor ends
             with log.open("rb") as file:
                 file.seek(told_before)
                 return file.read().decode(errors="replace") or f"(nothing; it ended with {process.returncode})"
 
     def revive(self) -> None:
-        """Start the service again if it has ended by itself, and take note of that."""
+        """Start the service again if it has ended by itself, and record that end."""
         with self._lock:
             process = self._process
             has_ended = self._is_expected_up and process is not None and process.poll() is not None
@@ -110,7 +110,7 @@ class FaultService:
         return None if process is None or process.poll() is not None else ProcessId.of(process.pid)
 
     def end(self) -> None:
-        """End the service as `clary down` does, and by force if it does not."""
+        """End the service as `clary down` does, and kill it if it does not end."""
         process, self._is_expected_up = self._process, False
         if process is not None and process.poll() is None:
             process.terminate()

@@ -1,8 +1,8 @@
 """Strike the state folder under the service: its database, its keys, its records, the spool of an agent.
 
-Where: `fault_executor` calls it. What is damaged here is put right by the service itself, from what it has in memory or
-sees running; nothing that was acknowledged may be lost by it. Of keys and database that holds while the service runs
-on, so a strike returns when they are back, and no other strikes meanwhile.
+Where: `fault_executor` calls it. The service itself must repair this damage, from its memory or from running processes,
+and lose nothing that it has acknowledged. It can repair keys and database only while it runs, so a strike on them
+returns when they are back, and no other strikes meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ END_TIMEOUT_S = 20.0
 
 
 def delete_database(world: FaultWorld, fault: Fault) -> Damage | None:
-    """Take away the database's files, or some, or put others in their place; the service must put them back."""
+    """Delete all or some of the database's files, or replace them; the service must put them back."""
     path = world.home / DATABASE
     if not world.service.is_up or not path.exists():
         return None
@@ -67,7 +67,7 @@ def damage_keys(world: FaultWorld, fault: Fault) -> Damage | None:
 
 
 def damage_service_record(world: FaultWorld, fault: Fault) -> Damage | None:
-    """Damage run/service.json; the service writes it anew, or the next one does."""
+    """Damage run/service.json; the service rewrites it, now or at its next start."""
     folder = StateFolder(world.home)
     if not ruin(folder.service_record_path, fault):
         return None
@@ -82,7 +82,7 @@ def damage_service_record(world: FaultWorld, fault: Fault) -> Damage | None:
 
 
 def damage_store_record(world: FaultWorld, fault: Fault) -> Damage | None:
-    """Damage run/seaweed.json; the service writes it anew, and the next one finds the store that runs."""
+    """Damage run/seaweed.json; the service rewrites it, and after a restart finds the running store."""
     path = world.home / "run" / "seaweed.json"
     if not ruin(path, fault):
         return None
@@ -109,7 +109,7 @@ def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Dam
     """Damage a file of the process that holds a job's network; it writes the file again while it lives.
 
     Args: as `damage_engine_record`.
-    Returns: the damage, whose `mend` waits until the file is as it was; None if the job has no such file now.
+    Returns: the damage, whose `mend` waits until the file is restored; None if the job has no such file now.
     """
     folder = world.pool_folder(job_name)
     anchor = world.anchor(job_name)
@@ -122,7 +122,7 @@ def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Dam
 
     def is_back() -> bool:
         if (folder / RELEASED_FILE).exists() or not anchor.is_alive():
-            return True  # nobody needs it any more
+            return True  # the file is no longer needed
         return path.exists() and path.read_bytes() == before
 
     mend = partial(wait_until, is_back, f"{path} is as it was")
@@ -144,7 +144,7 @@ def tear_spool(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
         return None
     agents[host].kill(timeout_s=END_TIMEOUT_S)
     segments = sorted((world.attempt_folder(job_name) / host / SPOOL_FOLDER).glob(f"*{SEGMENT_SUFFIX}"))
-    with suppress(OSError):  # the service was faster and has removed it
+    with suppress(OSError):  # the service has already removed it
         for path in segments[-1:]:
             tear(path, parse_blocks(path.read_bytes())[1], pack_block(b"torn line", at_ms=0, rank=None))
     return damage_of(fault, f"process {agents[host].pid} of {host}", job_name=job_name)

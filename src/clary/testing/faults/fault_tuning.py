@@ -51,11 +51,11 @@ class TuningEvidence:
 
 
 def judge_tuning(evidence: TuningEvidence, kinds: Collection[FaultKind]) -> list[Violation]:
-    """Return the promises that are broken to a tuning job that has ended. Pure.
+    """Return the broken promises to an ended tuning job. Pure.
 
     Args:
         evidence: of its end.
-        kinds: faults that have met its life; full disks alone may cost trials or their values.
+        kinds: of the faults during its life; only full disks may cost trials or their values.
     """
     found: list[Violation] = []
 
@@ -90,9 +90,9 @@ class TuningDriver:
 
     Args:
         world: the service.
-        prefix: of names; no other job's contains it.
-        struck_since: told a moment of the monotonic clock, returns the kinds of faults that have struck since then.
-        tell: told each broken promise.
+        prefix: of names; no other job's name contains it.
+        struck_since: returns the kinds of faults that have struck since a moment of the monotonic clock.
+        tell: gets each broken promise.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TuningDriver:
         self._thread.start()
 
     def finish(self) -> None:
-        """Start no more and wait for the end of the one in flight."""
+        """Start no more tuning jobs and wait for the end of the one in flight."""
         self._finishing.set()
         self._thread.join()
 

@@ -1,7 +1,7 @@
 """The service that faults strike: its state folder on small disks of its own, its process, its clients.
 
 Where: `fault_runner` makes one. Everything is found as an administrator would find it: by the records in the state
-folder and by /proc.
+folder and in /proc.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Abilities:
     """The abilities of this machine for faults, with reasons for missing ones."""
 
     has_disks: bool
-    compiler: str  # path of a C compiler; empty without
+    compiler: str  # path of a C compiler; empty without one
     missing: tuple[str, ...]
 
 
 def find_abilities() -> Abilities:
-    """Look at the machine."""
+    """Return the machine's abilities."""
     is_root = os.geteuid() == 0
     compiler = find_compiler() or ""
     missing = [] if is_root else ["disks are not filled: only root may mount small ones"]
@@ -62,7 +62,7 @@ class FaultWorld:
     """A service in a state folder of its own.
 
     Args:
-        folder: empty; holds the state folder `home` and what is told to the service from outside.
+        folder: empty; holds the state folder `home` and the files that the driver sets aside.
         abilities: of the machine.
         python: interpreter of the training programs.
         database_url: empty is SQLite in the state folder.
@@ -73,7 +73,7 @@ class FaultWorld:
         self.home = folder / "home"
         self.abilities = abilities
         self.database_url = database_url
-        self.aside = folder / "aside"  # what was taken out of the state folder and is put back
+        self.aside = folder / "aside"  # files that were taken out of the state folder and are put back
         self.service = FaultService(self.home, self._environment)
         self._folder = folder
         self._clock: FaultClock | None = None
@@ -113,7 +113,7 @@ class FaultWorld:
             self._mounts.clear()
 
     def _kill_what_is_left(self) -> None:
-        """End the store, agents and networks, as a service that leaves in order does."""
+        """Kill the store, the agents and the networks that outlived the service."""
         left = [self.store_process()]
         for folder in (self.home / "jobs").glob("pool_*/*"):
             left.append(living_anchor(folder))
@@ -183,7 +183,7 @@ class FaultWorld:
         return [process for pid in sorted(pids) if (process := ProcessId.of(pid)) is not None]
 
     def set_clock(self, offset_s: float) -> None:
-        """Set the service's and the agents' time of day off the machine's."""
+        """Set the offset of the service's and the agents' time of day from the machine's."""
         if self._clock is not None:
             self._clock.set_offset(offset_s)
 

@@ -1,4 +1,4 @@
-"""A crowd of clients that create, stop and delete jobs all at once, and checks of the service meanwhile.
+"""A crowd of clients that create, stop and delete jobs at the same time, and checks of the service meanwhile.
 
 Where: `python -m benchmarks concurrency` and tests/integration run `crowd.run_crowd` against a real service.
 """

@@ -1,4 +1,4 @@
-"""boto3 clients whose every answer is timed, counted and checked for AWS's shape."""
+"""boto3 clients that time and count every answer and check that it has AWS's shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from clary.testing.many_jobs.records import ClientTask
 
 THROTTLES = frozenset({"ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded"})
-# Not in the model of any operation: every AWS service may answer so.
+# Error codes outside of the operations' models: every AWS service may return them.
 GENERAL_CODES = frozenset({"ValidationException", *THROTTLES})
 UNANSWERED = "unanswered"
 HTTP_OK, HTTP_REFUSED = 200, range(400, 500)

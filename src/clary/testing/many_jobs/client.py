@@ -1,7 +1,7 @@
 """One client of the crowd, in a process of its own: keeps a number of jobs alive, sees each to its end, deletes it.
 
-Where: `crowd` starts it with a task on stdin, and reads its report from stdout. What it does follows from the task's
-seed; when it does it follows from what it sees.
+Where: `crowd` starts it with a task on stdin, and reads its report from stdout. Its actions follow from the task's
+seed, their times from the service's answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TERMINAL = ("Completed", "Failed", "Stopped")
 NOT_FOUND = "Requested resource not found."
 EXIT_CODE = 7  # of programs that fail
 FOR_EVER_S = 600  # longer than any run
-STREAM_DELAY_S = 2.0  # a stream's name has the whole second before which its hosts were not asked for
+STREAM_DELAY_S = 2.0  # hosts are requested at most this long after the whole second in a stream's name
 DELETE_ATTEMPTS = 3  # each waits up to 20 s for hosts that are being released
 
 LIVES = {
@@ -58,7 +58,7 @@ class Job:
     """A job that this client has not deleted yet."""
 
     name: str
-    nonce: str  # in its lines: nothing of another job, or of an earlier one of the same name, may be in its log
+    nonce: str  # in its lines: its log must hold no line of another job, or of an earlier job of the same name
     life: Life
     num_hosts: int
     submitted_at: float
@@ -127,7 +127,7 @@ class Client:
         job = Job(name, f"{name}:{self._num_created}", life, num_hosts, submitted_at=time.time())
         code, answer = self._caller.call("sagemaker", "CreateTrainingJob", **_request(job))
         if code == UNANSWERED:
-            return  # counted as a wrong already
+            return  # the caller has recorded it as wrong
         if code:
             self._wrong(job, f"a good request was refused: {answer['Error']}")
             return
@@ -137,7 +137,7 @@ class Client:
             self._stop(job)
 
     def _step(self, job: Job) -> None:
-        """Look at a job once and do its next act; it stays alive unless it was deleted."""
+        """Describe a job once and take its next action; the job stays in the list unless it was deleted."""
         code, facts = self._caller.call("sagemaker", "DescribeTrainingJob", TrainingJobName=job.name)
         if code:
             self._wrong(job, f"an accepted job can not be described: {facts.get('Error')}")
@@ -163,7 +163,7 @@ class Client:
             self._stop(job)
 
     def _conclude(self, job: Job) -> None:
-        """Check how a job ended, that nothing moves it any more, and delete it."""
+        """Check the end of a job and that its status stays, and delete it."""
         ended_at = time.time()
         status = job.facts["TrainingJobStatus"]
         expected = EXPECTED[job.life]
@@ -215,7 +215,7 @@ class Client:
         return [] if code else [stream["logStreamName"] for stream in answer["logStreams"]]
 
     def _check_lines(self, job: Job, streams: Sequence[str]) -> float | None:
-        """Return when the last host printed; each host of a program that ended by itself has printed once."""
+        """Return when the last host printed; check that each host printed once, if the program ended by itself."""
         times = []
         for stream in streams:
             code, page = self._caller.call(
@@ -269,10 +269,10 @@ class Client:
 
 
 def admission_of(facts: Mapping[str, Any], streams: Sequence[str]) -> tuple[float | None, float | None]:
-    """Return between which times hosts were asked for, (None, None) if they never were.
+    """Return the earliest and the latest time at which hosts were requested; (None, None) if they never were.
 
-    A job that was at the head of the queue and had to wait went from Pending to Starting at that very moment. One that
-    had not to wait has renewed its first row; its streams carry the second in their names.
+    A job that had to wait at the head of the queue went from Pending to Starting at exactly that time. The first row of
+    a job that did not wait is rewritten later; its streams have the second of the request in their names.
     """
     if not streams:
         return None, None

@@ -23,8 +23,8 @@ from clary.testing.many_jobs.queue_order import longest_pause_s, overtakings
 from clary.testing.many_jobs.records import ClientReport, ClientTask, JobRecord
 from clary.testing.many_jobs.service_watch import Sample, ServiceWatch
 
-DRAIN_S = 300.0  # for what is left in the queue to end and to be deleted
-START_S = 60.0  # for the clients' interpreters and boto3, on a machine that does other things
+DRAIN_S = 300.0  # for the remaining jobs to end and to be deleted
+START_S = 60.0  # for the clients' interpreters and boto3, on a busy machine
 WATCH_INTERVAL_S = 0.5
 
 
@@ -82,12 +82,12 @@ class CrowdReport:
 
     @property
     def first_lines_s(self) -> list[float]:
-        """From CreateTrainingJob to the first line of the last host, sorted."""
+        """Times from CreateTrainingJob to the first line of the last host, sorted."""
         return sorted(job.first_line_at - job.submitted_at for job in self.jobs if job.first_line_at is not None)
 
     @property
     def longest_pause_s(self) -> float:
-        """The longest time in which nothing was admitted though something waited."""
+        """The longest time in which no job was admitted though one waited."""
         return longest_pause_s(self.jobs)
 
 
@@ -160,7 +160,7 @@ def _tasks(plan: CrowdPlan, environment: Mapping[str, str]) -> list[ClientTask]:
 
 
 def _start_client(task: ClientTask, environment: Mapping[str, str], folder: Path) -> _ClientProcess:
-    # Files and not pipes: a report may be larger than a pipe holds, and nobody reads before the end.
+    # Files instead of pipes: a report may be larger than a pipe holds, and is read only at the end.
     output = (folder / f"{task.index}.json").open("w+b")
     complaints = (folder / f"{task.index}.err").open("w+b")
     process = subprocess.Popen(

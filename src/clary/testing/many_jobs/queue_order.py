@@ -9,14 +9,14 @@ from clary.testing.many_jobs.records import JobRecord
 
 
 def overtakings(jobs: Sequence[JobRecord]) -> list[str]:
-    """Return a sentence for each job that certainly got its hosts before an older one, which was not over by then.
+    """Return a sentence for each job that certainly got its hosts before an older job, which had not ended by then.
 
-    Jobs that never got hosts are in nobody's way, and jobs of one CreationTime (milliseconds) have no order.
+    Jobs that never got hosts do not count, and jobs of one CreationTime (milliseconds) have no order.
     """
     admitted = [job for job in jobs if job.admitted_from is not None]
     ordered = sorted(admitted, key=lambda job: job.created_at)
     found: list[str] = []
-    latest: JobRecord | None = None  # of the older jobs, the one that was admitted last
+    latest: JobRecord | None = None  # the older job that was admitted last
     for _, group in groupby(ordered, key=lambda job: job.created_at):
         twins = list(group)
         if latest is not None:
@@ -26,7 +26,7 @@ def overtakings(jobs: Sequence[JobRecord]) -> list[str]:
 
 
 def longest_pause_s(jobs: Sequence[JobRecord]) -> float:
-    """Return the longest time in which no job was admitted though at least one waited that was admitted later."""
+    """Return the longest time in which no job was admitted although a job waited that was admitted later."""
     admitted = sorted((job for job in jobs if job.admitted_from is not None), key=_until)
     longest = 0.0
     waits_since = float("inf")  # the oldest of the jobs that are admitted at `after` or later

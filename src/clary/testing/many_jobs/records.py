@@ -28,7 +28,7 @@ class ClientTask:
     secret_access_key: str
     num_jobs: int  # that it keeps alive at once
     seconds: float  # during which it creates jobs
-    drain_s: float  # after that, for what is left to end
+    drain_s: float  # after that, for the remaining jobs to end
     pause_s: float  # between two looks at jobs
     seed: int
 
@@ -43,22 +43,22 @@ class JobRecord:
     num_hosts: int
     submitted_at: float
     created_at: float  # CreationTime
-    admitted_from: float | None  # hosts were asked for not before this; None if they never were
-    admitted_until: float | None  # and not after this
-    first_line_at: float | None  # of the last of its hosts
-    status: str  # the terminal one
-    ended_at: float  # when the client saw that
+    admitted_from: float | None  # earliest time of the request for hosts; None if they never were requested
+    admitted_until: float | None  # latest time of it
+    first_line_at: float | None  # of its last host to print
+    status: str  # the terminal status
+    ended_at: float  # when the client saw that status
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientReport:
-    """All that one client did and saw."""
+    """The record of one client: its jobs, requests and findings."""
 
     index: int
     jobs: tuple[JobRecord, ...]
-    latencies_s: Mapping[str, tuple[float, ...]]  # by operation, refused ones apart; with retries by boto3
+    latencies_s: Mapping[str, tuple[float, ...]]  # by operation, separately if refused; with retries by boto3
     refusals: Mapping[str, int]  # "Operation Code" -> how often
     num_retries: int  # by boto3
     num_throttled: int  # answers that were throttles; boto3 retries those
-    wrongs: tuple[str, ...]  # every observation that must not be
+    wrongs: tuple[str, ...]  # every violation that it saw
     num_alive_at_most: int

@@ -15,7 +15,7 @@ _USER_TICKS_FIELD, _SYSTEM_TICKS_FIELD = 11, 12  # of /proc/PID/stat, behind the
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One look."""
+    """One measurement."""
 
     label: str
     elapsed_s: float
@@ -26,7 +26,7 @@ class Sample:
 
 
 class ServiceWatch:
-    """Looks at the service of a state folder.
+    """Measures the service of a state folder.
 
     Raises: ContractError if the record is broken, AssertionError if no service runs.
     """
@@ -37,7 +37,7 @@ class ServiceWatch:
         self._folder = Path("/proc") / str(record.pid)
 
     def look(self, label: str, *, elapsed_s: float) -> Sample:
-        """Return the service's present use of resources; raises OSError if it is gone."""
+        """Return the service's present use of resources; raises OSError if the service has ended."""
         lines = (self._folder / "status").read_text().splitlines()
         status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
         stat = (self._folder / "stat").read_text().rpartition(")")[2].split()

@@ -1,7 +1,8 @@
 """The compiled core: one build of the library serves every Python (docs/adr/0008).
 
-Functions that must cost little are called through `_door`, a module in CPython's limited API, where it was built and
-loads; all others, and all of them where it does not, by ctypes. Both take the same arguments, addresses as numbers.
+Functions that must cost little are called through `_door`, a module in CPython's limited API, if it was built and
+loads. All other functions, and without `_door` all functions, are called by ctypes. Both take the same arguments,
+addresses as numbers.
 
 Where: `collective.cores` opens it over connections that `collective.bootstrap` made; communicator and adapters call it.
 Every call releases the interpreter lock while it is in the library, so waiting in one thread stops no other.
@@ -108,7 +109,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 _NO_CHUNKS = Chunks()
-# What a function of `_SIGNATURES` takes of an operation, between the communicator and the failure.
+# The arguments that a function of `_SIGNATURES` takes from an operation, between the communicator and the failure.
 _ARGUMENTS: dict[Kind, Callable[[Operation, Any], tuple[Any, ...]]] = {
     Kind.ALL_REDUCE: lambda o, _: (o.source, o.target, o.count, o.dtype, o.reduction, o.asynchronous, o.timeout_s),
     Kind.ALL_GATHER: lambda o, c: (o.source, o.target, c.targets, o.count, o.dtype, o.asynchronous, o.timeout_s),
@@ -140,7 +141,7 @@ _ARGUMENTS: dict[Kind, Callable[[Operation, Any], tuple[Any, ...]]] = {
 
 
 def library_path() -> Path:
-    """Return where the shared library lies when it was built: beside this file."""
+    """Return the path of the shared library, if built: beside this file."""
     return Path(__file__).with_name(_LIBRARY_NAME)
 
 
@@ -176,7 +177,7 @@ def _library() -> ctypes.CDLL:
     library.clary_segment_bytes.argtypes = (c_int32, c_uint64)
     library.clary_instruction_set.restype = c_char_p
     library.clary_instruction_set.argtypes = ()
-    if hasattr(library, "clary_record"):  # not in a library that was built before there was one
+    if hasattr(library, "clary_record"):  # missing from a library that was built before this function existed
         library.clary_record.restype = None
         library.clary_record.argtypes = (c_void_p, c_void_p, c_int32)
     return library
@@ -199,7 +200,7 @@ def _unavailable_reason() -> str | None:
 
 
 def unavailable_reason() -> str | None:
-    """Say why there is no compiled core, or None if there is one."""
+    """Return why there is no compiled core, or None if there is one."""
     return _unavailable_reason()
 
 
@@ -234,7 +235,7 @@ class NativeCore:
         self._all_gather = calls.all_gather
         self._reduce_scatter = calls.reduce_scatter
         self._wait = calls.wait
-        self._short_ways = door()  # None: there are none
+        self._short_ways = door()  # None without `_door`
         self._calls = calls
         self._closing = threading.Lock()
         self._addresses = c_void_p * connections.size
@@ -294,7 +295,7 @@ class NativeCore:
     def sum_memory(self, memory: Any, timeout_s: float) -> bool:
         """Reduce an object with the buffer protocol by SUM, in place; False, with nothing done, if it is not plain.
 
-        What `all_reduce` does, without a look at the memory from Python, which takes longer than a small reduction.
+        It replaces `all_reduce` where inspecting the memory in Python would take longer than a small reduction.
         """
         if self._short_ways is None:
             return False
@@ -313,7 +314,7 @@ class NativeCore:
         return self._has_served(self._short_ways.gather_memory(handle, source, target, self.size, timeout_s, failure))
 
     def sum_scatter_memory(self, source: Any, target: Any, timeout_s: float) -> bool:
-        """Reduce an object that holds a chunk a rank by SUM; rank r keeps chunk r. False, with nothing done, as above.
+        """Reduce an object of a chunk a rank by SUM; rank r keeps chunk r. False, with nothing done, if not plain.
 
         Args: as `Core.reduce_scatter`, by objects with the buffer protocol; they lie apart.
         """
@@ -325,7 +326,7 @@ class NativeCore:
         )
 
     def _has_served(self, ticket: int | None) -> bool:
-        """Return whether a short way served; raise the error of the operation."""
+        """Return whether `_door` carried the operation out; raise the operation's error."""
         if ticket is None:
             return False
         if ticket < 0:
@@ -333,7 +334,7 @@ class NativeCore:
         return True
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:
-        """Wait until the operation has ended; the peer of a receive, else 0. None when `limit_s` passed first."""
+        """Wait until the operation has ended. Return the peer of a receive, else 0; None if `limit_s` passed first."""
         source = c_int32(0)
         code: int = self._wait(
             self._handle or self._gone(),
@@ -350,7 +351,7 @@ class NativeCore:
         return self._fail(code)
 
     def is_done(self, ticket: int) -> bool:
-        """Whether the operation has ended, well or not."""
+        """Whether the operation has ended, with success or failure."""
         return bool(self._calls.is_done(self._handle or self._gone(), ticket))
 
     def watch(self, ticket: int) -> None:
@@ -358,7 +359,7 @@ class NativeCore:
         self._calls.watch(self._handle or self._gone(), ticket)
 
     def next_watched(self, limit_s: float) -> int:
-        """Wait for the end of a watched operation: its ticket, 0 when `limit_s` passed, -1 once the core is closed."""
+        """Wait for a watched operation to end; return its ticket, 0 if `limit_s` passed, -1 once the core is closed."""
         handle = self._handle
         if handle is None:
             return -1

@@ -19,7 +19,7 @@ from clary.train._native.interface import Code
 
 
 class CollectiveError(ClaryError, RuntimeError):
-    """A collective operation that did not happen.
+    """A collective operation that failed.
 
     Args:
         message: names group, operation, sequence number, bytes, own rank and host, and the culprit.

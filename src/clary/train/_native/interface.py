@@ -1,7 +1,7 @@
 """The interface of a core, shared by the compiled one and the reference.
 
 Where: `collective.communicator` and the adapters call a core; `collective.bootstrap` makes the connections it takes.
-Buffers are named by address. Nobody here keeps memory alive: who calls holds the buffer until the operation has ended.
+Buffers are named by address. A core keeps no memory alive: the caller holds the buffer until the operation has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Dtype(IntEnum):
 
     @property
     def is_floating(self) -> bool:
-        """Whether it has fractions."""
+        """Whether the type has fractions."""
         return self <= Dtype.BFLOAT16
 
 
@@ -56,7 +56,7 @@ class ReduceOp(IntEnum):
     BXOR = 7
 
     def is_defined_on(self, dtype: Dtype) -> bool:
-        """Whether elements of `dtype` can be reduced so."""
+        """Whether this reduction is defined on elements of `dtype`."""
         if self is ReduceOp.AVG:
             return dtype.is_floating
         return self < ReduceOp.BAND or not dtype.is_floating
@@ -132,7 +132,7 @@ class Chunks:
 
 @dataclass(slots=True)
 class Operation:
-    """A collective or a message as its caller asks for it, built once and handed through to a core.
+    """A collective or a message as its caller requests it, built once and passed on to a core.
 
     Args:
         count: elements, of the buffer, or of one rank's chunk where ranks have chunks; bytes of a message.
@@ -156,13 +156,13 @@ class Operation:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one rank's part, or of all that it sends where counts differ."""
+        """Bytes of one rank's part; if counts differ, of everything that it sends."""
         sent = self.chunks.send_counts if self.chunks is not None else None
         return (self.count if sent is None else sum(sent)) * ELEMENT_BYTES[self.dtype]
 
 
 class ShortCalls(ABC):
-    """Makes an `Operation` of each short call, for cores that have no shorter way."""
+    """Makes an `Operation` of each short call, for cores without a faster path."""
 
     @abstractmethod
     def run(self, operation: Operation) -> int:
@@ -197,8 +197,8 @@ class ShortCalls(ABC):
 class Core(Protocol):
     """A communicator over made connections.
 
-    Every method raises `errors` as `clary_code` says; after anything but a bad argument the core is poisoned and each
-    later call raises the first cause.
+    Every method raises `errors` as `clary_code` says; after any error other than a bad argument the core is poisoned
+    and each later call raises the first cause.
     """
 
     def run(self, operation: Operation) -> int:
@@ -207,8 +207,8 @@ class Core(Protocol):
         Collectives run in the order of their calls. Lists are copied, memory is not.
         """
 
-    # The same for what programs wait for in every step, without the object, which is a quarter of what Python adds to a
-    # call (docs/adr/0083).
+    # The operations that programs wait for in every step, without an `Operation`: making one is a quarter of Python's
+    # share of a call's time (docs/adr/0083).
 
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
@@ -253,16 +253,16 @@ class Core(Protocol):
         """
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:
-        """Wait until the operation has ended; the peer of a receive, else 0. None when `limit_s` passed first."""
+        """Wait until the operation has ended. Return the peer of a receive, else 0; None if `limit_s` passed first."""
 
     def is_done(self, ticket: int) -> bool:
-        """Whether the operation has ended, well or not."""
+        """Whether the operation has ended, with success or failure."""
 
     def watch(self, ticket: int) -> None:
         """Have `next_watched` return this ticket once it has ended."""
 
     def next_watched(self, limit_s: float) -> int:
-        """Wait for the end of a watched operation: its ticket, 0 when `limit_s` passed, -1 once the core is closed."""
+        """Wait for a watched operation to end; return its ticket, 0 if `limit_s` passed, -1 once the core is closed."""
 
     def abort(self, reason: str) -> None:
         """Poison the group on all ranks."""

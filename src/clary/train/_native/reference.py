@@ -1,10 +1,10 @@
 """The reference core: the semantics of the compiled one in plain Python, over the same connections. Slow.
 
-Where: `collective.cores` opens it where no library was built or CLARY_COLLECTIVE_CORE=reference asks for it.
+Where: `collective.cores` opens it if no library was built or CLARY_COLLECTIVE_CORE is `reference`.
 
 Every collective is one exchange: each rank sends each other rank one message, often empty, that describes the
-operation, waits for one from each, and then computes its own result (`reference_math`). So all find out when they did
-not call the same. The shared memory is not used.
+operation, waits for one from each, and then computes its own result (`reference_math`). So all ranks notice when they
+have called different collectives. The shared memory is not used.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class ReferenceCore(PeerExchange, ShortCalls):
         return self._call(operation, _label(operation), meanings[operation.kind](operation))
 
     def explain(self, collective: int, num_bytes: int) -> str:
-        """Say how an operation runs: here always in the same way."""
+        """Return how an operation runs: here always in the same way."""
         return f"{Kind(collective).name.lower()} of {num_bytes} bytes: reference core, every rank sends to every other"
 
-    # Each of these says how an operation is done on this rank.
+    # Each of these methods returns the functions that carry out a collective on this rank.
 
     def _all_reduce(self, asked: Operation) -> Meaning:
         length = asked.num_bytes

@@ -2,7 +2,7 @@
 
 Where: `reference.ReferenceCore` is this plus the meaning of each collective. Two threads: one moves frames
 (`reference_streams`), one runs collectives in the order of their calls. One lock guards all state; memory of callers is
-touched under it alone, and never once their operation has failed.
+accessed only under it, and never after their operation has failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clary.train._native.reference_streams import Callbacks, Frame, FrameKind, S
 from clary.train._native.reference_transfers import EAGER_BYTES, Arrival, Match, Receive, Send, TransferBook
 
 _CLOSE_LIMIT_S = 5.0  # to hand the last frames to the kernel
-_POISONED_CLOSE_LIMIT_S = 1.0  # the same where peers may have ended or be stopped
+_POISONED_CLOSE_LIMIT_S = 1.0  # the same in a poisoned group, where peers may have ended or be stopped
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Meaning(NamedTuple):
     Args:
         outgoing: the bytes for a rank.
         expected: how many bytes come from a rank, by rank.
-        finish: writes the result, given what came from every rank, itself included, in rank order; returns how many
-            bytes were reduced.
+        finish: writes the result, given the bytes of every rank, itself included, in rank order; returns how many bytes
+            were reduced.
     """
 
     outgoing: Callable[[int], bytes]
@@ -60,22 +60,22 @@ class Meaning(NamedTuple):
 
 @dataclass(frozen=True)
 class _Call:
-    """A collective that was called."""
+    """A collective that this rank has called."""
 
     ticket: _Ticket
-    label: str  # what must be equal on all ranks
+    label: str  # must be equal on all ranks
     meaning: Meaning
-    limit_s: float  # from when it is begun
+    limit_s: float  # from its start
 
 
 class PeerExchange:
-    """Everything of `interface.Core` but the collectives; owns the descriptors of `connections`."""
+    """All methods of `interface.Core` except the collectives; owns the descriptors of `connections`."""
 
     def __init__(self, connections: GroupConnections) -> None:
         self.rank = connections.rank
         self.size = connections.size
         self._connections = connections
-        self._changed = threading.Condition(threading.RLock())  # guards all below
+        self._changed = threading.Condition(threading.RLock())  # guards all fields below
         self._failure: _Failure | None = None
         self._is_closed = False
         self._numbers = itertools.count(1)
@@ -130,7 +130,7 @@ class PeerExchange:
     # Tickets
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:
-        """Wait until the operation has ended; the peer of a receive, else 0. None when `limit_s` passed first.
+        """Wait until the operation has ended. Return the peer of a receive, else 0; None if `limit_s` passed first.
 
         Raises: the error of the operation, if it failed.
         """
@@ -144,7 +144,7 @@ class PeerExchange:
             return entry.source
 
     def is_done(self, ticket: int) -> bool:
-        """Whether the operation has ended, well or not."""
+        """Whether the operation has ended, with success or failure."""
         with self._changed:
             return self._ticket(ticket).has_ended
 
@@ -159,7 +159,7 @@ class PeerExchange:
                 entry.is_watched = True
 
     def next_watched(self, limit_s: float) -> int:
-        """Wait for the end of a watched operation: its ticket, 0 when `limit_s` passed, -1 once the core is closed."""
+        """Wait for a watched operation to end; return its ticket, 0 if `limit_s` passed, -1 once the core is closed."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._ended_watched) or self._is_closed, max(limit_s, 0.0))
             if self._ended_watched:
@@ -238,7 +238,7 @@ class PeerExchange:
             self._poison(failure)
 
     def _await_inputs(self, sequence: int, call: _Call, others: list[int], deadline_s: float) -> _Failure | None:
-        """Wait until all have sent theirs; return why they will not. The lock is held."""
+        """Wait for the inputs of the other ranks; return the failure, or None if all have arrived. The lock is held."""
         while True:
             missing = [peer for peer in others if (sequence, peer) not in self._inbox]
             if self._failure is not None or not missing:
@@ -256,8 +256,8 @@ class PeerExchange:
                 return _Failure(
                     Code.TIMEOUT,
                     missing[0],
-                    f"{words}: timeout after {call.limit_s:g} s of waiting for {names}, who did not come to it: "
-                    f"look for what is done there instead, or raise CLARY_COLLECTIVE_TIMEOUT_S",
+                    f"{words}: timeout after {call.limit_s:g} s of waiting for {names}, which have not called it:  "
+                    f"check what they do instead, or raise CLARY_COLLECTIVE_TIMEOUT_S",
                 )
             self._changed.wait(remaining_s)
 
@@ -323,9 +323,9 @@ class PeerExchange:
     # State
 
     def _poison(self, failure: _Failure) -> None:
-        """Keep the first cause, fail all that is open, and tell the others.
+        """Keep the first cause, fail all open operations, and send the cause to the other ranks.
 
-        A cause that another rank has sent is passed on: a third rank may see this one leave before it gets the cause.
+        A cause from another rank is passed on: a third rank may see this rank leave before it gets the cause.
         """
         with self._changed:
             if self._failure is not None:
@@ -344,7 +344,7 @@ class PeerExchange:
         self._changed.notify_all()
 
     def _settle(self, match: Match) -> None:
-        """End a receive, and tell the sender."""
+        """End a receive, and send the sender a receipt."""
         arrival = match.arrival
         failure = _Failure(Code.INVALID, -1, f"{self._words()}: {match.problem}") if match.problem else None
         self._end(self._tickets[match.ticket], failure, source=arrival.peer)
@@ -403,5 +403,5 @@ class PeerExchange:
 
 
 def read_memory(address: int, num_bytes: int) -> bytes:
-    """Copy memory out."""
+    """Return a copy of memory."""
     return ctypes.string_at(address, num_bytes) if num_bytes else b""

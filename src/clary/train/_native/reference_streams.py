@@ -1,7 +1,7 @@
 """Frames between reference cores, and the thread that moves them.
 
-Where: `reference` posts frames and is called back with those that arrive. The native core speaks another language on
-the same sockets; groups are never mixed (`bootstrap.records`).
+Where: `reference` posts frames and is called back with those that arrive. The native core uses another protocol on the
+same sockets; groups are never mixed (`bootstrap.records`).
 
 A peer has one stream, or two where it is on another host: the lane carries collectives, the side stream the rest;
 inside a host the side stream carries all. Each ends with GOODBYE; a stream that ends without one means a lost peer.
@@ -31,9 +31,9 @@ class FrameKind(IntEnum):
 
     COLLECTIVE = 1  # sequence number; label describes the operation; the sender's data for the receiver
     MESSAGE = 2  # tag, ticket of the sender; data
-    RECEIPT = 3  # ticket of the sender of a MESSAGE; label "" when it went well, else what is wrong
+    RECEIPT = 3  # ticket of the sender of a MESSAGE; label "" on success, else the problem
     BAD_NEWS = 4  # code, culprit; label is the first cause
-    GOODBYE = 5  # nothing comes any more on this stream
+    GOODBYE = 5  # the last frame of a stream
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Frame:
     payload: bytes = b""
 
     def encode(self) -> bytes:
-        """Return its bytes."""
+        """Return the frame's bytes."""
         label = self.label.encode()[:_MAX_LABEL_BYTES]
         header = _HEADER.pack(self.kind, self.number, self.second, len(label), len(self.payload))
         return b"".join((header, label, self.payload))
@@ -93,8 +93,8 @@ class Callbacks:
 
     on_frame: Callable[[int, Frame], None]  # peer
     on_goodbye: Callable[[int], None]  # all streams of the peer have ended in order
-    on_loss: Callable[[int, str], None]  # peer, what happened
-    before_wait: Callable[[], float | None]  # may end what is overdue; seconds until it wants to be called again
+    on_loss: Callable[[int, str], None]  # peer, reason
+    before_wait: Callable[[], float | None]  # may end overdue transfers; returns the seconds until its next call is due
 
 
 class StreamLoop:
@@ -126,13 +126,13 @@ class StreamLoop:
         self._thread = threading.Thread(target=self._run, name=f"clary-streams-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to call back."""
+        """Start the thread, which calls back."""
         self._thread.start()
 
     def post(self, peer: int, frame: Frame) -> int:
         """Queue a frame; it leaves after those queued before. Returns how many bytes go by a lane.
 
-        Collectives take the lane where there is one.
+        Collectives take the lane if the peer has one.
         """
         lane = self._streams.get((peer, True)) if frame.kind is FrameKind.COLLECTIVE else None
         stream = lane or self._streams[peer, False]
@@ -202,7 +202,7 @@ class StreamLoop:
                     stream.outbound.popleft()
         except BlockingIOError:
             pass
-        except OSError:  # the peer has gone; reading tells whether in order
+        except OSError:  # the peer has ended; reading shows whether in order
             stream.can_write = False
             stream.outbound.clear()
         self._watch(stream)
@@ -211,14 +211,14 @@ class StreamLoop:
         return stream.sock in self._selector.get_map()
 
     def _watch(self, stream: _Stream) -> None:
-        """Register the awaited events of a stream; an ended one may still be written, but is not watched for it."""
+        """Register the awaited events of a stream; an ended stream may still be written, but is not watched."""
         if self._is_watched(stream):
             self._selector.modify(
                 stream.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.outbound else 0), stream
             )
 
     def _read(self, stream: _Stream) -> bool:
-        """Read arrived bytes; return whether more may be there."""
+        """Read arrived bytes; return whether more may have arrived."""
         try:
             more = stream.sock.recv(_READ_BYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Send and receive of the reference core: which message meets which call.
+"""Send and receive of the reference core: the matching of messages and calls.
 
 Where: `reference` holds one book a core and guards it with its lock; nothing here waits, locks or does input or output.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from clary.train._native.interface import ANY_RANK, Code
 
-EAGER_BYTES = 1 << 16  # bytes; a send of at most so many ends when it is on its way, a larger one when it was received
+EAGER_BYTES = 1 << 16  # a send of at most this size ends once it is under way, a larger one once it is received
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """A call that no message has met."""
+    """A call of `receive` without a matching message yet."""
 
     ticket: int
     peer: int  # or ANY_RANK
@@ -39,7 +39,7 @@ class Receive:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message that no call has met."""
+    """A message without a matching call yet."""
 
     peer: int
     tag: int
@@ -49,7 +49,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Match:
-    """A message and a call that have met. `problem` is "" when its bytes were copied."""
+    """A message and a call that match. `problem` is "" if the bytes were copied."""
 
     arrival: Arrival
     ticket: int
@@ -83,12 +83,12 @@ class TransferBook:
         return None
 
     def next_deadline_s(self) -> float | None:
-        """Return when the first is overdue (time.monotonic), None if nothing is open."""
+        """Return the next deadline (time.monotonic), None if no transfer is open."""
         deadlines = [send.deadline_s for send in self.sends.values()] + [call.deadline_s for call in self.receives]
         return min(deadlines, default=None)
 
     def overdue(self, now_s: float, describe: Callable[[int], str]) -> tuple[Code, int, str] | None:
-        """Return code, culprit and words on the first transfer whose deadline has passed."""
+        """Return code, culprit and text of the first transfer whose deadline has passed."""
         for send in self.sends.values():
             if send.deadline_s <= now_s:
                 words = f"send of {send.num_bytes} bytes with tag {send.tag} was not received by {describe(send.peer)}"

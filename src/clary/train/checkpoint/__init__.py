@@ -1,4 +1,4 @@
-"""Checkpoints that training hardly feels: copied to host memory, written while it goes on, read by any number of ranks.
+"""Checkpoints that hardly delay training: copied to host memory, written in the background, read by any ranks.
 
     from clary.train import checkpoint
 
@@ -6,12 +6,12 @@
     step = keeper.restore({"model": model, "optimizer": optimizer})
     keeper.save(step, {"model": model, "optimizer": optimizer})
 
-Where: docs/training-checkpoints.md has a whole program. torch is imported once a Keeper is asked for, not before.
+Where: docs/training-checkpoints.md has a whole program. torch is imported only when a Keeper is first used.
 
-errors, parts, folders, places, stop_notice    the standard library alone: what lies where, and who is who
-ranks, plans, snapshot, states, filling        torch: who writes what, the copy in host memory, models by names
-joining, peers, reading, restoring, saving     what ranks do together
-keeper                                         what a program calls
+errors, parts, folders, places, stop_notice    the standard library alone: files, folders and the places of ranks
+ranks, plans, snapshot, states, filling        torch: the ranks' shares, the copy in host memory, models by names
+joining, peers, reading, restoring, saving     steps that all ranks take together
+keeper                                         the interface for programs
 """
 
 from __future__ import annotations

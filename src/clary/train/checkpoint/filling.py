@@ -1,7 +1,7 @@
-"""Puts a checkpoint's tensors and values into models, optimizers and dicts that are there already.
+"""Puts a checkpoint's tensors and values into existing models, optimizers and dicts.
 
-Tensors are read where they belong: a module's into its own, an optimizer's into its own or, where it has made no step
-yet, into ones cut as its parameters are. `states` says which names are what.
+Tensors are read in place: a module's into its tensors, an optimizer's into its tensors or, before its first step, into
+new tensors that are sharded like its parameters. `states` defines the names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from clary.train.checkpoint.states import (
 
 @dataclass
 class Filling:
-    """A state that is being filled, in three moves: `values`, `tensors`, `finish`; reading lies between them.
+    """A state that is being filled, in three steps: `values`, `tensors`, `finish`; the caller reads between them.
 
     Raises: ValueError, TypeError from each, for a state that the checkpoint does not fit.
     """
@@ -58,7 +58,7 @@ class Filling:
         """Return the tensors to be read into, by name.
 
         Args:
-            values: what was read for `values`.
+            values: read for the names that `values` returned.
         """
         self._loaded = dict(values)
         wanted: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class Filling:
         """Put the tensors that were read into the program's objects.
 
         Args:
-            tensors: what `tensors` returned, filled.
+            tensors: returned by `tensors`, and filled.
         """
         self._loaded.update(tensors)
         names = parameter_names(self.state)
@@ -121,7 +121,7 @@ class Filling:
         return wanted
 
     def _room(self, name: str, present: Any) -> Any:
-        """Return a tensor to read into: `present` where it fits."""
+        """Return a tensor to read into: `present` if it fits."""
         saved = self.metadata.state_dict_metadata[name]
         if not isinstance(saved, TensorStorageMetadata):
             return None

@@ -2,14 +2,14 @@
 
     step-000000001200/              whole: all ranks of all hosts had their parts on their disks
         checkpoint.json             step, time, number of parts; written once all parts are
-        metadata                    torch.distributed.checkpoint's: which tensors there are, how they are cut
-        part-00003.bin, .json       what rank 3 of those that saved wrote
+        metadata                    torch.distributed.checkpoint's: the tensors, and their division into pieces
+        part-00003.bin, .json       the part that rank 3 of the save wrote
     .step-000000001300.SAVE         being written
     .gone-...                       being removed
 
-[Note: whole or not] A step is whole if every part of one save is there, with its index, on whatever hosts. What has
-been renamed to `step-...` is. A save that was broken off between two hosts' renames is whole too, and `complete` makes
-up for it: nothing is asked of hosts' clocks or of luck.
+[Note: whole or not] A step is whole if every part of one save exists with its index, on whichever hosts. Every folder
+that was renamed to `step-...` belongs to a whole step. A save that was interrupted between two hosts' renames is whole
+too, and `complete` makes the missing rename: this does not depend on hosts' clocks.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class StoredStep:
     """A save's parts in one folder, visible or not."""
 
     path: Path
-    parts: dict[int, PartIndex] = field(default_factory=dict)  # by the rank that wrote it; whole ones only
+    parts: dict[int, PartIndex] = field(default_factory=dict)  # by the rank that wrote it; whole parts only
     has_metadata: bool = False
 
     @property
     def save(self) -> str:
-        """The save that these are of."""
+        """The save to which these parts belong."""
         return next(iter(self.parts.values())).save
 
 
 def save_name(run: str, number: int) -> str:
-    """Return the name of a save: the run's, which no other has, and how many saves it has begun."""
+    """Return the name of a save: the run's unique name, and the number of saves that the run has begun."""
     return f"{run}-{number:x}"
 
 
@@ -66,7 +66,7 @@ def writing_folder(root: Path, step: int, save: str) -> Path:
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """Return where a whole step lies."""
+    """Return the folder of a whole step."""
     return root / f"step-{step:012d}"
 
 
@@ -94,7 +94,7 @@ def complete(root: Path, written: Path, *, index: PartIndex, saved_at: float) ->
 
     Args:
         index: of any of its parts.
-        saved_at: seconds since 1970; by it `prune` tells old from new.
+        saved_at: seconds since 1970; `prune` orders steps by it.
 
     State after failure: as before, or an earlier step of this number is not visible; the save is whole in any case.
     Raises: OSError.
@@ -112,13 +112,13 @@ def complete(root: Path, written: Path, *, index: PartIndex, saved_at: float) ->
 
 
 def prune(root: Path, *, keep: int, newest: Path, save: str) -> None:
-    """Remove all steps but the last `keep`, and broken-off writes. The folder's leader calls it.
+    """Remove all steps except the last `keep`, and interrupted writes. The folder's leader calls it.
 
-    A removed step is no checkpoint from the first moment, also if the removal is cut short.
+    A removed step stops being a checkpoint at once, even if the removal is interrupted.
 
     Args:
         newest: the step that has just become visible; it stays.
-        save: that it is of. Other ranks of this host may have begun to write the next one.
+        save: to which `newest` belongs. Other ranks of this host may have begun to write the next save.
     """
     steps = sorted((path for path in _steps(root) if path != newest), key=_saved_at, reverse=True)
     going = steps[keep - 1 :] + [path for path in root.iterdir() if _is_broken_off(path.name, save)]

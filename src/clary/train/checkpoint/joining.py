@@ -18,33 +18,33 @@ from clary.train.checkpoint.places import Place, partners
 from clary.train.checkpoint.ranks import Ranks
 
 _log = logging.getLogger(__name__)
-_HOST_VARIABLES = ("CLARY_COLLECTIVE_HOST", "SM_CURRENT_HOST")  # what a host is called, before its own hostname
+_HOST_VARIABLES = ("CLARY_COLLECTIVE_HOST", "SM_CURRENT_HOST")  # sources of a host's name, before its hostname
 
 
 @dataclass(kw_only=True)
 class Company:
-    """All ranks, as one of them sees them. A rank has the number that it has in the default group."""
+    """All ranks, as one rank sees them. Ranks are numbered as in the default group."""
 
-    calls: Ranks  # for what a program calls
+    calls: Ranks  # for calls of the program
     writers: Ranks  # for the thread that writes
-    copiers: Ranks | None  # for the thread that sends copies; None where nobody keeps any
-    run: str  # the same on all ranks, and of no other company
+    copiers: Ranks | None  # for the thread that sends copies; None without copies
+    run: str  # the same on all ranks, and unique
     places: Sequence[Place]
-    partners: Sequence[int | None]  # by rank, who holds its copy
+    partners: Sequence[int | None]  # by rank, the holder of its copy
 
     def leave(self) -> None:
-        """Give the groups back."""
+        """Destroy the groups."""
         for ranks in (self.calls, self.writers, self.copiers):
             if ranks is not None and not ranks.is_alone and dist.is_initialized():
-                with contextlib.suppress(ValueError, AssertionError, RuntimeError):  # the program's own end was first
+                with contextlib.suppress(ValueError, AssertionError, RuntimeError):  # the program destroyed them first
                     dist.destroy_process_group(ranks.group)
 
 
 def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
-    """Meet the other ranks; the folder is made where it is missing. Every rank calls it.
+    """Meet the other ranks; make the folder if it is missing. Every rank calls it.
 
     Args:
-        folder: of this rank; ranks that see the same one share a leader.
+        folder: of this rank; ranks that see the same folder share a leader.
         wants_peers: keep copies in other hosts' memory; on one host a warning says that there are no copies.
         limit_s: of every exchange between ranks.
     Raises: CheckpointError on all ranks if one cannot use its folder.
@@ -85,5 +85,5 @@ def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
 def _ranks(limit_s: float) -> Ranks:
     if not dist.is_initialized():
         return Ranks()
-    # gloo, whatever training uses: what is said here lies in host memory, and must not meet training's own calls.
+    # gloo, whatever training uses: these messages lie in host memory, and must not mix with training's collectives.
     return Ranks(dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s)))

@@ -1,7 +1,7 @@
 """One rank's part of a step: the bytes of its tensors and values, and an index of their places.
 
-Where: a part is a pair of files, `part-00003.bin` and `part-00003.json`, or the same in somebody's memory. The index is
-written after the data is on the disk, by renaming, so a part with an index is whole.
+Where: a part is a pair of files, `part-00003.bin` and `part-00003.json`, or the same in the memory of a rank. The index
+is written after the data is on the disk, by renaming, so a part with an index is whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from clary.train.checkpoint.errors import CheckpointError
 
 FORMAT = 1
-WRITE_BYTES = 32 * 1024**2  # of one call: few enough to be cheap, short enough that writing back begins early
+WRITE_BYTES = 32 * 1024**2  # of one call: so large that calls are few, so small that write-back begins early
 
 Key = tuple[str, tuple[int, ...] | None]  # name of a tensor and the offset of its piece; of a value, name and None
 
@@ -25,7 +25,7 @@ Key = tuple[str, tuple[int, ...] | None]  # name of a tensor and the offset of i
 class PartIndex:
     """The index of one rank's part of one save."""
 
-    save: str  # the same on all ranks, and of no other save
+    save: str  # the same on all ranks, unique to the save
     step: int
     rank: int
     num_parts: int  # ranks that saved
@@ -41,7 +41,7 @@ class PartIndex:
     def from_json(cls, data: bytes, where: object) -> PartIndex:
         """Read an index.
 
-        Raises: CheckpointError for what is none, or of a later format.
+        Raises: CheckpointError for a file that is no index, or is of a later format.
         """
         try:
             document: dict[str, Any] = json.loads(data)
@@ -58,7 +58,7 @@ class PartIndex:
 
 
 class Part(Protocol):
-    """A part that can be read, wherever it is."""
+    """A part that can be read, on a disk or in memory."""
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill a buffer with the part's bytes from `start` on. Raises: OSError, CheckpointError."""
@@ -77,7 +77,7 @@ def index_name(rank: int) -> str:
 def write_part(folder: Path, index: PartIndex, pieces: Sequence[memoryview]) -> None:
     """Write a part and sync it to the disk; after a failure no part is visible.
 
-    The interpreter's lock is free while bytes are written: the thread that trains is not held up.
+    The interpreter's lock is free while bytes are written, so that the training thread does not wait.
 
     Args:
         pieces: the data, in order.
@@ -93,7 +93,7 @@ def write_part(folder: Path, index: PartIndex, pieces: Sequence[memoryview]) -> 
                 while block:
                     written = os.pwrite(handle, block, at)
                     block = block[written:]
-                    # Has the kernel begin to write at once, while the next bytes are copied.
+                    # Makes the kernel write at once, while the next bytes are copied.
                     os.posix_fadvise(handle, at, written, os.POSIX_FADV_DONTNEED)
                     at += written
         os.fsync(handle)
@@ -103,7 +103,7 @@ def write_part(folder: Path, index: PartIndex, pieces: Sequence[memoryview]) -> 
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Put a file in its place, on the disk and whole, or not at all.
+    """Write a file whole and sync it to the disk, or leave the old one in place.
 
     Raises: OSError.
     """
@@ -117,7 +117,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Sync the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -147,7 +147,7 @@ class StoredPart:
             start, buffer = start + found, buffer[found:]
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -1,8 +1,8 @@
 """A second copy of every rank's last snapshot, in the memory of a rank of another host.
 
-Each copy that is being received lies beside the last that all ranks have received, so that an exchange that is broken
-off costs nothing that was there. A rank's memory bears its own snapshot and two copies of each rank that it keeps for.
-All waits have the limit of the group that the copies travel over.
+A new copy is received beside the last copy that all ranks have received, so that an interrupted exchange loses no whole
+copy. A rank's memory holds its own snapshot and two copies for each rank whose partner it is. All waits have the limit
+of the group that carries the copies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.train.checkpoint.parts import PartIndex
 from clary.train.checkpoint.ranks import Ranks
 from clary.train.checkpoint.snapshot import Memory, Snapshot
 
-SEND_BYTES = 32 * 1024**2  # of one message: what is waited for when the other side is slow
+SEND_BYTES = 32 * 1024**2  # of one message: the longest wait when the other side is slow
 
 
 class PeerMemory:
@@ -33,14 +33,14 @@ class PeerMemory:
         return [one for one in copies if one.index is not None]
 
     def exchange(self, ranks: Ranks, snapshot: Snapshot, partners: Sequence[int | None]) -> None:
-        """Send this rank's snapshot to its partner, and receive those of the ranks whose partner it is.
+        """Send this rank's snapshot to its partner, and receive the snapshots of the ranks whose partner it is.
 
         Args:
-            ranks: over a group of their own, in which a rank has the number that it has in the world.
-            partners: by rank, who holds its copy; None for nobody.
+            ranks: over a group of their own, with the numbers of the default group.
+            partners: by rank, the holder of its copy, or None.
 
-        State after failure: the copies of the save before are as they were.
-        Raises: RuntimeError if a rank does not answer within the group's limit; CheckpointError if one has no memory.
+        State after failure: the copies of the save before are unchanged.
+        Raises: RuntimeError if a rank does not answer within the group's limit; CheckpointError if one lacks memory.
         """
         index = snapshot.index
         assert index is not None
@@ -70,10 +70,10 @@ class PeerMemory:
         received = {source: self._incoming[source] for source in sources}
         self.held, self._incoming = received, {source: one for source, one in self.held.items() if source in received}
         for memory in self._incoming.values():
-            memory.index = None  # of an earlier save: its room is what the next one is received into
+            memory.index = None  # an earlier save: the next copy is received into its memory
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.held, self._incoming = {}, {}
 
 

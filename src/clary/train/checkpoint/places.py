@@ -1,7 +1,7 @@
-"""Where ranks are: which of them see one folder, and whose memory is on another host. Pure.
+"""Places of ranks: which ranks see the same folder, and which are on another host. Pure.
 
-Ranks may have a folder a host, a folder that all hosts share, or a folder each; `joining` finds out by looking, since
-names of hosts and paths do not tell.
+Ranks may have a folder a host, a folder that all hosts share, or a folder each; `joining` tests which, since names of
+hosts and paths do not show it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one rank is."""
+    """The place of one rank."""
 
     host: str  # the host's own name
     leader: int  # the lowest rank that sees the same folder; it alone renames and removes there
@@ -21,7 +21,7 @@ class Place:
 def partners(places: Sequence[Place]) -> list[int | None]:
     """Return, by rank, the holder of its part's copy: a rank of the next host, or None with a single host.
 
-    Ranks of one name with different folders count as hosts of their own: their machines may well be called alike.
+    Ranks with the same host name and different folders count as separate hosts: two machines may share a name.
     """
     hosts: dict[Place, list[int]] = {}
     for rank, place in enumerate(places):

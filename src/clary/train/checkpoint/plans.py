@@ -1,11 +1,11 @@
 """Plans of the part that each rank writes: agreed by all ranks once, and again only when tensors have changed.
 
-Where: planning is torch.distributed.checkpoint's - its metadata, its rule for what several ranks hold alike, and on
-restoring its cut of pieces - so that any number of ranks can read what any other wrote.
+Where: planning is torch.distributed.checkpoint's - its metadata, its rule for tensors that several ranks hold alike,
+and on restoring its division into pieces - so that any number of ranks can read what any other number wrote.
 
-[Note: one rank's values] Tensors of models that several ranks hold alike are written by one of them each, evenly. What
-is no tensor of a model (names that begin with `=`) comes from the lowest rank that has it, whole: the counters of one
-rank never stand beside the generator of another.
+[Note: one rank's values] A tensor of a model that several ranks hold alike is written by one of them; such tensors are
+spread evenly. Any other value (its name begins with `=`) comes whole from the lowest rank that has it: the counters of
+one rank are never saved with the generator of another.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch.distributed.tensor import DTensor
 from clary.train.checkpoint.parts import Key
 from clary.train.checkpoint.ranks import Ranks
 
-VALUE_MARK = "="  # begins the names of what is no tensor of a model or an optimizer
-ALIGNMENT = 64  # bytes; any element type, and a line of the cache
+VALUE_MARK = "="  # begins the names of values that are no tensors of a model or an optimizer
+ALIGNMENT = 64  # bytes; fits any element type, and is a cache line
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTensor:
-    """A tensor, or this rank's piece of one, and where it goes."""
+    """A tensor, or this rank's piece of one, and its place in the part."""
 
     key: Key
     start: int

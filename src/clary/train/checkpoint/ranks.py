@@ -1,4 +1,4 @@
-"""Ranks that do something together, and learn of it together when one of them could not.
+"""Ranks that act together, and all raise an error when one of them fails.
 
 Where: checkpoints of `Keeper` and those of torch.sagemaker (`parallel.fsdp.checkpoint.saving`).
 """
@@ -23,8 +23,8 @@ class Ranks:
     """The ranks that save together; a single process saves alone.
 
     Args:
-        coordinator: of the world; it puts the parts of all together.
-        failure: what is raised on all ranks when one failed.
+        coordinator: rank in the default group; it combines the parts of all ranks.
+        failure: type of the error on all ranks when one failed.
         consequence: words that follow "failed" in its text.
     """
 
@@ -55,11 +55,11 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return 1 if self.is_alone else dist.get_world_size(self.group)
 
     def all(self, value: Any) -> list[Any]:
-        """Return the value of every rank, by rank. Values travel pickled: for few and small ones."""
+        """Return the value of every rank, by rank. Values are pickled: use it for few and small ones."""
         if self.is_alone:
             return [value]
         found: list[Any] = [None] * self.size
@@ -67,7 +67,7 @@ class Ranks:
         return found
 
     def highest(self, *values: int) -> list[int]:
-        """Return the highest that any rank brought, place by place. The group must take tensors on the CPU."""
+        """Return the highest of each value over all ranks. The group must take tensors on the CPU."""
         if self.is_alone:
             return list(values)
         found = torch.tensor(values, dtype=torch.int64)
@@ -84,10 +84,10 @@ class Ranks:
         return made[0]
 
     def map(self, what: str, part: Callable[[], Any], whole: Callable[[list[Any]], list[Any]]) -> Any:
-        """Have every rank do its part, the coordinator put them together, and every rank get its piece of that.
+        """Call `part` on every rank, combine the results on the coordinator, and return this rank's piece of that.
 
         Args:
-            part: is called on every rank; the result travels pickled.
+            part: is called on every rank; its result is pickled.
             whole: is called on the coordinator, with the parts by rank; returns a piece for each rank.
             what: words for the error's text.
         Raises: `failure` on all ranks if any rank's part, or the whole, raised; it names the ranks.

@@ -1,8 +1,8 @@
 """Reads bytes of parts, wherever they are: in this rank's memory, its folder, or with another rank that sends them.
 
-[Note: turns] In turn k every rank sends to the one k places on and receives from the one k places back, batch by batch,
-both at once; so everybody's counterpart is always in the same turn, and nobody waits in a circle. A rank that cannot
-read sends nothing of worth, and all learn of it once the turns are over.
+[Note: turns] In turn k every rank sends to the rank k places after it and receives from the rank k places before it,
+batch by batch, both at once; so both ends are always in the same turn, and no ranks wait in a circle. A rank that
+cannot read sends undefined bytes, and all ranks raise the error after the last turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clary.train.checkpoint.parts import Part
 from clary.train.checkpoint.ranks import Ranks
 from clary.train.checkpoint.snapshot import as_bytes
 
-BATCH_BYTES = 32 * 1024**2  # of what travels at once between two ranks; a longer piece travels alone
+BATCH_BYTES = 32 * 1024**2  # of a batch between two ranks; a longer piece is a batch of its own
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ def fetch(
     """Read the pieces that this rank requests, and send other ranks theirs. Every rank calls it.
 
     Args:
-        ranks: over a group in which a rank has the number that it has in the world.
+        ranks: over a group with the numbers of the default group.
         requests: that this rank has; they may differ by rank.
         here: parts that this rank can read by itself.
         holders: by part, the ranks that can send it; the same on all ranks.
         deliver: takes the number of a request and its bytes, which are valid during the call.
         what: for the error's text.
 
-    Raises: CheckpointError on all ranks if one could not read or deliver; RuntimeError if one does not answer.
+    Raises: CheckpointError on all ranks if one failed to read or deliver; RuntimeError if one does not answer.
     """
     troubles: list[Exception] = []
 

@@ -1,8 +1,8 @@
 """Finds the newest step that is whole on all hosts together, and reads it, wherever its parts are.
 
-Every rank says which parts it can read: those in its memory, and for its folder's leader those that lie there. A save
-of which every part is offered is whole; of those the one of the highest step is taken. A part in memory goes before the
-same on a disk, and what a rank cannot read itself another sends it.
+Every rank offers the parts that it can read: those in its memory and, if it leads its folder, those in the folder. A
+save is whole if every part is offered; the whole save of the highest step is restored. A part in memory is preferred to
+the same part on a disk, and another rank sends the pieces that a rank cannot read itself.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Choice:
     save: str
     step: int
     folders: Mapping[int, str]  # by leader
-    leaders: Mapping[int, Sequence[int]]  # by part, those in whose folders it lies
-    teller: Mapping[int, int]  # by part, the rank that has its index at hand
+    leaders: Mapping[int, Sequence[int]]  # by part, the leaders of the folders that hold it
+    teller: Mapping[int, int]  # by part, the rank that supplies its index
     holders: Mapping[int, Sequence[int]]  # by part, the ranks that can send it
     metadata_teller: int
 
 
 def choose(offers: Sequence[Sequence[Offer]], places: Sequence[Place]) -> Choice | None:
-    """Return the newest save with all its parts and its metadata on offer, or None. Pure."""
+    """Return the newest save of which all parts and the metadata are offered, or None. Pure."""
     saves: dict[str, list[tuple[int, Offer]]] = {}
     for rank, own in enumerate(offers):
         for offer in own:
@@ -99,16 +99,16 @@ def restore(
 ) -> tuple[PartIndex, Path | None] | None:
     """Fill a state with the newest whole step. Every rank calls it.
 
-    State after failure: some of it may be filled.
+    State after failure: the state may be partly filled.
 
     Args:
-        ranks: all that restore.
+        ranks: all ranks of the restore.
         state: models, optimizers and values by name; its values are replaced.
         root: folder of checkpoints as this rank sees it.
         places: host and leader of each rank, by rank.
-        memories: that this rank holds: its own part and copies of other ranks' parts.
-    Returns: an index of the step, and its folder here if it has one; None where there is no whole step.
-    Raises: CheckpointError on all ranks if one could not; RuntimeError if one does not answer.
+        memories: of this rank: its own part and copies of other ranks' parts.
+    Returns: an index of the step, and its folder here if it has one; None without a whole step.
+    Raises: CheckpointError on all ranks if one failed; RuntimeError if one does not answer.
     """
     leader = places[ranks.rank].leader
     stored = ranks.together(f"looking for checkpoints in {root}", lambda: scan(root) if leader == ranks.rank else [])
@@ -167,7 +167,7 @@ def _offer(index: PartIndex, folder: str | None, *, has_metadata: bool) -> Offer
 
 @dataclass
 class _Reader:
-    """Reads the tensors of a flat state; torch's planner says which saved pieces these are."""
+    """Reads the tensors of a flat state; torch's planner maps them to the saved pieces."""
 
     ranks: Ranks
     here: Mapping[int, Part]
@@ -202,7 +202,7 @@ class _Reader:
             dtype = self.metadata.state_dict_metadata[item.dest_index.fqn].properties.dtype
             aligned = data if data.storage_offset() % dtype.itemsize == 0 else data.clone()
             piece = aligned.view(dtype).view(shape)
-            if shape != item.lengths:  # the whole piece that was saved: this rank needs a corner of it
+            if shape != item.lengths:  # the data is the whole saved piece: this rank needs a part of it
                 for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                     piece = piece.narrow(dimension, start, length)
             planner.resolve_tensor(item).detach().copy_(piece)

@@ -6,7 +6,7 @@
     =loader                                 anything else, with holes where tensors were
     =loader/0                               the tensor of the first hole
 
-A module's parameters are found by identity, so optimizers need no numbers, and fit another cut of the same model.
+A module's parameters are found by identity, so optimizers need no numbers, and fit another sharding of the same model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Hole:
 def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return all tensors and values by name, without a copy.
 
-    Raises: TypeError, ValueError for what cannot be saved.
+    Raises: TypeError, ValueError for a state that cannot be saved.
     """
     flat: dict[str, Any] = {}
     names = parameter_names(state)
@@ -103,20 +103,20 @@ def parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
 
 
 def optimizer_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Go through an optimizer's parameters by name; those of no module in the state go by their place."""
+    """Yield an optimizer's parameters with their names; a parameter of no module in the state is named by its place."""
     for at, group in enumerate(optimizer.param_groups):
         for number, parameter in enumerate(group["params"]):
             yield names.get(id(parameter), f"{at}.{number}"), parameter
 
 
 def changed_by_step_alone(state: Mapping[str, Any], flat: Mapping[str, Any]) -> set[str]:
-    """Return the names of tensors that only the step of an optimizer in the state changes: its parameters and its own.
+    """Return the names of tensors that only an optimizer's step changes: the parameters and state of the optimizers.
 
     Tensors of less than LEAST_LATE_BYTES are left out: to watch one costs more than to copy it.
 
     Args:
         state: models, optimizers and values, by name.
-        flat: what `flatten` made of it.
+        flat: the state, as `flatten` returned it.
     """
     owned: set[int] = set()
     for optimizer in optimizers(state):
@@ -138,7 +138,7 @@ def optimizers(state: Mapping[str, Any]) -> list[Optimizer]:
 
 
 def take_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return a value with holes where its tensors are, which are added to `tensors`."""
+    """Return a value with holes in place of its tensors, and add the tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach())
         return Hole(len(tensors) - 1)

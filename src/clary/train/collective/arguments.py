@@ -63,7 +63,7 @@ def uneven_chunks(
 
     Args:
         memories: one object with all chunks, or a list of one for each rank.
-        counts: elements for each rank; None for equal chunks, and not looked at for a list.
+        counts: elements for each rank; None for equal chunks; ignored for a list.
         size: number of ranks.
         name: of the argument, for errors.
         dtype: of the elements; None where the format tells it.
@@ -86,7 +86,7 @@ def uneven_chunks(
 
 
 def addresses(buffers: Sequence[Buffer]) -> tuple[int, list[int] | None]:
-    """Return the addresses for a core: one, or one for each rank; 0 without buffers."""
+    """Return the addresses for a core: one in all, or one for each rank; 0 without buffers."""
     if not buffers:
         return 0, None
     if len(buffers) == 1:

@@ -1,1 +1,1 @@
-"""Where frameworks are imported, each in a module of its own, and nowhere else in the train wing."""
+"""Adapters of frameworks: each is imported in a module of its own here, and nowhere else in the train side."""

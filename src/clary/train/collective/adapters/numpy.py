@@ -8,8 +8,8 @@
 
 Where: on top of `communicator`, with a `tcp_store` kept by rank 0. Every rank calls the same in the same order.
 
-Arrays are taken as they are: C-contiguous, of a type that cores know, aligned. Nothing is converted or copied; what
-does not fit raises TypeError or ValueError with the fix. Results are new arrays unless `out` names one.
+Arrays are taken as they are: C-contiguous, of a type that cores know, aligned. Nothing is converted or copied; any
+other array raises TypeError or ValueError with the fix. Results are new arrays unless `out` names one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def init(
 
     Raises:
         ValueError: a variable is missing or wrong.
-        BootstrapError: the group could not be formed; names who did not come.
+        BootstrapError: the group could not be formed; the text names the missing ranks.
     """
     environ = with_ranks_of_mpirun(environ)
     settings = settings or CollectiveSettings.from_environment(environ)
@@ -99,16 +99,16 @@ class World:
     """A group of ranks that exchange arrays; `split` makes smaller ones.
 
     Methods raise TypeError or ValueError for arrays that do not fit, with nothing sent, and CollectiveError if the
-    operation failed: the group is of no more use then. Close it, or use it in a `with` statement.
+    operation failed: the group cannot be used any more then. Close it, or use it in a `with` statement.
     """
 
     def __init__(self, communicator: Communicator, store: TcpStore | None = None) -> None:
         self.communicator = communicator
-        self._store = store  # None in groups that `split` made: it lives in the first one
+        self._store = store  # None in groups that `split` made: the first group owns it
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process."""
         return self.communicator.rank
 
     @property
@@ -157,7 +157,7 @@ class World:
         return result
 
     def bcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """Overwrite `array` of all with the root's; returns it."""
+        """Overwrite `array` on all ranks with the root's; return it."""
         self.communicator.broadcast(_buffer(array, "array"), root=root)
         return array
 
@@ -199,7 +199,7 @@ class World:
         return result
 
     def gather(self, array: np.ndarray, root: int = 0, out: np.ndarray | None = None) -> np.ndarray | None:
-        """Collect the arrays of all on the root, shape [size, *array.shape]; None on the others.
+        """Collect the arrays of all ranks on the root, shape [size, *array.shape]; return None on other ranks.
 
         Args:
             array: of any shape, the same on all ranks.
@@ -227,7 +227,7 @@ class World:
         return out
 
     def send(self, array: np.ndarray, peer: int, tag: int = 0) -> None:
-        """Send to a rank; ends when `array` may be changed.
+        """Send an array to a rank; return when it may be changed.
 
         Args:
             array: of any shape; it travels as bytes.
@@ -237,7 +237,7 @@ class World:
         self.isend(array, peer, tag).wait()
 
     def recv(self, array: np.ndarray, peer: int = ANY_RANK, tag: int = 0) -> int:
-        """Overwrite `array` with a message of a rank, or of any; returns the sender's rank.
+        """Overwrite `array` with a message of a rank, or of any rank; return the sender's rank.
 
         Args:
             array: of as many bytes as were sent.
@@ -302,7 +302,7 @@ class World:
 
     @staticmethod
     def _room(shape: tuple[int, ...], dtype: np.dtype, out: np.ndarray | None) -> np.ndarray:
-        """Return where a result goes: `out` if it has the shape, else a new array."""
+        """Return the array for a result: `out` if it has the shape, else a new array."""
         if out is None:
             return np.empty(shape, dtype)
         _buffer(out, "out")
@@ -312,7 +312,7 @@ class World:
 
 
 def _buffer(array: Any, name: str) -> Buffer:
-    """Describe an array as cores take it; raises as the module says."""
+    """Describe an array as cores take it; raises TypeError or ValueError for any other."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a {type(array).__name__}: pass a numpy array")
     dtype = _dtype_of(array.dtype)

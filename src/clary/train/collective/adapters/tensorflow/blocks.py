@@ -1,8 +1,8 @@
-"""Aligned blocks of memory, used again once nothing lies in them.
+"""Aligned blocks of memory, used again once no array lies in them.
 
 New memory of the size of a model's gradients costs a page fault for every 4 KiB, more than the copies that blocks save.
-Results are views of a block and keep it alive; a block without views is taken again, so a training has as many blocks
-as steps of results that it keeps.
+Results are views of a block and keep it alive; a block without views is reused, so a training has one block for each
+step whose results it keeps.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from clary.train.collective.adapters.tensorflow.layout import ALIGNMENT
 
 _MAX_BLOCKS = 8
-"""Blocks that are known, of all sizes together."""
+"""Limit of the blocks that are kept, of all sizes together."""
 _OWN_REFERENCES = 2
-"""To an array that nobody else has: the list's, and that of the question itself."""
+"""References to an array without users: the list's, and that of the call that counts them."""
 
 
 class Blocks:
@@ -30,7 +30,7 @@ class Blocks:
     def take(self, num_bytes: int) -> np.ndarray:
         """Return a block, shape [num_bytes] of uint8, in which nothing else lies; its content is undefined.
 
-        Whoever has the result or a view of it has the block for itself.
+        The block is reserved as long as the result or a view of it exists.
         """
         with self._lock:
             memory = self._free_one(num_bytes)
@@ -49,6 +49,6 @@ class Blocks:
         return None
 
     def _forget_oldest(self) -> None:
-        """Drop the oldest blocks over the limit; one with views lives as long as they do."""
+        """Drop the oldest blocks over the limit; a block with views lives as long as they do."""
         while len(self._memories) >= _MAX_BLOCKS:
             self._memories.pop(0)

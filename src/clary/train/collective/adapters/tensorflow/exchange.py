@@ -1,6 +1,7 @@
 """Tensors reduced and broadcast over the group, eagerly and inside `tf.function`.
 
-A list is one operation, whatever its length. All ranks call the same with as many tensors of the same shapes and types.
+A list is one operation, whatever its length. All ranks call the same function with equally many tensors of the same
+shapes and types.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def reduce_tensors(process: Process, tensors: Sequence[Any], op: ReduceOp) -> li
     Args:
         tensors: dense, or tf.IndexedSlices, which are made dense.
         op: AVG on floating types alone.
-    Raises: TypeError for a type that cannot be reduced so, with nothing sent; CollectiveError.
+    Raises: TypeError, with nothing sent, for a type on which `op` is not defined; CollectiveError.
     """
     dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for tensor in dense:
@@ -67,8 +68,8 @@ def broadcast_variables(process: Process, variables: Sequence[Any], root: int) -
 
     Args:
         variables: of TensorFlow or of Keras, in the same order on all ranks.
-        root: rank whose values all get.
-    Returns: the operation of all assignments in a graph of TensorFlow 1; None elsewhere.
+        root: rank whose values are assigned.
+    Returns: the operation of all assignments in a graph of TensorFlow 1; None otherwise.
     Raises: as `broadcast_tensors`.
     """
     values = broadcast_tensors(process, variables, root)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 ALIGNMENT = 64
-"""Bytes; EIGEN_MAX_ALIGN_BYTES of TensorFlow's builds."""
+"""In bytes; EIGEN_MAX_ALIGN_BYTES of TensorFlow's builds."""
 LARGE_BYTES = 256 << 10
-"""From here on a copy costs more than an operation."""
+"""Size in bytes from which a copy costs more than an operation."""
 _KEPT_LAYOUTS = 64
 
 

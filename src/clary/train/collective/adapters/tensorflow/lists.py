@@ -1,9 +1,8 @@
 """Lists of NumPy arrays, exchanged over a group by few operations.
 
 Arrays of one type share a block (`layout`); results are views of the block, not copies. All ranks pass the same number
-of arrays, of the same shapes and types, in the same order. A list that a rank has not passed before is compared with
-those
-of the others first: two different lists can fill blocks of the same size.
+of arrays, of the same shapes and types, in the same order. A list that a rank has not passed before is first compared
+with the lists of the other ranks: two different lists can fill blocks of the same size.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _DIGEST_BYTES = 8
 class Lists:
     """Exchanges of lists over one group.
 
-    All methods raise CollectiveError, after which the group is of no more use; OrderMismatch is the one for lists that
+    All methods raise CollectiveError, after which the group cannot be used any more; it is OrderMismatch if lists
     differ between ranks.
     """
 
@@ -78,7 +77,7 @@ class Lists:
         return [_part_of(block, layout.offsets[index], array) for index, array in enumerate(arrays)]
 
     def _agree(self, what: str, arrays: Sequence[np.ndarray]) -> None:
-        """Compare a list that is new here with those of the other ranks, for which it is new too."""
+        """Compare a list that is new on this rank with the other ranks' lists, which are new there too."""
         words = f"{what}: {', '.join(f'{array.dtype.name}{list(array.shape)}' for array in arrays)}"
         if words in self._agreed:
             return

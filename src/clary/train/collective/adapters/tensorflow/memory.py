@@ -1,7 +1,7 @@
 """Memory of eager tensors as NumPy arrays, and of NumPy arrays as tensors.
 
-Both share it, for every type that DLPack knows and for bfloat16 (TensorFlow 2.21). What TensorFlow makes
-of it in other versions may be a copy, which is right too.
+Both share it, for every type that DLPack knows and for bfloat16 (TensorFlow 2.21). Other versions of TensorFlow may
+make a copy, which is correct too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def array_of(tensor: Any) -> np.ndarray:
 
 
 def tensor_of(array: np.ndarray) -> Any:
-    """Return an eager tensor that lies in the memory of an array, which nobody may write from now on.
+    """Return an eager tensor that lies in the memory of an array, which must not be written from now on.
 
     An array that is read-only, or does not begin at a multiple of 64 bytes, is copied: memory of another alignment ends
     the process.

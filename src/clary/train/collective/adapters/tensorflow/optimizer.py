@@ -1,7 +1,7 @@
 """Optimizers that apply the gradients of all ranks: of Keras 3, of legacy Keras and of TensorFlow 1.
 
-An optimizer of Keras stays the object that it was, with its state and settings, and gets a class derived from its own:
-checkpoints and saved models name the class that they always named.
+An optimizer of Keras stays the same object, with its state and settings, and gets a class derived from its own, of the
+same name: checkpoints and saved models name the class as before.
 
 Keras 3 hands gradients to `apply`, where they are reduced. Legacy Keras and TensorFlow 1 compute them in a method of
 the optimizer, which reduces them; an optimizer of legacy Keras that is given gradients without having computed them
@@ -23,7 +23,7 @@ _LEGACY_COMPUTING = ("compute_gradients", "_compute_gradients")
 _HANDED_ON = ("get_slot", "get_slot_names", "variables")
 
 IsDue = Callable[[], Any]
-"""Whether the step that was just reduced is applied, as a scalar tensor; any other step is counted alone."""
+"""Returns, as a scalar tensor, whether the step that was just reduced is applied; otherwise it is only counted."""
 
 
 def distribute(
@@ -39,7 +39,7 @@ def distribute(
 
     Args:
         optimizer: of Keras, which is changed and returned, or of tf.compat.v1.train, which is wrapped.
-        is_due: asked after each reduction; None: every step is applied.
+        is_due: called after each reduction; None: every step is applied.
         name, use_locking: of the wrapper of an optimizer of TensorFlow 1.
         additions: further members of its class.
     Raises: TypeError for any other object; ValueError for an optimizer that was distributed before.
@@ -63,12 +63,12 @@ def distribute(
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether `distribute` made it."""
+    """Whether `distribute` made the optimizer."""
     return bool(getattr(optimizer, _MARK, False))
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
-    """Make the variables of an optimizer of Keras now: it may not do so in a branch of a graph."""
+    """Make the variables of an optimizer of Keras now: the optimizer may not make them in a branch of a graph."""
     if getattr(optimizer, "built", False):
         return
     with tf.init_scope():
@@ -123,7 +123,7 @@ def _members_of_legacy_keras(base: Any, reduce: Reduce, is_due: IsDue | None) ->
 
 
 def _when_due(is_due: IsDue | None, apply: Callable[[], Any], optimizer: Any) -> Any:
-    """Apply a step that is due; count one that is not."""
+    """Apply a step that is due; otherwise only count it."""
     if is_due is None:
         return apply()
 

@@ -1,13 +1,13 @@
 """Functions of arrays as operations of TensorFlow that all ranks run in one order, one at a time.
 
 Eagerly a function is called at once. Inside `tf.function` it becomes one operation, and the order is the program's, as
-[Note: order] says. The operation waits in a thread of TensorFlow's pool with all its inputs there, and nothing that it
-waits for on another rank comes after one of its own successors: a pool of one thread is enough.
+[Note: order] says. The operation waits in a thread of TensorFlow's pool with all its inputs ready. The operations of
+other ranks that it waits for come before its own successors in the order: a pool of one thread is enough.
 
 [Note: order]
-TensorFlow runs operations of a graph when their inputs are there, so two ranks could run two reductions in different
+TensorFlow runs operations of a graph when their inputs are ready, so two ranks could run two reductions in different
 orders, each waiting for the other. Each of our operations therefore reads a variable, the turn, passes its value
-through the function and assigns what comes out. TensorFlow keeps reads and writes of a variable in the program's order,
+through the function and assigns the result. TensorFlow keeps reads and writes of a variable in the program's order,
 also where they are in functions, branches and loops inside the graph. Graphs of TensorFlow 1 have no such rule; there
 each operation gets a control input from the one before in its branch.
 """
@@ -29,7 +29,7 @@ Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 class _Turns:
-    """The turn of functions, and the last operation of each graph of TensorFlow 1; of this process."""
+    """This process's turn variable, and the last operation of each graph of TensorFlow 1."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,8 +40,8 @@ class _Turns:
     def variable(self) -> Any:
         """The variable that orders operations, made outside of any graph at first use.
 
-        A thread of its own makes it: a function that is traced a second time lets nobody in its thread make variables,
-        and the scope of a strategy would make one for each replica.
+        A thread of its own makes it: while a function is traced a second time, its thread must not make variables, and
+        the scope of a strategy would make one for each replica.
         """
         with self._lock:
             if self._variable is None:
@@ -59,11 +59,12 @@ _turns = _Turns()
 
 
 def run_ordered(exchange: Exchange, tensors: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Run a function of the tensors' memory, now or whenever the graph under construction comes to it.
+    """Run a function of the tensors' memory, now or whenever the graph under construction reaches it.
 
     Args:
         exchange: takes arrays with the shapes of `tensors`, which it must not write, and returns one array for each of
-            `like`, which nobody writes afterwards. Inside a graph its errors become TensorFlow's, with its words.
+            `like`, which must not be written afterwards. Inside a graph its errors become TensorFlow's, with the same
+            text.
         tensors: on any device; they are brought to the CPU.
         like: a tensor or a tf.TensorSpec for each result, with its type and static shape.
     Returns: a tensor for each of `like`.
@@ -90,7 +91,7 @@ def _as_operation(exchange: Exchange, turn: Any, tensors: Sequence[Any], like: S
     """Add the operation to the graph: from (turn, *tensors) to (turn, *results)."""
 
     def body(turn_taken: Any, *memories: Any) -> list[Any]:
-        arrays = [np.asarray(memory, order="C") for memory in memories]  # of a scalar TensorFlow passes the number
+        arrays = [np.asarray(memory, order="C") for memory in memories]  # TensorFlow passes a scalar as a number
         return [np.int64(turn_taken + 1), *exchange(arrays)]
 
     types = [tf.int64, *(example.dtype for example in like)]

@@ -18,7 +18,7 @@ _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 class Process:
-    """Membership of this process in a group; surfaces have one for all their functions.
+    """Membership of this process in a group; each surface has one for all its functions.
 
     Args:
         name: of the library in the user's words, for messages.
@@ -35,7 +35,7 @@ class Process:
         Raises:
             CollectiveError: it was called before and not shut down since.
             ValueError: this process was not started as a rank, or a variable is wrong.
-            BootstrapError: the group could not be formed; names who did not come.
+            BootstrapError: the group could not be formed; the text names the missing ranks.
         """
         with self._lock:
             if self._lists is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since 3.11
 
 Reduce = Callable[[list[Any], Sequence[Any]], list[Any]]
-"""From gradients, None where there is none, and their variables to those gradients over all ranks."""
+"""Maps gradients (or None) and their variables to the gradients reduced over all ranks."""
 
 
 def reduce_gradients(process: Process, gradients: Sequence[Any], op: ReduceOp, compression: Any) -> list[Any]:
@@ -40,11 +40,11 @@ def reduce_gradients(process: Process, gradients: Sequence[Any], op: ReduceOp, c
 
 
 class DistributedTape:
-    """A tf.GradientTape whose `gradient` reduces over all ranks; all else is the tape's own.
+    """A tf.GradientTape whose `gradient` reduces over all ranks; all other members are the tape's own.
 
     Args:
         tape: that records; it may be recording already.
-        reduce: what is done with its gradients.
+        reduce: reduces its gradients.
     """
 
     def __init__(self, tape: Any, reduce: Reduce) -> None:

@@ -13,7 +13,7 @@ _LEGACY = "TF_USE_LEGACY_KERAS"
 def keep_from_xla() -> None:
     """Have Keras 3 leave models of this process to TensorFlow's own executor.
 
-    Its `compile` takes XLA unless told otherwise. If a model asks for `jit_compile=True`, Keras warns that it cannot be
+    Its `compile` uses XLA by default. If a model asks for `jit_compile=True`, Keras warns that it cannot be
     compiled.
     """
     if os.environ.get(_LEGACY) == "1" or importlib.util.find_spec("keras") is None:

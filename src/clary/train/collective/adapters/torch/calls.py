@@ -1,8 +1,8 @@
 """torch's two spellings of a call: lists with an options object, as torch.distributed and C++ write it, and single
 tensors with a root, an operation and a limit, as programs that hold a ProcessGroup may.
 
-Where: `collectives` brings every call to the first spelling. Options of torch before 2.7 do not tell whether the caller
-waits; then every call counts as one whose caller does not.
+Where: `collectives` brings every call to the first spelling. Options of torch before 2.7 do not say whether the caller
+waits; every call then counts as asynchronous.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def options_of(
     """Return `given` if it is options, else new ones of `kind` with the named values.
 
     Args:
-        given: options; or, in the short spelling, nothing.
+        given: options; any other value in the short spelling.
     """
     if isinstance(given, kind):
         return given

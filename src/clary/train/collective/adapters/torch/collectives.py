@@ -159,7 +159,7 @@ class Collectives:
             )
         if len(set(counts)) == 1:
             asked = Operation(Kind.ALL_GATHER, dtype, count, source.data_ptr(), chunks=Chunks(targets=addresses))
-        else:  # every rank sees the same sizes, so all come here
+        else:  # every rank sees the same sizes, so all take this branch
             everywhere = [source.data_ptr()] * self._num_ranks, addresses, [count] * self._num_ranks, counts
             asked = Operation(Kind.ALL_TO_ALL, dtype, chunks=Chunks(*everywhere))
         return self._run(asked, opts, output_tensors, (source, buffers), finish)
@@ -233,7 +233,7 @@ class Collectives:
         inputs = self._one_a_rank(single(input_tensors, "reduce_scatter"), "reduce_scatter")
         _check_types(inputs, output, "reduce_scatter")
         check_equal([inputs[self._own_rank]], output, "reduce_scatter")
-        if len({tensor.numel() for tensor in inputs}) > 1:  # every rank sees the same sizes, so all come here
+        if len({tensor.numel() for tensor in inputs}) > 1:  # every rank sees the same sizes, so all take this branch
             return self._reduce_each(output, inputs, opts)
         sources = [dense(tensor, "reduce_scatter") for tensor in inputs]
         return self._reduce_scatter(output, 0, [source.data_ptr() for source in sources], sources, opts)
@@ -353,7 +353,7 @@ class Collectives:
         buffer = dense(output, "all_to_all_single")
         send_counts, dtype = self._split(source, input_split_sizes, "input")
         receive_counts, _ = self._split(buffer, output_split_sizes, "output")
-        # An empty tensor has no address; the core wants one, and reads as little of it as was counted.
+        # An empty tensor has no address, and the core needs one. It accesses only the counted elements: none.
         sent, received = (one if one.numel() else one.new_empty(1) for one in (source, buffer))
         asked = Operation(Kind.ALL_TO_ALL, dtype, 0, sent.data_ptr(), received.data_ptr())
         asked.chunks = Chunks(send_counts=send_counts, receive_counts=receive_counts)
@@ -393,7 +393,7 @@ class Collectives:
         return self._run(Operation(Kind.BARRIER), opts, ())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """End when every rank has called it; the error of one that does not come names it, and the first such alone."""
+        """End when every rank has called it; the error names the first missing rank alone."""
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         self._core.run(Operation(Kind.BARRIER, timeout_s=limit_s))
 
@@ -430,7 +430,7 @@ class Collectives:
         return self._pending(self._core.run(message), [tensor], buffer, _copy_back_one(tensor, buffer))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Receive a tensor from whichever rank sends first; the work's `source_rank` tells which."""
+        """Receive a tensor from the first rank that sends; the work's `source_rank` names it."""
         return self.recv(tensors, ANY_RANK, tag)
 
     # Names that torch used before 2.13 and still calls where it finds them.
@@ -508,10 +508,10 @@ class Collectives:
         held: Any = None,
         finish: Callable[[], None] | None = None,
     ) -> Work:
-        """Have the core take a collective; return the work that torch waits on.
+        """Start a collective in the core; return the work that torch waits on.
 
         Args:
-            asked: the operation; `opts` set here whether it is asynchronous, and its time limit.
+            asked: the operation; `opts` set its time limit, and whether it is asynchronous.
         """
         asked.asynchronous = asynchronous = is_asynchronous(opts)
         asked.timeout_s = limit_s_of(opts, self._timeout_s)
@@ -525,7 +525,7 @@ class Collectives:
         held: Any = None,
         finish: Callable[[], None] | None = None,
     ) -> Work:
-        """Return the work that torch waits on for a collective that the core took."""
+        """Return the work that torch waits on for a collective that the core has started."""
         self._num_issued += 1
         if ticket:
             return self._pending(ticket, results, held, finish)
@@ -572,7 +572,7 @@ class Collectives:
 
 
 def _kept(work: AnyWork) -> AnyWork:
-    """Return a work that may be dropped on our side while C++ holds it."""
+    """Return a work after keeping it alive: Python may drop it while C++ holds it."""
     if keeping.IS_NEEDED:
         keeping.keep(work)
     return work

@@ -1,11 +1,12 @@
 """The thread that ends futures of operations under way, one a group, started by the first that needs it.
 
 Where: `work.PendingWork.get_future` hands over its work; the thread blocks in the core, without the interpreter lock,
-until a handed-over operation has ended. Operations that nobody asks a future of never come here, but for those whose
-work was dropped before its end: they are kept until then, because the core still uses their memory.
+until a handed-over operation has ended. It gets only operations with a future, and operations whose work was dropped
+before the end: the core still uses their memory, which is kept until then.
 
-Callbacks of a future run in the thread that ends it. One that starts operations and waits for their futures, as the
-PowerSGD hook of DDP does, would wait for itself; so a future asked for there starts one more thread, which stays.
+Callbacks of a future run in the thread that ends it. A callback that starts operations and waits for their futures, as
+the PowerSGD hook of DDP does, would wait for itself; so a future requested in a callback starts one more thread, which
+stays.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Any, Protocol
 from clary.train._native.errors import CollectiveError
 from clary.train._native.interface import Core
 
-_LOOK_S = 60.0  # how long the core is asked to block; a closed core answers at once
+_LOOK_S = 60.0  # limit of one call that blocks in the core; a closed core returns at once
 _JOIN_S = 10.0  # longest wait for the thread when the group is closed
 
 
 class _Ending(Protocol):
-    """An operation that waits here for its end."""
+    """An operation whose end the thread waits for."""
 
     @property
     def ticket(self) -> int:
@@ -36,7 +37,7 @@ class _Ending(Protocol):
 
 
 class _Dropped:
-    """An operation whose work nobody holds any more: keeps its memory alive, finishes it, tells nobody."""
+    """An operation whose work was dropped: keeps its memory alive and finishes it; it has no future."""
 
     def __init__(self, core: Core, ticket: int, held: Any, finish: Callable[[], None] | None) -> None:
         self.ticket = ticket
@@ -48,7 +49,7 @@ class _Dropped:
         try:
             self._core.wait(self.ticket, None)
         except CollectiveError:
-            return  # the group is poisoned: its next call says so
+            return  # the group is poisoned: its next call raises the cause
         if self._finish is not None:
             self._finish()
 
@@ -69,7 +70,7 @@ class CompletionThread:
         self.rank = rank
         self._core = core
         self._works: dict[int, _Ending] = {}
-        # Re-entrant: a work may be dropped, and adopted, by a collection that strikes while the lock is held.
+        # Re-entrant: garbage collection may drop, and so adopt, a work while the lock is held.
         self._ends = threading.Condition(threading.RLock())
         self._threads: list[threading.Thread] = []
         self._num_idle = 0  # threads that are not in a callback
@@ -77,7 +78,7 @@ class CompletionThread:
         self._is_closed = False
 
     def watch(self, work: _Ending) -> bool:
-        """End `work` when its operation ends; False if the group was closed, so that it has ended already."""
+        """End `work` when its operation ends; False if the group was closed, which has already ended it."""
         with self._ends:
             self._works[work.ticket] = work
             is_in_callback = self._num_idle == 0 and threading.current_thread() in self._threads
@@ -89,7 +90,7 @@ class CompletionThread:
         try:
             self._core.watch(work.ticket)
         except CollectiveError:
-            # Closed. The thread may have taken the work with the rest of what had not ended.
+            # Closed. The thread may have taken the work with the other unfinished works.
             return self._works.pop(work.ticket, None) is None
         return True
 
@@ -99,7 +100,7 @@ class CompletionThread:
         Args:
             ticket: of the core, not yet waited for.
             held: owns the memory.
-            finish: runs after a good end; None for nothing to do.
+            finish: runs after success; None does nothing.
         """
         self.watch(_Dropped(self._core, ticket, held, finish))
 
@@ -122,7 +123,7 @@ class CompletionThread:
         while self._works:
             try:
                 _, work = self._works.popitem()
-            except KeyError:  # another thread took the last one
+            except KeyError:  # another thread took the last work
                 return
             self._end(work)
             del work

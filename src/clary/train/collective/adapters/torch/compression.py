@@ -3,7 +3,7 @@
     compress(ddp, "bf16")                         # half the bytes
     compress(ddp, "powersgd", matrix_rank=4)      # far fewer, and another path of training
 
-Opt in, once, before the first step; the loss is the price, so look at it (docs/benchmarks.md, `shrink`).
+Call it once, before the first step. It can make the loss worse, so compare the loss (docs/benchmarks.md, `shrink`).
 
 What "half on the wire" means here: hooks divide by the number of ranks and then round to 16 bits, once. The core widens
 to float32 to add, and rounds once for each addition it makes: once for the ranks of a host together, and between hosts
@@ -12,7 +12,7 @@ hosts are 16 bit numbers. PowerSGD's factors are float32; it starts its collecti
 that is the same on all ranks only within a bucket, so a model that it compresses gets one bucket a type of gradients.
 """
 
-# No annotations from __future__: torch looks at those of hooks, and wants types.
+# No annotations from __future__: torch checks the annotations of hooks, which must be types.
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from clary.base.string_enum import StrEnum
 from clary.train.collective.adapters.torch.overlap import set_bucket_caps
 
-FIRST_STEP = 2  # of PowerSGD: torch sets buckets anew after the first step, error feedback needs them settled
+FIRST_STEP = 2  # of PowerSGD: torch rebuilds buckets after the first step, and error feedback needs final buckets
 
 
 class Compression(StrEnum):
@@ -29,13 +29,13 @@ class Compression(StrEnum):
 
     FP16 = "fp16"  # 10 bits of mantissa; gradients below 6e-8 vanish, above 65504 overflow
     BF16 = "bf16"  # 7 bits of mantissa, float32's range
-    POWERSGD = "powersgd"  # two factors of low rank a matrix, what is lost is added to the next step's gradient
+    POWERSGD = "powersgd"  # two factors of low rank a matrix; the error is added to the next step's gradient
 
 
 def bf16_hook(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Reduce a bucket in bfloat16, as `default_hooks.bf16_compress_hook` does.
 
-    Behind another name: torch refuses its own by name where there is no NCCL, which it does not need.
+    It has another name, since torch refuses the hook of that name without NCCL, which the hook does not need.
     """
     return default_hooks.bf16_compress_hook(group, bucket)
 
@@ -48,8 +48,8 @@ def compress(
     Args:
         compression: one of `Compression`.
         matrix_rank: of PowerSGD's factors: of a matrix of m x n, m + n numbers a rank travel in place of m * n.
-        first_step: of PowerSGD; steps before it are reduced whole. 2 or more.
-    Raises: ValueError for another word; what register_comm_hook raises, as where a hook is registered already.
+        first_step: of PowerSGD; gradients of earlier steps are not compressed. 2 or more.
+    Raises: ValueError for any other compression; the errors of register_comm_hook, as for a second hook.
     """
     group = model.process_group
     match compression:

@@ -1,9 +1,9 @@
 """Reports torch's computation to the trace of the process: modules forward and backward, and gradients.
 
 Where: `creation.connect` calls `install` when the first group is made while traces are on (`collective.trace`).
-Spans lie on the lane `compute`, those of modules inside those of the modules that hold them. A backward span of a
-module without children begins when the gradient of its output is there, and ends when the next one begins or the
-backward pass does; computing in several threads at once is shown in one lane. Hooks are torch's global ones, which
+Spans lie on the lane `compute`, those of modules inside those of the modules that hold them. The backward span of a
+module without children begins when the gradient of its output is ready, and ends when the next span begins or the
+backward pass ends; computing in several threads at once is shown in one lane. Hooks are torch's global ones, which
 reach every module of the process; they do not change what is computed.
 """
 
@@ -44,7 +44,7 @@ class _ComputeTrace:
 
     def _after_forward(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         end_ns = time.perf_counter_ns()
-        while self._began_ns:  # those above it ended with an exception
+        while self._began_ns:  # the entries above it ended with an exception
             identity, begin_ns = self._began_ns.pop()
             if identity == id(module):
                 self._writer.span(COMPUTE, f"forward {_name(module)}", begin_ns, end_ns)
@@ -60,7 +60,7 @@ class _ComputeTrace:
         if self._backward_name:
             self._writer.span(COMPUTE, self._backward_name, self._backward_ns, now_ns)
         else:
-            # Before whoever else waits for the end of the pass, as DistributedDataParallel does for its buckets.
+            # It runs before other callbacks at the end of the pass, such as DistributedDataParallel's for its buckets.
             Variable._execution_engine.queue_callback(self._end_backward)
         self._backward_name, self._backward_ns = name, now_ns
 

@@ -1,7 +1,7 @@
-"""Which way CUDA tensors go: through NCCL, or through host memory.
+"""The path of CUDA tensors: through NCCL, or through host memory.
 
 Where: `process_group` decides once a group, at the first operation on CUDA tensors, in which all its ranks take part.
-All decide the same, because every rank has the placements of all. Never run on a GPU: this project has had none.
+All ranks choose the same path, because each has the placements of all. Never run on a GPU: this project has had none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RECORD_BYTES = 256
 
 
 class Path(StrEnum):
-    """Where bytes of CUDA tensors are reduced and moved."""
+    """Where the bytes of CUDA tensors are reduced and moved."""
 
     NCCL = "nccl"
     STAGED = "staged"
@@ -29,7 +29,7 @@ class Placement:
     """The GPU of a rank.
 
     Args:
-        device: equal for ranks that use one GPU, wherever they run; "" for a rank without.
+        device: equal for ranks that share a GPU, wherever they run; "" for a rank without a GPU.
         has_nccl: whether the rank's torch has NCCL.
     """
 
@@ -38,7 +38,7 @@ class Placement:
 
 
 def choose_path(placements: Sequence[Placement]) -> tuple[Path, str]:
-    """Return the way for a group with these ranks, in order, and the reason."""
+    """Return the path for a group with these ranks, in order, and the reason."""
     without = [rank for rank, placement in enumerate(placements) if not placement.device]
     if without:
         return Path.STAGED, f"rank {without[0]} has no GPU"

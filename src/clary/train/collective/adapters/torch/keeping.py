@@ -1,7 +1,7 @@
 """Keeps works alive for C++ in versions of torch that do not.
 
-Where: `collectives` hands every work that it returns to `keep`; a work is dropped once it was waited for or asked for
-its future. C++ callers hold the C++ half of a work alone; when the Python half is collected, the methods of the base
+Where: `collectives` hands every work that it returns to `keep`; a work is dropped after a call of its `wait` or
+`get_future`. C++ callers hold the C++ half of a work alone; when the Python half is collected, the methods of the base
 class answer, and its `wait` never ends. torch holds both halves (PyWorkHolder) since some version after 2.6; this
 module can be removed when that version is the oldest supported one.
 """
@@ -14,11 +14,11 @@ import torch
 from torch.distributed import Work
 
 _TRAMPOLINE = "include/torch/csrc/distributed/c10d/PyProcessGroup.hpp"
-_MAX_KEPT = 4096  # works that nobody waits for; the oldest that have ended go first
+_MAX_KEPT = 4096  # works without a waiter; at the limit, ended works are dropped
 
 
 def _torch_holds_works() -> bool:
-    """Look into the header that torch's wheel ships; without it, suppose the worse, which costs memory alone."""
+    """Return whether the header in torch's wheel has PyWorkHolder. False without the header: this costs only memory."""
     try:
         return "PyWorkHolder" in (Path(torch.__file__).parent / _TRAMPOLINE).read_text(
             encoding="utf-8", errors="replace"
@@ -41,5 +41,5 @@ def keep(work: Work) -> None:
 
 
 def let_go(work: Work) -> None:
-    """Keep a work no longer."""
+    """Stop keeping a work."""
     _kept.pop(id(work), None)

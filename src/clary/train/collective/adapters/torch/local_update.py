@@ -1,15 +1,16 @@
-"""Training that communicates once in many steps: every rank trains by itself, then all take the same values.
+"""Training that communicates once in many steps: every rank trains by itself, then all ranks take the same values.
 
     local = LocalUpdates(model, period=50)        # a plain module, not DistributedDataParallel
     for batch in batches:
         loss(model, batch).backward(); optimizer.step(); optimizer.zero_grad()
         local.step()
 
-Every `period` steps the ranks' parameters are averaged (torch.distributed.algorithms.model_averaging), and the way from
-the last agreed point to that average is the gradient of an outer optimizer, SGD with Nesterov's momentum, which finds
-the next. With `outer_lr=1, outer_momentum=0` this is local SGD, what torch's PostLocalSGDOptimizer does.
+Every `period` steps the ranks' parameters are averaged (torch.distributed.algorithms.model_averaging), and the
+difference between the last agreed parameters and that average is the gradient of an outer optimizer, SGD with
+Nesterov's momentum, whose step gives the next agreed parameters. With `outer_lr=1, outer_momentum=0` this is local SGD,
+as in torch's PostLocalSGDOptimizer.
 
-Fewer bytes by the factor `period`; another path of training, whose loss is to be looked at (docs/benchmarks.md,
+It sends fewer bytes by the factor `period`, but changes the training, so compare the loss (docs/benchmarks.md,
 `shrink`). The state of the inner optimizer stays each rank's own, and so do buffers.
 Source: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, arXiv 2311.08105.
 """
@@ -23,18 +24,18 @@ import torch.distributed as dist
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 PERIOD = 50
-OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # as the paper finds best
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # the paper's best values
 
 
 class LocalUpdates:
-    """The agreement of a group's ranks on one model. All ranks must make it, and step it, alike.
+    """The agreement of a group's ranks on one model. All ranks must make it, and call `step`, alike.
 
-    Making it gives all ranks the parameters of the group's first rank.
+    The constructor gives all ranks the parameters of the group's first rank.
 
     Args:
-        model: what the inner optimizer trains; its parameters that are trained count.
-        group: of the ranks that agree; None means all. Where the ranks of a host share a DistributedDataParallel, that
-            of one rank a host.
+        model: trained by the inner optimizer; ranks agree on its parameters that require gradients.
+        group: of the ranks that agree; None means all. If the ranks of a host share a DistributedDataParallel, a group
+        of one rank a host.
         period: steps between agreements.
     """
 
@@ -61,7 +62,7 @@ class LocalUpdates:
         self._outer = torch.optim.SGD(self._agreed, lr=outer_lr, momentum=outer_momentum, nesterov=outer_momentum > 0)
 
     def step(self) -> bool:
-        """Count a step of the inner optimizer; agree if it is time. Returns whether the ranks now have one model."""
+        """Count a step of the inner optimizer; agree after every `period` steps. Return whether ranks have agreed."""
         self._num_steps += 1
         if self._num_steps % self._period:
             return False
@@ -89,7 +90,7 @@ class LocalUpdates:
         return {"agreed": self._agreed, "outer": self._outer.state_dict(), "num_steps": self._num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Load the state of a checkpoint."""
         with torch.no_grad():
             for mine, saved in zip(self._agreed, state["agreed"], strict=True):
                 mine.copy_(saved)

@@ -1,12 +1,12 @@
 """Fits the buckets of a DistributedDataParallel to its model and its network.
 
-Where: a script calls `tune_buckets(ddp)` once, before training. Some steps of training then are measured: when each
-gradient is ready, and what reducing takes. `collective.buckets` plans from that, and the model gets a new reducer; the
-rest of training runs on it. All ranks plan from the same numbers, the slowest rank's, so they agree.
+Where: a script calls `tune_buckets(ddp)` once, before training. Then some steps of training are measured: when each
+gradient is ready, and how long reductions take. `collective.buckets` makes a plan from that, and the model gets a new
+reducer for the rest of training. All ranks plan from the same numbers, the slowest rank's, so they agree.
 
-torch has no door for this but the one it uses itself after unpickling: setting the caps and calling `_ddp_init_helper`
-(torch 2.6 to 2.13). Since 2.13 it takes a list of caps, and so an exact plan; before, one for the first bucket and one
-for all others.
+torch has no public interface for this; after unpickling it sets the caps and calls `_ddp_init_helper` itself (torch 2.6
+to 2.13). Since 2.13 it takes a list of caps, and so an exact plan; before, one cap for the first bucket and one for all
+others.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clary.train.collective.buckets import CommunicationCost, Gradient, plan_buckets, plan_caps
 
-SETTLING_STEPS = 2  # torch itself sets buckets anew after the first
+SETTLING_STEPS = 2  # torch itself rebuilds buckets after the first
 MEASURED_STEPS = 3
 _SMALL_BYTES = 4096
 _LARGE_BYTES = 1 << 20  # of a sample for the rate; a burst is no more than the model's bytes
 _BURST = 4
 _NUM_SAMPLES = 5
 _FLOAT_BYTES = 4
-_LEAST_S = 1e-9  # between the times of the two samples, where noise turned them round
+_LEAST_S = 1e-9  # between the times of the two samples, if noise reversed them
 
 
 class BucketTuning:
     """The tuning of one model's buckets by `tune_buckets`, under way or decided.
 
-    `outcome` is None until it is decided, then one sentence: the plan, or why buckets stay as they were. `caps` are
-    then the sizes at which buckets close, in bytes, in the order in which gradients become ready, or None.
+    `outcome` is None until the decision, then one sentence: the plan, or why buckets stay unchanged. `caps` are then
+    the sizes at which buckets close, in bytes, in the order in which gradients become ready, or None.
     """
 
     def __init__(self, model: DistributedDataParallel, num_steps: int) -> None:
@@ -63,7 +63,7 @@ class BucketTuning:
         ]
 
     def give_up(self, reason: str) -> None:
-        """Leave buckets as they are."""
+        """Leave buckets unchanged."""
         self.outcome = f"buckets stay as they were: {reason}"
         self._end()
 
@@ -106,13 +106,13 @@ class BucketTuning:
         ready = sorted(zip(slowest, range(len(slowest)), strict=True))
         gradients = [Gradient(_num_bytes(self._parameters[index]), ready_s) for ready_s, index in ready]
         plan = plan_buckets(gradients, cost)
-        # Caps close a bucket when they are reached: those of the plan's very sizes cut where it cuts.
+        # A bucket closes when it reaches its cap: caps of the plan's sizes give the plan's buckets.
         self.caps = list(plan.sizes) if _takes_list(self._model) else list(plan_caps(gradients, cost))
         set_bucket_caps(self._model, self.caps)
         self.outcome = plan.reason
 
     def _times(self) -> list[float]:
-        """Return when each gradient was ready, the median of the measured steps; one without counts as the last."""
+        """Return when each gradient was ready: the median of the measured steps, or for one without times, the last."""
         measured = self._steps[SETTLING_STEPS:]
         last_s = max(statistics.median(step.values()) for step in measured)
         return [
@@ -129,14 +129,14 @@ class BucketTuning:
 def tune_buckets(model: DistributedDataParallel, *, num_steps: int = MEASURED_STEPS) -> BucketTuning:
     """Fit the buckets of `model` to measured times of its first steps. Call it on every rank, before the first step.
 
-    After SETTLING_STEPS and `num_steps` steps the next forward pass takes the time of some reductions longer, as all
-    ranks measure them together. Results of training do not change, but for the order in which gradients are added.
+    After SETTLING_STEPS and `num_steps` steps the next forward pass takes longer, because all ranks together measure
+    some reductions. Results of training change only by the order in which gradients are added.
 
-    Models that cannot be tuned train as they would have: with a communication hook, whose state may depend on buckets;
-    with find_unused_parameters, where torch fixes buckets before it knows the order; on a GPU, where a gradient's time
-    is not known when it is asked for; with sparse gradients; and inside `join`.
+    Some models keep their buckets: with a communication hook, whose state may depend on buckets;
+    with find_unused_parameters, where torch fixes buckets before it knows the order; on a GPU, where the host does not
+    know when a gradient is ready; with sparse gradients; and inside `join`.
 
-    Returns: an object whose `outcome` later says what was done.
+    Returns: an object whose `outcome` later has the result.
     Raises: ValueError if `num_steps` is below 1.
     """
     if num_steps < 1:
@@ -151,14 +151,14 @@ def tune_buckets(model: DistributedDataParallel, *, num_steps: int = MEASURED_ST
 
 
 def set_bucket_caps(model: DistributedDataParallel, caps: list[int]) -> None:
-    """Give the model a reducer whose buckets close at these sizes, as its __setstate__ does. Not within a step.
+    """Give the model a reducer whose buckets close at these sizes, as its __setstate__ does. Not in a step.
 
-    The old one takes its hooks off the parameters when it goes, which is when the model forgets it.
+    The old reducer is freed when the model drops it, and removes its hooks from the parameters then.
 
     Args:
-        caps: in bytes, in the order in which gradients become ready; the last counts for all that follow. Before torch
-            2.13 the first and the last count.
-    Raises: ValueError if a communication hook is registered: it would go with the old one.
+        caps: in bytes, in the order in which gradients become ready; the last applies to all that follow. Before torch
+            2.13 only the first and the last apply.
+    Raises: ValueError if a communication hook is registered: it would be lost with the old reducer.
     """
     if _has_hook(model):
         raise ValueError("buckets cannot be set once a communication hook is registered; set them first")
@@ -198,7 +198,7 @@ def _obstacle(model: DistributedDataParallel) -> str | None:
     if model._use_python_reducer or model._delay_all_reduce_params:
         return "gradients are reduced by another way than torch's reducer"
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
-        return "the model is not on the CPU: when a gradient is ready is not known when it is asked for"
+        return "the model is not on the CPU: the host does not know when a gradient is ready"
     if any(expected for expected in model._build_params_for_reducer()[1]):
         return "gradients are sparse"
     if model._join_config.enable:
@@ -215,7 +215,7 @@ def _takes_list(model: DistributedDataParallel) -> bool:
 
 
 def _measure_cost(group: Any, model_bytes: int) -> CommunicationCost:
-    """Time reductions of two sizes, several asked for at once as when the wire is busy; the slowest rank's count."""
+    """Time reductions of two sizes, several at once as on a busy network; the slowest rank's times count."""
     sizes = (_SMALL_BYTES, max(min(_LARGE_BYTES, model_bytes // _BURST), 2 * _SMALL_BYTES))
     medians = []
     for num_bytes in sizes:

@@ -21,8 +21,8 @@ def gather_ahead(model: Any, layers: Sequence[Any], *, num_ahead: int = NUM_AHEA
     Args:
         model: the outermost module that was sharded.
         layers: sharded modules in the order of the forward pass.
-        num_ahead: how many whole layers more are held in memory.
-    Raises: TypeError for what was not sharded with `fully_shard`; ValueError for `num_ahead` below 1.
+        num_ahead: number of further whole layers in memory.
+    Raises: TypeError for a module that was not sharded with `fully_shard`; ValueError for `num_ahead` below 1.
     """
     if num_ahead < 1:
         raise ValueError(f"gather_ahead: num_ahead must be 1 or more, got {num_ahead}")
@@ -32,4 +32,4 @@ def gather_ahead(model: Any, layers: Sequence[Any], *, num_ahead: int = NUM_AHEA
     for index, layer in enumerate(layers):
         layer.set_modules_to_forward_prefetch(list(layers[index + 1 : index + 1 + num_ahead]))
         layer.set_modules_to_backward_prefetch(list(reversed(layers[max(index - num_ahead, 0) : index])))
-    model._set_unshard_async_op(True)  # torch's only door to this, 2.6 to 2.13
+    model._set_unshard_async_op(True)  # torch has no other interface for this, 2.6 to 2.13

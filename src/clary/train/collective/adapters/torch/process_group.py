@@ -39,9 +39,9 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
     torch asks a group for its backend by device to learn what it can do; here group and backend are one.
 
     Args:
-        store: of the group, for whoever asks for it.
+        store: of the group, as `get_group_store` returns it.
         open_second_core: connects the same ranks once more, for tensors that pass through host memory; collective.
-        timeout: what the script asked for, for NCCL.
+        timeout: the script's, for NCCL.
     """
 
     supports_splitting = False
@@ -74,7 +74,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         self._choosing = threading.Lock()
         _open_groups.add(self)
 
-    # What it is called.
+    # Names.
 
     def getBackendName(self) -> str:
         """Return the name of the backend."""
@@ -113,7 +113,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
     def __repr__(self) -> str:
         return f"SmddpProcessGroup({self._name!r}, rank {self._own_rank} of {self._num_ranks})"
 
-    # What it can do.
+    # Abilities.
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -125,7 +125,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         return self
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Return False: memory of a core's own is no faster to it."""
+        """Return False: a core is no faster with memory that it allocates itself."""
         return False
 
     def _has_hooks(self) -> bool:
@@ -164,7 +164,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         return self._device_group
 
     def _make_device_group(self, device: torch.device) -> Any:
-        """Choose the way of CUDA tensors with all other ranks and open it. Collective."""
+        """Choose the path of CUDA tensors together with all other ranks, and open it. Collective."""
         record = devices.encode(devices.own_placement(device))
         records = torch.empty(self._num_ranks, record.numel(), dtype=torch.uint8)
         self.all_gather_single(records, record).wait()
@@ -186,7 +186,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         )
         return staging.StagedGroup(self._staged_on, staging.CudaStreams(device))
 
-    # Its limits and its end.
+    # Limits and closing.
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the limit of operations from now on; the same on all ranks."""
@@ -222,6 +222,6 @@ keep_untraced(core_module, interface, calls, collectives, completion, staging, t
 
 @atexit.register
 def _leave_all_groups() -> None:
-    """Leave in order all groups that a script did not destroy, so that working peers hear of no death."""
+    """Leave in order all groups that a script did not destroy, so that peers see no lost rank."""
     for group in list(_open_groups):
         group.shutdown()

@@ -1,7 +1,7 @@
 """Makes torch.distributed know the backend `smddp`.
 
 Where: `autoload` is called by torch itself through the entry point group `torch.backends`, at the end of
-`import torch`; `register` by the module that users import. Both cost one import of torch.distributed, which torch does
+`import torch`; `register` by the module that users import. Both import only torch.distributed, which torch imports
 anyway; the process group and the library are loaded when the first group is made.
 """
 
@@ -41,7 +41,7 @@ def register() -> None:
 
 
 def create_process_group(options: dist.distributed_c10d._DistributedBackendOptions, _: object) -> SmddpProcessGroup:
-    """Make the group that init_process_group and new_group ask for; all its ranks must come.
+    """Make the group of a call of init_process_group or new_group; all its ranks must call it.
 
     Args:
         options: store, rank, size, name and timeout of the group. Backend options (the second argument) are not used.

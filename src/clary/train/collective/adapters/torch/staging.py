@@ -2,13 +2,13 @@
 
 Where: `process_group` sends CUDA tensors here when `devices.choose_path` says so. Tensors are copied to pinned memory
 on one side stream, go through a group on host memory, and are copied back on another; the program's stream waits for
-that, the program does not. An all-reduce is cut into segments, so that while one is reduced the next comes down and the
-one before goes up. Never run on a GPU: this project has had none; tests run it on host memory with streams that are
-fakes.
+that, the program does not. An all-reduce is cut into segments, so that while one is reduced, the next is copied to the
+host and the one before is copied back. Never run on a GPU: this project has had none; tests run it on host memory with
+streams that are fakes.
 
 Operations run in the order of their calls in one thread, over connections of their own, so that operations on host
 memory, which run in other threads, cannot come between in another order on another rank. Sends and receives have a
-thread each: one that waits for its peer must not hold up the one that the peer waits for.
+thread each: a send or receive that waits for its peer must not delay the one that the peer waits for.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class CudaStreams:
 
 
 class StagedWork(Work):
-    """An operation on its way through host memory. To wait is to have the caller's stream wait, as with NCCL."""
+    """An operation on its way through host memory. `wait` has the caller's stream wait, as with NCCL."""
 
     def __init__(self, results: Any, future: torch.futures.Future[Any]) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class StagedWork(Work):
         """Wake the waiters: copies back have begun, or the operation failed.
 
         Args:
-            error: of the operation; None if it went well.
+            error: of the operation; None on success.
             order: has the caller's stream wait for the copies back; None after an error.
             peer: rank that a received message came from, else -1.
         """
@@ -123,7 +123,7 @@ class StagedWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the copies back have begun, then have the caller's stream wait for them.
 
-        Raises: CollectiveTimeout if `timeout` passed first, and the operation goes on; the operation's error.
+        Raises: CollectiveTimeout if `timeout` passed first (the operation continues); the operation's error.
         """
         if keeping.IS_NEEDED:
             keeping.let_go(self)
@@ -140,11 +140,11 @@ class StagedWork(Work):
         return self._ended.is_set()
 
     def is_success(self) -> bool:
-        """Whether it has come so far without an error."""
+        """Whether the operation has had no error so far."""
         return self._ended.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return why it failed, None while it has not."""
+        """Return the error of the operation, None without one."""
         return self._error
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""torch's key-value store, as the bootstrap of a group wants it."""
+"""torch's key-value store with the interface of a group's bootstrap."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TorchStore:
         self._store.set(key, value)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Wait until `key` is set and return its value; 0 looks once.
+        """Wait until `key` is set and return its value; a timeout of 0 tries once.
 
         Raises:
             TimeoutError: it was not set within `timeout_s`.
@@ -37,7 +37,7 @@ class TorchStore:
         began_s = time.monotonic()
         try:
             self._store.wait([key], timedelta(seconds=timeout_s))
-        except RuntimeError as error:  # torch tells a limit that passed and a store that is gone by text alone
+        except RuntimeError as error:  # torch distinguishes a timeout and a lost store only by the text
             if time.monotonic() - began_s < timeout_s:
                 raise
             raise TimeoutError(f"{key} was not set within {timeout_s:.1f} s") from error

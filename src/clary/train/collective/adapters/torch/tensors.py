@@ -29,7 +29,7 @@ DTYPES: dict[torch.dtype, int] = {
 BYTES = int(Dtype.UINT8)
 _LINEAR = (int(CoreOp.SUM), int(CoreOp.AVG))
 
-# By the number of torch's operation, which is what it hashes to.
+# By the number of torch's operation, which is its hash.
 _OPS: tuple[tuple[object, CoreOp], ...] = (
     (ReduceOp.SUM, CoreOp.SUM),
     (ReduceOp.AVG, CoreOp.AVG),
@@ -58,7 +58,7 @@ def core_op(op: ReduceOp) -> int:
 
 
 def check_memory(tensor: torch.Tensor, operation: str) -> None:
-    """Raise for a tensor of any shape that has no host memory of the plain kind.
+    """Refuse a tensor of any shape that has no plain host memory.
 
     Raises:
         NotImplementedError: it is sparse, or lies on a device that this backend does not serve.

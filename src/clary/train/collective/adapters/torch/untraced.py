@@ -1,7 +1,7 @@
 """Keeps torch.compile out of this package.
 
 Where: `process_group` names its modules once. C++ calls our methods while compiled code runs (DDP's reducer, say), and
-dynamo would take them for more of the program and try to trace them, down to ctypes. The documented decorator,
+dynamo would treat them as part of the program and try to trace them, down to ctypes. The documented decorator,
 torch.compiler.disable, imports the compiler and costs a microsecond a call; marking code costs nothing.
 """
 
@@ -22,7 +22,7 @@ def keep_untraced(*modules: ModuleType) -> None:
 
 
 def _marker() -> Callable[[CodeType], None] | None:
-    """Return a function that marks code as not to be traced, of torch since 2.7 or before; None in a torch without."""
+    """Return torch's function that marks code as not to be traced; None in a torch without one."""
     from torch._C._dynamo import eval_frame
 
     if hasattr(eval_frame, "set_code_exec_strategy"):

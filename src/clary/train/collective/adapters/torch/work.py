@@ -25,7 +25,7 @@ Finish = Callable[[], None]
 
 
 class EndedWork(Work):
-    """An operation that had ended, well, when the call returned."""
+    """An operation that had succeeded when the call returned."""
 
     def __init__(self, results: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class EndedWork(Work):
         """Return None: nothing failed."""
 
     def synchronize(self) -> None:
-        """Do nothing: results are there."""
+        """Do nothing: results are ready."""
 
     def block_current_stream(self) -> None:
-        """Do nothing: results are there."""
+        """Do nothing: results are ready."""
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that were written."""
@@ -65,7 +65,7 @@ class EndedWork(Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future that is done, with the tensors that were written."""
+        """Return a finished future of the tensors that were written."""
         if keeping.IS_NEEDED:
             keeping.let_go(self)
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
@@ -76,12 +76,12 @@ class EndedWork(Work):
 class PendingWork(Work):
     """An operation under way in a core. It holds the tensors until the operation has ended.
 
-    The core tells the end of a ticket once. Whoever comes first takes it, under the lock: a caller of `wait`, or, when
-    a future was asked for, the completion thread; from then on waiting means waiting for that future.
+    The core reports the end of a ticket once. A caller of `wait` takes it, under the lock; once a future was requested,
+    the completion thread takes it instead, and `wait` waits for that future.
 
     Args:
         held: every tensor whose memory the operation uses.
-        finish: run once the operation has ended well, before anybody learns of it.
+        finish: run after success, before any waiter continues.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class PendingWork(Work):
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the end; at most `timeout` if it is given and not zero, after which the operation goes on.
+        """Wait for the end; at most `timeout` if it is given and not zero, after which the operation continues.
 
         Raises:
             CollectiveTimeout: `timeout` passed first.
@@ -142,11 +142,11 @@ class PendingWork(Work):
             return True
 
     def is_success(self) -> bool:
-        """Whether the operation has ended well."""
+        """Whether the operation has succeeded."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return why the operation failed, None while it has not."""
+        """Return the error of the operation, None without one."""
         return self._error
 
     def synchronize(self) -> None:
@@ -183,7 +183,7 @@ class PendingWork(Work):
             return self._future
 
     def take_end(self) -> None:
-        """Take the end that the core announced. Called by the completion thread alone."""
+        """Take the end that the core has reported. Called by the completion thread alone."""
         with self._lock:
             if not self._has_ended:
                 self._settle(None)
@@ -250,7 +250,7 @@ class JointWork(Work):
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Whether all have ended well."""
+        """Whether all have succeeded."""
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> BaseException | None:
@@ -266,7 +266,7 @@ class JointWork(Work):
         return self._results
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future of the tensors of all."""
+        """Return a future of the tensors of all works."""
         if keeping.IS_NEEDED:
             keeping.let_go(self)
         together = torch.futures.collect_all([work.get_future() for work in self._works])
@@ -274,9 +274,9 @@ class JointWork(Work):
 
     def _results_once_good(self, together: torch.futures.Future[Any]) -> list[torch.Tensor]:
         for future in together.value():
-            future.value()  # raises the error of one that failed
+            future.value()  # raises the error of a failed work
         return self._results
 
 
 ENDED = EndedWork()
-"""What calls return that block until their results are there: torch drops it, or waits for nothing."""
+"""The work of a blocking call, whose results are ready: torch drops it, or its `wait` returns at once."""
