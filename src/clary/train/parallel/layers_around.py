@@ -1,9 +1,9 @@
-"""The model that was wrapped, as scripts of SMP 1.6 to 1.10 reach it: past the layers that the original put around it.
+"""The wrapped model, as scripts of SMP 1.6 to 1.10 reach it: through the layers that the original put around it.
 
     model.module.module.transformer           of a DistributedModel
     model.module.module.module.transformer    with fp16
 
-Here nothing lies between a DistributedModel and its model. Newer scripts take `model.get_module()`.
+In this library no layer lies between a DistributedModel and its model. Newer scripts take `model.get_module()`.
 Source: amazon-sagemaker-examples of 2022, `train_gpt_simple.py` and `train_gptj_smp_tensor_parallel_script.py` under
 `training/distributed_training/pytorch/model_parallel`, as callers.
 """
@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-_DEPTH = 2  # the most layers that scripts go past
+_DEPTH = 2  # most layers that scripts go through
 
 
 class LayerAround:
-    """Stands for a model in everything, and has it, or another layer around it, as `module`.
+    """Behaves as a model in every way; its `module` is the model, or another layer around it.
 
-    It is no module of its own, so that names and states are those of the model. A program that unwraps until there is
-    no `module`, as transformers does, comes to the model itself.
+    It is not registered as a module, so names and states are the model's. A program that unwraps until there is no
+    `module`, as transformers does, reaches the model itself.
     """
 
     __slots__ = ("_depth", "_model")
@@ -36,7 +36,7 @@ class LayerAround:
         """The model, or the next layer around it."""
         return self._model if self._depth == 1 else LayerAround(self._model, self._depth - 1)
 
-    @property  # type: ignore[misc]  # what isinstance asks
+    @property  # type: ignore[misc]  # read by isinstance
     def __class__(self) -> Any:
         return type(self._model)
 
@@ -63,7 +63,7 @@ class LayerAround:
         return len(self._model)
 
     def __bool__(self) -> bool:
-        return True  # also of a model without a length
+        return True  # never `__len__`, which a model may lack
 
     def __eq__(self, other: object) -> bool:
         return bool(self._model == (other._model if type(other) is LayerAround else other))

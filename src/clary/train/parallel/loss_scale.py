@@ -1,4 +1,4 @@
-"""By how much losses are multiplied in half precision, so that small gradients do not vanish.
+"""The factor by which losses are multiplied in half precision, so that small gradients do not vanish.
 
 Where: `DistributedOptimizer` with fp16.
 Source: the names of the arguments are those of sagemaker-python-sdk's `smp.DistributedOptimizer`.
@@ -13,16 +13,16 @@ from typing import Any
 
 @dataclass
 class LossScale:
-    """A scale and how it moves.
+    """A scale and the rules of its changes.
 
     Args:
-        value: the scale now.
-        is_dynamic: whether it moves.
-        scale_factor: by which it is divided when a gradient is not finite, multiplied after a run of good steps.
+        value: the current scale.
+        is_dynamic: whether it changes. scale_factor: the scale is divided by it when a gradient is not finite, and
+            multiplied after a run of good steps.
         scale_window: good steps in a run.
-        min_scale: below which it does not fall.
-        delayed_shift: bad steps before it falls.
-        consecutive_hysteresis: whether a good step forgives bad ones before it.
+        min_scale: lower limit of the scale.
+        delayed_shift: bad steps before the scale falls.
+        consecutive_hysteresis: whether a good step resets the count of bad steps.
     """
 
     value: float = 1.0
@@ -33,18 +33,18 @@ class LossScale:
     delayed_shift: int = 1
     consecutive_hysteresis: bool = False
     num_good: int = 0  # since the last bad step, or the last rise
-    patience: int = 1  # bad steps that are left before it falls
+    patience: int = 1  # bad steps left before the scale falls
 
     @classmethod
     def make(cls, static: float | None, is_dynamic: bool, arguments: Mapping[str, Any]) -> LossScale:
         """Make a scale from the arguments of an optimizer.
 
         Args:
-            static: the scale where it is not dynamic; None is 1.
-            is_dynamic: whether it moves.
-            arguments: of a dynamic one: options by name, and `init_scale`, which is 2^32 if left out.
+            static: the scale if it is not dynamic; None is 1.
+            is_dynamic: whether the scale changes. arguments: of a dynamic scale: options by name, and `init_scale`,
+                2^32 if left out.
 
-        Raises: ValueError for an argument that is not known.
+        Raises: ValueError for an unknown argument.
         """
         known = {one.name for one in fields(cls)} - {"value", "is_dynamic", "num_good", "patience"} | {"init_scale"}
         if unknown := set(arguments) - known:
@@ -59,7 +59,7 @@ class LossScale:
         return scale
 
     def update(self, has_overflown: bool) -> None:
-        """Move the scale after a step."""
+        """Update the scale after a step."""
         if not self.is_dynamic:
             return
         if has_overflown:
@@ -81,6 +81,6 @@ class LossScale:
         return asdict(self)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on as the scale that `state` was of."""
+        """Restore the scale from the result of `state`."""
         for key, value in state.items():
             setattr(self, key, value)

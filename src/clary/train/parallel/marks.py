@@ -1,4 +1,4 @@
-"""Where a script wants its modules: marks on modules, set while they are made or afterwards.
+"""A script's placement of modules: marks on modules, set while they are made or afterwards.
 
 Where: `smp.partition` and `smp.set_partition` mark, `DistributedModel` reads when automatic partition is off.
 """
@@ -16,18 +16,18 @@ _MARK = "_clary_part"  # attribute of a module
 
 
 def mark(module: torch.nn.Module, index: int) -> None:
-    """Put a module on a pipeline rank; its children too unless they are marked themselves.
+    """Place a module on a pipeline rank; its children too unless they are marked themselves.
 
-    Raises: ValueError if `index` is no whole number of at least 0.
+    Raises: ValueError if `index` is not a whole number of at least 0.
     """
     module.__dict__[_MARK] = _checked(index)
 
 
 @contextlib.contextmanager
 def marking(index: int) -> Iterator[None]:
-    """Mark all modules that are made inside; the innermost context counts.
+    """Mark all modules that are made in the block; the innermost context counts.
 
-    Raises: ValueError if `index` is no whole number of at least 0.
+    Raises: ValueError if `index` is not a whole number of at least 0.
     """
     original = torch.nn.Module.__init__
     torch.nn.Module.__init__ = _marked(original, _checked(index))
@@ -38,7 +38,7 @@ def marking(index: int) -> Iterator[None]:
 
 
 def marks_of(root: torch.nn.Module) -> dict[str, int]:
-    """Return the part of every marked module of a tree, by its path; "" is the root."""
+    """Return the pipeline rank of every marked module of a tree, by its path; "" is the root."""
     return {name: module.__dict__[_MARK] for name, module in root.named_modules() if _MARK in module.__dict__}
 
 
@@ -49,7 +49,7 @@ def _checked(part: int) -> int:
 
 
 def _marked(original: Any, part: int) -> Any:
-    """Return a constructor that marks; the outer of two contexts runs first, so that the inner one's mark stays."""
+    """Return a constructor that marks; the outer of two contexts marks first, so the inner one's mark stays."""
 
     @functools.wraps(original)
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:

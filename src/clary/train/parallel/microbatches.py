@@ -1,8 +1,8 @@
 """Cutting a batch into microbatches, and joining their results.
 
-Where: `step` cuts its arguments here, calls its function once a microbatch, and hands the results back here.
+Where: `step` cuts its arguments here, calls its function once per microbatch, and joins the results here.
 
-Arguments may be nested in lists, tuples, dicts and sets; so may results, whose containers come back as they were.
+Arguments may be nested in lists, tuples, dicts and sets; so may results, whose containers are kept.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.step`.
 """
 
@@ -17,7 +17,7 @@ import torch
 
 from clary.train.parallel.argument_names import argument_names
 
-SLICE_METHOD = "smp_slice"  # of objects that cut themselves: smp_slice(num_mb, mb, axis)
+SLICE_METHOD = "smp_slice"  # method of objects that cut themselves: smp_slice(num_mb, mb, axis)
 
 
 class StepOutput:
@@ -38,15 +38,15 @@ class StepOutput:
         return total
 
     def concat(self) -> torch.Tensor:
-        """Return all behind each other along axis 0."""
+        """Return the tensors concatenated along axis 0."""
         return torch.cat(self.outputs)
 
     def stack(self) -> torch.Tensor:
-        """Return all along a new axis 0."""
+        """Return the tensors stacked along a new axis 0."""
         return torch.stack(self.outputs)
 
     def detach(self) -> StepOutput:
-        """Return the same tensors without their gradients; transformers from version 5 on asks for it."""
+        """Return the same tensors detached from their graphs; transformers 5 and newer calls it."""
         return StepOutput([output.detach() for output in self.outputs])
 
     def __repr__(self) -> str:
@@ -64,15 +64,15 @@ def split_arguments(
 ) -> list[tuple[list[Any], dict[str, Any]]]:
     """Cut the arguments of a function into one list and one dict of keywords for each microbatch.
 
-    Tensors are cut along axis 0, or as `axes` says by the name of the argument; those of no axis, and all that is no
-    tensor, go whole to every microbatch.
+    Tensors are cut along axis 0, or along the axis in `axes`; scalars, and values other than tensors, go whole to every
+    microbatch.
 
     Args:
         whole: names of arguments that are not cut.
-        axes: axis by name of an argument.
+        axes: the axis to cut, by name of an argument.
 
     Raises:
-        ValueError: a length that the number of microbatches does not divide, or a name that the function has not.
+        ValueError: a length that the number of microbatches does not divide, or a name that the function lacks.
         TypeError: arguments that the function does not take.
     """
     named = argument_names(function, arguments, {*whole, *(axes or {})})
@@ -91,14 +91,14 @@ def split_arguments(
 
 
 def merge_results(results: Sequence[Any], *, detach: bool = False) -> Any:
-    """Put the results of all microbatches together: tensors to a `StepOutput`, other leaves to a list.
+    """Join the results of all microbatches: tensors into a `StepOutput`, other leaves into a list.
 
-    Containers keep their kind and shape; they must be alike in all microbatches.
+    Containers keep their type and structure, which must be the same in all microbatches.
 
     Args:
-        detach: whether tensors leave their graphs.
+        detach: whether tensors are detached from their graphs.
 
-    Raises: ValueError if one microbatch returned what another did not.
+    Raises: ValueError if microbatches returned different types, keys or numbers of values.
     """
     first = results[0]
     if isinstance(first, torch.Tensor):
@@ -107,7 +107,7 @@ def merge_results(results: Sequence[Any], *, detach: bool = False) -> Any:
     if isinstance(first, Mapping):
         _check_alike(results, type(first))
         if any(list(result) != list(first) for result in results):
-            raise ValueError(f"smp.step: microbatches returned other keys: {[list(result) for result in results]}")
+            raise ValueError(f"smp.step: microbatches returned different keys: {[list(result) for result in results]}")
         merged = {key: merge_results([result[key] for result in results], detach=detach) for key in first}
         return mapping_like(first, merged)
     if isinstance(first, list | tuple):
@@ -151,7 +151,7 @@ def _split_tensor(tensor: torch.Tensor, num_microbatches: int, axis: int, name: 
 
 
 def mapping_like(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return a mapping of the same kind; one whose keys are fields of a dataclass (transformers' results) by those."""
+    """Return a mapping of the same type; a dataclass (a result of transformers) is made by its fields."""
     kind: Any = type(like)
     if isinstance(like, defaultdict):
         return kind(like.default_factory, items)

@@ -1,6 +1,6 @@
-"""Mistakes of scripts that would train nothing, or the wrong thing, without a word: found here, and told.
+"""Refuses mistakes of scripts that would silently train nothing, or the wrong parameters.
 
-Where: `DistributedModel`, `DistributedOptimizer` and `step` ask, each where the mistake can be seen first.
+Where: `DistributedModel`, `DistributedOptimizer` and `step` call the checks, each as soon as it can detect the mistake.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from clary.train.parallel.errors import ParallelError
 
-_MOST_REASONS = 3  # that one error names
-_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "deepspeed.runtime.engine")  # where their classes are
+_MOST_REASONS = 3  # most reasons that one error names
+_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "deepspeed.runtime.engine")  # modules of their classes
 _is_stepping: ContextVar[bool] = ContextVar("clary_is_stepping", default=False)
 
 NO_BACKWARD = (
@@ -29,21 +29,21 @@ NO_BACKWARD = (
 
 @dataclass
 class Passes:
-    """Which passes have begun: forward ones that keep a graph, backward ones, and forward ones of any kind."""
+    """Kinds of passes that have begun: forward with a graph, backward, and (`called`) any forward."""
 
     forward: bool = False
     backward: bool = False
     called: bool = False
 
     def add(self, other: Passes) -> None:
-        """Take note of those of another time."""
+        """Add the passes of another record."""
         self.forward, self.backward = self.forward or other.forward, self.backward or other.backward
         self.called = self.called or other.called
 
 
 @contextlib.contextmanager
 def stepping() -> Iterator[None]:
-    """Let optimizers step parameters of the model in here: DistributedOptimizer has them do so."""
+    """Allow optimizers to step the model's parameters in this block, as DistributedOptimizer's inner one does."""
     token = _is_stepping.set(True)
     try:
         yield
@@ -52,7 +52,7 @@ def stepping() -> Iterator[None]:
 
 
 class OptimizerWatch:
-    """Refuses steps of optimizers that DistributedOptimizer does not know of, over parameters of one model.
+    """Refuses steps over a model's parameters by optimizers that no DistributedOptimizer wraps.
 
     Such an optimizer knows nothing of masters, shards and replicas, and holds parameters that lie on other ranks.
     """
@@ -63,7 +63,7 @@ class OptimizerWatch:
         self._handle = register_optimizer_step_pre_hook(self._look)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._handle.remove()
 
     def _look(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -81,11 +81,11 @@ class OptimizerWatch:
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """See that an optimizer has parameters of the model alone.
+    """Check that an optimizer has only parameters of the model.
 
-    Those of modules that were replaced are trained by nobody, and gradients of others are averaged by nobody.
+    Parameters of replaced modules would not be trained, and gradients of others would not be averaged.
 
-    Raises: ValueError saying how many are not.
+    Raises: ValueError with the number of other parameters.
     """
     own = {id(parameter) for parameter in model.parameters()}
     given = [one for group in optimizer.param_groups for one in group["params"]]
@@ -101,7 +101,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
 def refuse_originals(
     originals: Iterable[weakref.ref[torch.nn.Module]], arguments: Iterable[Any], model: torch.nn.Module
 ) -> None:
-    """Refuse the model that was wrapped, or another wrapper around the DistributedModel, as an argument of a step.
+    """Refuse the original model, or another wrapper around the DistributedModel, as an argument of a step.
 
     Args:
         model: the DistributedModel.
@@ -125,9 +125,9 @@ def refuse_originals(
 
 
 def refuse_other_wrappers(module: torch.nn.Module) -> None:
-    """Refuse a model that something else averages, or cuts, already.
+    """Refuse a model that contains a module of another library that averages or cuts.
 
-    Raises: ValueError naming it.
+    Raises: ValueError naming that module.
     """
     for name, one in module.named_modules():
         if _is_wrapper(one):
@@ -143,7 +143,7 @@ def _is_wrapper(module: torch.nn.Module) -> bool:
 
 
 def refuse_untouched(goes: Passes, *, have_gradients: bool) -> None:
-    """Refuse a step whose backward pass has not reached the DistributedModel, which was not called either.
+    """Refuse a step that ran backward, but neither called the DistributedModel nor gave it gradients.
 
     Args:
         goes: the passes of the step.
@@ -159,12 +159,12 @@ def refuse_untouched(goes: Passes, *, have_gradients: bool) -> None:
 
 
 def check_tensor_degree(root: torch.nn.Module, degree: int, reasons: Sequence[str]) -> None:
-    """See that a tensor group has something to share.
+    """Check that the model has a distributed module, if the tensor parallel degree is above 1.
 
     Args:
-        reasons: why modules that a program wants distributed are not.
+        reasons: why modules that the program marked are not distributed.
 
-    Raises: ValueError saying so.
+    Raises: ValueError if it has none.
     """
     if degree == 1 or any(getattr(module, "is_distributed", False) for module in root.modules()):
         return
@@ -180,9 +180,9 @@ def check_tensor_degree(root: torch.nn.Module, degree: int, reasons: Sequence[st
 
 
 def check_parts(parts: Iterable[int], num_parts: int) -> None:
-    """See that every pipeline rank has a part of the model.
+    """Check that every pipeline rank has a part of the model.
 
-    Raises: ValueError naming those that have none.
+    Raises: ValueError naming the ranks without a part.
     """
     empty = sorted(set(range(num_parts)) - set(parts))
     if empty:

@@ -1,16 +1,16 @@
 """A model that lies on many ranks and is used as if it lay on one.
 
-Where: scripts wrap theirs in it once, after `runtime.initialize`; `step` has it run its steps, `optimizer` asks it for
-the parameters of this rank.
+Where: scripts wrap their model in it once, after `runtime.initialize`; `step` runs steps through it, `optimizer` gets
+this rank's parameters from it.
 
-[Note: when] Without a pipeline all is ready when it is made: parameters lie where they will, and replicas are equal.
-With one, the first step decides: its function is run once on the first microbatch to see what modules cost, the first
-rank of the world cuts (`partition.plan`) and tells all, modules get doors (`partition.placement`), what other ranks
-hold is released.
+[Note: when] Without a pipeline the constructor places all parameters and makes replicas equal. With a pipeline the
+first step does: its function runs once on the first microbatch to measure modules, rank 0 cuts the model
+(`partition.plan`) and sends the plan to all, modules get doors (`partition.placement`), and parameters of other ranks
+are released.
 
 [Note: scale] The gradient of a step is the mean over its microbatches unless `average_grads_across_microbatches` is
 off; the seed of every backward pass is divided by their number. Scripts without a pipeline may call `loss.backward()`
-themselves; gradients are divided as they come then.
+themselves; then gradients are divided as they arrive.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from clary.train.parallel.sharded.settings import settings_of
 from clary.train.parallel.step import Microbatch, microbatch
 from clary.train.parallel.tensor.replacement import replace_modules
 
-OFFLOAD_VARIABLE = "CLARY_PARALLEL_OFFLOAD_FOLDER"  # on a disk; activations stay in host memory without it
+OFFLOAD_VARIABLE = "CLARY_PARALLEL_OFFLOAD_FOLDER"  # a folder on a disk; without it activations stay in host memory
 _MEBIBYTE = 1 << 20
 
 
@@ -76,15 +76,15 @@ class DistributedModel(ReducingModel):
 
     Args:
         module: the whole model, the same on all ranks.
-        trace_device: where the first microbatch is traced: gpu is the rank's device, whatever it is; cpu leaves the
-            model where it is.
+        trace_device: where the first microbatch is traced: gpu is the rank's device, of any kind; cpu does not move the
+            model.
         trace_execution_times: cut by measured seconds and not by counted operations.
-        overlapping_allreduce: average gradients in buckets while the backward pass goes on, and not after it.
+        overlapping_allreduce: average gradients in buckets during the backward pass, and not after it.
         backward_passes_per_step: steps with a backward pass between two reductions of gradients.
         average_grads_across_microbatches: see [Note: scale].
-        bucket_cap_mb: MiB of gradients that travel together.
+        bucket_cap_mb: MiB of gradients that are averaged together.
 
-    Other arguments are taken for the sake of scripts.
+    Other arguments are accepted from scripts and have no effect.
     Raises: RuntimeError if the program has one already, or `runtime.initialize` was not called.
     """
 
@@ -122,9 +122,9 @@ class DistributedModel(ReducingModel):
             bucket_bytes=int(bucket_cap_mb * _MEBIBYTE),
             overlaps=overlapping_allreduce,
         )
-        # Weak: where the root was replaced, the script may be all that holds the old one.
+        # Weak: if the root was replaced, perhaps only the script holds the old one.
         self.originals = (weakref.ref(module), weakref.ref(replaced.root))
-        self.translations = replaced.translations  # of states: to what the replaced modules had, and back
+        self.translations = replaced.translations  # of states, to the names of the replaced modules and back
         if now.rank == 0 and replaced.changes:
             print(replaced, flush=True)
         configuration = now.configuration
@@ -134,13 +134,13 @@ class DistributedModel(ReducingModel):
         for one in replaced.originals():
             one.register_forward_pre_hook(_refuse_replaced)
         self._num_parts = configuration.partitions
-        # Of parameters; None leaves them as they are.
+        # Dtype of parameters; None leaves them as they are.
         self.dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
         if self.dtype is not None and not self._is_sharded:
             self.inner.to(self.dtype)
         self._measures_times = trace_execution_times
         self._traces_on_device = trace_device == "gpu"
-        self._stored_owners: dict[str, int] = {}  # of an earlier program
+        self._stored_owners: dict[str, int] = {}  # owners in an earlier program
         self._server: Server | None = None
         self._host: Host | None = None
         self._offloader: Offloader | None = None
@@ -151,12 +151,12 @@ class DistributedModel(ReducingModel):
         if self._num_parts == 1:
             self._place({name: 0 for name, _ in self.inner.named_modules()})
 
-    # What scripts call.
+    # Methods that scripts call.
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model.
 
-        Raises: ParallelError where it lies on several ranks and no step is running.
+        Raises: ParallelError if the model lies on several ranks and no step is running.
         """
         if self._num_parts > 1 and microbatch() is None:
             raise ParallelError(
@@ -204,20 +204,21 @@ class DistributedModel(ReducingModel):
         return self.inner
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> Handle:
-        """Call `hook(model, optimizer)` once modules lie where they will; at once if they do."""
+        """Call `hook(model, optimizer)` once modules are placed; at once if they are."""
         handle = self.partition_hooks.add(hook)
         if self.partitioned:
             self.partition_hooks.call_once(self, self._runtime.optimizer)
         return handle
 
     def register_post_step_hook(self, hook: Callable[..., Any]) -> Handle:
-        """Call `hook(model, optimizer)` once, after the next step: transformers loads its optimizer's state so."""
+        """Call `hook(model, optimizer)` once, after the next step; transformers loads its optimizer's state in it."""
         return self.step_hooks.add(hook)
 
     def close(self) -> None:
-        """End streams and offloading, release the parameters; the model is called no more.
+        """End streams and offloading, release the parameters; the model cannot be called afterwards.
 
-        Hooks lie in torch's own memory, where Python's collector sees no circle: they would keep the model for ever.
+        Torch's C++ side holds the hooks, where Python's garbage collector finds no cycle: they would keep the model
+        alive.
         """
         for follower in (*self._hook_handles, self._ordered, self._reducer):
             if follower is not None:
@@ -231,9 +232,9 @@ class DistributedModel(ReducingModel):
         self._optimizer_watch.close()
 
     def place_as(self, owners: Mapping[str, int]) -> None:
-        """Have the first step place modules as an earlier program did, and not by a trace.
+        """Have the first step place modules as in an earlier program, without a trace.
 
-        Raises: ValueError if modules lie elsewhere already, or the earlier program had others.
+        Raises: ValueError if modules are placed differently already, or the earlier program had other modules.
         """
         if self.partitioned:
             if self._owners != dict(owners):
@@ -243,15 +244,13 @@ class DistributedModel(ReducingModel):
             raise ValueError("the earlier program's model has other modules than this one")
         self._stored_owners = dict(owners)
 
-    # What `step` and the optimizer call.
+    # Methods that `step` and the optimizer call.
 
     def check_first_inputs(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """See, before the first step, that ranks which work on one batch were given the same. All ranks call it.
+        """Check, before the first step, that ranks which work on one batch got equal inputs. All ranks call it.
 
         Args:
-            function: that of the step.
-            args: of its call.
-            kwargs: of its call.
+            function: the step's function. args: of its call. kwargs: of its call.
 
         Raises: ValueError naming the argument that differs.
         """
@@ -284,7 +283,7 @@ class DistributedModel(ReducingModel):
         self.step_hooks.call_once(self, self._runtime.optimizer)
         return results
 
-    # How it is placed.
+    # Placement.
 
     def _decide(self, run: Callable[[], Any]) -> dict[str, int]:
         parts = decide(self.inner, self._runtime, run, measures_times=self._measures_times)
@@ -354,7 +353,7 @@ class DistributedModel(ReducingModel):
             return self._host.serve(message)
 
     def _lane(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Assign tensors that are offloaded in here to the backward pass of this microbatch."""
+        """Assign tensors that are offloaded in this block to the backward pass of this microbatch."""
         return contextlib.nullcontext() if self._offloader is None else self._offloader.lane(number)
 
     def _seed_scale(self, one: Microbatch | None) -> float:
@@ -381,7 +380,7 @@ def _cast_floats(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _refuse_replaced(module: torch.nn.Module, _args: Any) -> None:
-    """Refuse a call, in a step, of a module that has been replaced: it would train a copy that nobody saves."""
+    """Refuse a call of a replaced module in a step: it would train a copy that is never saved."""
     if microbatch() is not None:
         raise ParallelError(
             f"a {type(module).__name__} was called in a step that tensor parallelism has replaced: call the "

@@ -1,15 +1,15 @@
-"""Numbers parameters of an optimizer for scripts that save masters of their own.
+"""Numbers parameters of an optimizer for scripts that save their own float32 masters.
 
-Where: `DistributedOptimizer` makes one and answers with it under the names that scripts call.
+Where: `DistributedOptimizer` makes a `Numbering` and offers its methods under the names that scripts call.
 
 [Note: what scripts do] A script with its own half-precision optimizer puts float32 masters into the groups, where the
 parameters were. Its states hold lists of masters. To save them whole, the script gathers the lists over the tensor
-group and joins slices of one parameter. It goes from the id of a master to a number, from there to a name, and back on
-the other rank, whose ids differ. So three things have to hold here:
+group and joins slices of one parameter. It maps the id of a master to a number, the number to a name, and back on the
+other rank, whose ids differ. So three properties must hold:
 
-    a number    is the place of a parameter through all groups, as in states of torch; it never changes
-    an id       of the parameter or of its master leads to that number; turned round, the number leads to the master
-    an axis     is found by the id of a master, also where the answer is that no rank has a slice
+    a number    is the place of a parameter across all groups, as in states of torch; it never changes
+    an id       of the parameter or of its master maps to that number; inverted, the number maps to the master
+    an axis     is found by the id of a master, and is None if no rank has a slice
 Source: amazon-sagemaker-examples of 2022 (Apache-2.0), `gpt-j/fp16/` under
 `training/distributed_training/pytorch/model_parallel`, as callers.
 """
@@ -29,10 +29,10 @@ class Entry:
     """One parameter in the groups of an optimizer.
 
     Args:
-        number: the place through all groups.
+        number: the place across all groups.
         parameter: the model's.
-        stepped: what the optimizer updates instead: the parameter, its master or its shard. None if this rank
-            updates nothing for it, or if groups do not tell.
+        stepped: the tensor that the optimizer updates: the parameter, its master or its shard. None if this rank
+            updates no tensor for it, or if the groups do not show which.
     """
 
     number: int
@@ -44,8 +44,8 @@ class Numbering:
     """Keeps the parameters that an optimizer was made of, since masters and shards take their places later.
 
     Args:
-        optimizer: the inner one, still with parameters of the model in its groups.
-        model: the model they belong to.
+        optimizer: the inner optimizer, with the model's parameters still in its groups. model: the model of these
+            parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: PlacedModel) -> None:
@@ -57,14 +57,14 @@ class Numbering:
         self.take_new_groups()
 
     def take_new_groups(self) -> None:
-        """Number the groups that came after those known; call it before masters replace their parameters."""
+        """Number the groups added since the last call; call it before masters replace their parameters."""
         for group in self._optimizer.param_groups[len(self._given) :]:
             self._given.append(list(group["params"]))
 
     def by_id(self) -> dict[int, int]:
         """Return numbers by `id`, first of parameters, then of the stepped tensors.
 
-        Scripts turn this dictionary round, and the last entry of a number counts then: it has to be the master.
+        Scripts invert this dictionary, and then the last entry of a number counts: it has to be the master.
         """
         entries = self._entries()
         of_parameters = {id(entry.parameter): entry.number for entry in entries}
@@ -86,7 +86,7 @@ class Numbering:
     def axes(self) -> dict[int, int | None]:
         """Return the dimension along which tensor ranks hold slices, by `id` of the stepped tensor; None for no slice.
 
-        Flat shards are left out: no dimension of theirs is one of the parameter.
+        Flat shards are left out, since their dimension is none of the parameter's.
         """
         return {
             id(entry.stepped): dimension_of(entry.parameter)
@@ -104,10 +104,10 @@ class Numbering:
 
 
 def _stepped(given: list[torch.nn.Parameter], now: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return, for each parameter that a group had, the tensor that the group has for it now.
+    """Return, for each parameter that a group had, the tensor that the group has in its place.
 
-    Masters and shards take the places of parameters. A group that lost some, since other ranks step them, has no places
-    to go by: there a parameter stands for itself alone.
+    Masters and shards take the places of parameters. If a group has lost parameters, since other ranks step them,
+    places no longer match: then only a parameter that is still in the group is returned.
     """
     if len(now) == len(given):
         return list(now)

@@ -1,7 +1,7 @@
-"""Which of the two libraries a program uses: SMP v1 (`smp.init`) or SMP v2 (`tsm.init`). A program uses one.
+"""Ensures that a program uses only one of the two libraries: SMP v1 (`smp.init`) or SMP v2 (`tsm.init`).
 
-Where: both `init` functions check before they wait for other ranks, and claim theirs when they are done. Both lay out
-the ranks, each by keys of its own; together no layer would lie as either says.
+Where: both `init` functions call `check` before they wait for other ranks, and `claim` when they are done. Each library
+lays out the ranks by its own keys; used together, layers would match neither layout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _used: str | None = None
 
 
 def check(library: str) -> None:
-    """See that the program does not use the other one.
+    """Check that the program does not use the other library.
 
     Raises: RuntimeError if it does.
     """
@@ -27,7 +27,7 @@ def check(library: str) -> None:
 
 
 def claim(library: str) -> None:
-    """Say that the program uses V1 or V2, once that one is initialised.
+    """Record that the program uses V1 or V2, once that library is initialised.
 
     Raises: as `check`.
     """
@@ -37,7 +37,7 @@ def claim(library: str) -> None:
 
 
 def release(library: str) -> None:
-    """Say that the program uses V1 or V2 no more."""
+    """Record that the program no longer uses V1 or V2."""
     global _used
     if _used == library:
         _used = None

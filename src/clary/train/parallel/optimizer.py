@@ -1,10 +1,10 @@
 """An optimizer for parameters that lie on many ranks.
 
-Where: scripts wrap theirs after the model; `step` of every rank updates what lies there.
+Where: scripts wrap their optimizer after the model; each rank's `step` updates the parameters that lie on it.
 
 [Note: fp16] With `fp16` parameters are half, and the inner optimizer works on float32 copies of them (masters). Losses
-are scaled so that small gradients do not vanish; `step` takes the scale out again, skips where any rank finds a
-gradient that is not finite, and adapts the scale. How parameters are stepped is in `steppers`.
+are scaled so that small gradients do not vanish; `step` removes the scale from gradients, skips the update if any rank
+has a gradient that is not finite, and adapts the scale. How parameters are stepped is in `steppers`.
 Source: mixed precision training, arXiv 1710.03740.
 """
 
@@ -24,7 +24,7 @@ from clary.train.parallel.misuse import check_parameters, stepping
 from clary.train.parallel.numbering import Numbering
 from clary.train.parallel.steppers import Stepper, make_stepper
 
-_SCALE = "loss_scale"  # in states
+_SCALE = "loss_scale"  # key in states
 _LOG = logging.getLogger("clary.smp")
 
 
@@ -35,7 +35,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: over the parameters of the wrapped model.
         static_loss_scale: of fp16; None with `dynamic_loss_scale`.
         dynamic_loss_scale: whether the scale adapts.
-        dynamic_loss_args: how; a dict, or as keywords; see `LossScale`.
+        dynamic_loss_args: options of the scale; a dict, or as keywords; see `LossScale`.
 
     Raises: RuntimeError if there is no DistributedModel yet; ValueError for parameters that are not the model's.
     """
@@ -56,11 +56,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._runtime = now
         self.optimizer = optimizer
         self.overflow = False
-        self.stepper: Stepper | None = None  # once modules lie where they will
+        self.stepper: Stepper | None = None  # set once modules are placed
         self._scale = LossScale.make(
             static_loss_scale, dynamic_loss_scale, {**(dynamic_loss_args or {}), **scale_arguments}
         )
-        self._stored: dict[str, Any] | None = None  # a state to be loaded then
+        self._stored: dict[str, Any] | None = None  # a state to load once modules are placed
         self._numbering = Numbering(optimizer, now.model)
         now.optimizer = self
         if now.model.partitioned:
@@ -68,9 +68,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             now.model.partition_hooks.add(lambda _model, _optimizer: self._on_partition())
 
-    # What schedulers and scripts look at.
+    # Attributes that schedulers and scripts read.
 
-    _step_supports_amp_scaling = False  # of the inner one, whose scale would be set on this one
+    _step_supports_amp_scaling = False  # not the inner optimizer's: torch would set the scale on this one
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -95,13 +95,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._scale.value if self._runtime.configuration.fp16 else 1.0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters of this rank; with fp16, skip where a gradient on any rank is not finite.
+        """Update the parameters of this rank; with fp16, skip if a gradient on any rank is not finite.
 
         Args:
-            closure: called first, with gradients on.
+            closure: called first, with gradients enabled.
 
-        Raises: RuntimeError before the first step of a pipeline; ParallelError where no backward pass has run, or where
-            losses are scaled for another optimizer.
+        Raises: RuntimeError before the first step of a pipeline; ParallelError if no backward pass has run, or losses
+        are scaled for another optimizer.
         """
         if self._runtime.optimizer is not self and self._runtime.configuration.fp16:
             raise ParallelError(
@@ -121,7 +121,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True, *, set_grads_to_None: bool | None = None) -> None:
-        """Forget all gradients.
+        """Clear all gradients.
 
         Args:
             set_grads_to_None: the name that scripts of SMP before 1.10 give `set_to_none`.
@@ -135,12 +135,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer."""
         self.optimizer.add_param_group(param_group)
-        self._numbering.take_new_groups()  # while it has parameters: the first step may put masters there
+        self._numbering.take_new_groups()  # before the first step, which may replace parameters with masters
 
     def clip_master_grads(self, max_norm: float) -> float:
-        """Clip gradients to a norm over the whole model; return the norm before, -1 on overflow. All ranks call it.
+        """Clip gradients to a norm over the whole model; return the earlier norm, -1 on overflow. All ranks call it.
 
-        Shards are clipped in the step to come, to the smaller of this norm and `sdp_gradient_clipping`.
+        Shards are clipped in the next step, to the smaller of this norm and `sdp_gradient_clipping`.
         """
         return self.reduce_gradients().clip(max_norm, self.loss_scale)
 
@@ -156,7 +156,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._runtime.model.check_backward(have_gradients=have_gradients or self.stepper.have_gradients)
         return self.stepper
 
-    # Numbers of parameters, under the names that scripts look for.
+    # Numbers of parameters, under the names that scripts use.
 
     redefined_params = False  # `virtual_named_parameters` of the model are its own
 
@@ -182,8 +182,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Return the state that this rank keeps, marked as partial.
 
         Args:
-            gather_if_shard: shards stay apart whatever it is; if there are some, True has no effect, which a warning
-                says.
+            gather_if_shard: without effect, since shards are never gathered; if there are shards, True logs a warning.
         """
         keys = self._runtime.configuration
         if gather_if_shard and (keys.shard_optimizer_state or keys.sharded_data_parallel_degree > 1):
@@ -192,20 +191,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parameters, gathered from the ranks of one model. All of them call it."""
-        if self.stepper is None:  # nothing has been stepped: options of the groups alone
+        if self.stepper is None:  # no step yet: only options of the groups
             return {**self.optimizer.state_dict(), **self._scale_state()}
         return {**self.stepper.full_state(), **self._scale_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any], gather_if_shard: bool = True) -> None:
-        """Load a local or full state; later, once modules have their ranks, if they do not yet.
+        """Load a local or full state; if modules have no ranks yet, load it once they have.
 
         Args:
-            gather_if_shard: taken for the sake of scripts; a state says itself whether it is one rank's shard.
+            gather_if_shard: without effect; the state itself records whether it is one rank's shard.
         """
         if self.stepper is None:
             if state_dict.get("state") or set(state_dict) - {"state", "param_groups"}:
                 self._stored = state_dict
-            else:  # options of groups alone
+            else:  # only options of groups
                 self.optimizer.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
             return
         found = {name: value for name, value in state_dict.items() if name not in (IS_PARTIAL, _SCALE)}
@@ -223,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _global_grad_norm(self) -> float | None:
-        """The norm of the last step's gradients, under the name that scripts look for; None without shards."""
+        """The norm of the last step's gradients, under the name that scripts use; None without shards."""
         return getattr(getattr(self.stepper, "inner", None), "gradient_norm", None)
 
     def __getattr__(self, name: str) -> Any:

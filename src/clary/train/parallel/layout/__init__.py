@@ -1,1 +1,1 @@
-"""Places of ranks, without a framework: the mesh of axes, the place of a rank in it, and groups by name."""
+"""Places of ranks, without a framework: the mesh of axes, a rank's place in it, and groups by name."""

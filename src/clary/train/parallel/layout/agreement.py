@@ -12,17 +12,17 @@ from clary.train.parallel.layout.mesh import Along
 
 
 class Gathers(Protocol):
-    """Groups of ranks, as far as they gather objects."""
+    """The method of groups of ranks that gathers objects."""
 
     def allgather(self, obj: Any, along: Along) -> list[Any]:
         """Return the objects of all members, by their ranks in the group. All call it."""
 
 
 def first_difference(values: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """Return a rank that differs from the first, and the key in which it does; None where all are alike.
+    """Return the first rank whose values differ from rank 0's, and the key of the difference; None if all are equal.
 
     Args:
-        values: by rank.
+        values: one mapping per rank.
     """
     for rank, one in enumerate(values):
         for key in [*values[0], *one]:
@@ -32,9 +32,9 @@ def first_difference(values: Sequence[Mapping[str, Any]]) -> tuple[int, str] | N
 
 
 def check_keys(keys: Mapping[str, Any], groups: Gathers) -> None:
-    """See that all ranks were given the same keys. All call it.
+    """Check that all ranks were given the same keys. All ranks call it.
 
-    Raises: ValueError naming the first that differs.
+    Raises: ValueError naming the first key that differs.
     """
     told = groups.allgather(dict(keys), Along.WORLD)
     if (found := first_difference(told)) is not None:

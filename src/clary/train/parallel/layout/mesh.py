@@ -1,9 +1,9 @@
-"""Which rank lies where: one mesh of all ranks, and the groups along its axes.
+"""The places of ranks: one mesh of all ranks, and the groups along its axes.
 
-Where: made once, when a program says how it wants to be parallel; everything that communicates asks it for groups.
-Nothing here communicates or knows torch.
+Where: made once, from a program's parallel degrees; all code that communicates takes its groups from the mesh. Nothing
+here communicates or knows torch.
 
-[Note: axes] A rank has one coordinate on every axis. Ranks that differ on one axis alone work together on
+[Note: axes] A rank has one coordinate on every axis. Ranks that differ only on one axis work together on
 
     pp    one model, cut into stages             pipeline
     tp    one layer, cut into slices             tensor
@@ -11,11 +11,11 @@ Nothing here communicates or knows torch.
     ep, cp                                        experts, context: reserved, of degree 1
 
 and two unions of axes have names of their own: mp = pp and tp, the ranks that hold one model together; dp = tp, rdp, ep
-and cp, the ranks that hold the same stage. A group along some axes are the ranks that are equal on all others. The rank
-within a group is the order of the ranks in the world.
+and cp, the ranks that hold the same stage. A group along some axes has the ranks that are equal on all other axes.
+Ranks within a group follow their order in the world.
 
-[Note: placement] The order of the axes over the world, slowest first. D, P and T stand for rdp, pp and tp: with DPT
-neighbours in the world share a layer, then a model. `cluster` is DPT, `spread` TPD.
+[Note: placement] A placement is the order of the axes over the world, slowest first. D, P and T stand for rdp, pp and
+tp: with DPT neighbours in the world share a layer, then a model. `cluster` is DPT, `spread` TPD.
 Source: sagemaker-python-sdk `doc/api/training/smd_model_parallel_general.rst`, "Ranking mechanism".
 """
 
@@ -47,7 +47,7 @@ class Axis(Enum):
 
 
 class Along(Enum):
-    """The groups that have names: the axes along which their ranks differ."""
+    """The named groups: the axes along which their ranks differ."""
 
     WORLD = frozenset(Axis)
     MP = frozenset({Axis.PP, Axis.TP})
@@ -61,10 +61,10 @@ class Along(Enum):
 
 @dataclass(frozen=True)
 class Mesh:
-    """All ranks of a program, and where each lies.
+    """All ranks of a program and their places.
 
     Args:
-        order: the axes of degree above 1, and any others, slowest over the world first.
+        order: the axes, slowest over the world first; those of degree 1 may be left out.
         degrees: of every axis of `order`, in its order.
     """
 
@@ -77,11 +77,11 @@ class Mesh:
         return math.prod(self.degrees)
 
     def degree(self, along: Along) -> int:
-        """Return how many ranks a group along these axes has."""
+        """Return the number of ranks in a group along these axes."""
         return math.prod(degree for axis, degree in zip(self.order, self.degrees, strict=True) if axis in along.value)
 
     def coordinate(self, rank: int, axis: Axis) -> int:
-        """Return the place of a rank on an axis; 0 on one that the mesh has not.
+        """Return the place of a rank on an axis; 0 on an axis that the mesh lacks.
 
         Raises: ValueError if there is no such rank.
         """
@@ -90,7 +90,7 @@ class Mesh:
     def rank_at(self, place: Mapping[Axis, int]) -> int:
         """Return the rank at a place; axes that `place` does not name count as 0.
 
-        Raises: ValueError if a coordinate is beyond its axis.
+        Raises: ValueError if a coordinate is outside its axis.
         """
         rank = 0
         for axis, degree in zip(self.order, self.degrees, strict=True):
@@ -116,7 +116,7 @@ class Mesh:
         return self.group(along, rank).index(rank)
 
     def groups(self, along: Along) -> tuple[tuple[int, ...], ...]:
-        """Return all groups along these axes, by their first ranks: together they are the world, each rank once."""
+        """Return all groups along these axes, ordered by first rank; together they have each rank of the world once."""
         return self._all_groups[along]
 
     @cached_property
@@ -146,12 +146,12 @@ class Mesh:
 
 
 def make_mesh(size: int, *, pipeline_degree: int = 1, tensor_degree: int = 1, placement: str = "cluster") -> Mesh:
-    """Lay `size` ranks out; ranks beyond pipeline and tensor degree replicate the model.
+    """Make the mesh of `size` ranks; each further block of pipeline degree x tensor degree ranks replicates the model.
 
     Args:
         placement: see [Note: placement].
 
-    Raises: ValueError naming the rule: degrees of at least 1 whose product divides `size`, a placement that is known.
+    Raises: ValueError naming the rule: degrees of at least 1 whose product divides `size`, a known placement.
     """
     for name, degree in (("pipeline_parallel_degree", pipeline_degree), ("tensor_parallel_degree", tensor_degree)):
         if degree < 1:

@@ -1,6 +1,6 @@
-"""Where a launcher has put a process, and how long it waits for others. No framework here.
+"""The place of a process, from its launcher's variables, and its time limit for others. No framework here.
 
-Where: `runtime` of torch and `tf_parallel.session` ask when a program is initialised.
+Where: `runtime` of torch and `tf_parallel.session` read them when a program is initialised.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TIMEOUT_VARIABLE = "CLARY_PARALLEL_TIMEOUT_S"
-_TIMEOUT_S = 1800.0  # as torch.distributed's own
-_PLACES = (  # what launchers call rank, size, rank on the host, ranks on the host
+_TIMEOUT_S = 1800.0  # the default of torch.distributed
+_PLACES = (  # launchers' names for rank, size, rank on the host, ranks on the host
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     (
         "OMPI_COMM_WORLD_RANK",
@@ -23,7 +23,7 @@ _PLACES = (  # what launchers call rank, size, rank on the host, ranks on the ho
 
 @dataclass(frozen=True)
 class Place:
-    """Where a launcher has put this process."""
+    """The place of this process, as its launcher set it."""
 
     rank: int
     size: int
@@ -32,9 +32,9 @@ class Place:
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
-    """Read a process's place from its launcher's variables; without them it is alone.
+    """Read a process's place from its launcher's variables; without them it is the only rank.
 
-    Raises: ValueError naming a variable that is no number.
+    Raises: ValueError naming a variable that is not a number.
     """
     for names in _PLACES:
         if names[0] in environ and names[1] in environ:
@@ -46,9 +46,9 @@ def find_place(environ: Mapping[str, str]) -> Place:
 
 
 def find_timeout_s(environ: Mapping[str, str]) -> float:
-    """Return how many seconds a rank waits for another one.
+    """Return the seconds that a rank waits for another rank.
 
-    Raises: ValueError if CLARY_PARALLEL_TIMEOUT_S is no positive number.
+    Raises: ValueError if CLARY_PARALLEL_TIMEOUT_S is not a positive number.
     """
     text = environ.get(TIMEOUT_VARIABLE, "")
     try:

@@ -1,10 +1,10 @@
-"""Activations that are not kept but computed again in backward.
+"""Activation checkpointing: activations are recomputed in backward, not kept.
 
-Where: scripts mark modules with `set_activation_checkpointing`, or call `checkpoint` in a forward of their own. The
-engine says with `use_placement` which rank holds which module, and with `use_offloader` where kept inputs go.
+Where: scripts mark modules with `set_activation_checkpointing`, or call `checkpoint` in their own forward. The engine
+sets the ranks of modules with `use_placement`, and the target of kept inputs with `use_offloader`.
 
-What is recomputed is torch's non-reentrant checkpoint. All tensors among the arguments, however nested, positional or
-named, are handed to it one by one, so that all of them can be offloaded.
+Torch's non-reentrant checkpoint recomputes. All tensors among the arguments, nested ones too, are passed to it one by
+one, so that all of them can be offloaded.
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174; for the functions, the sources
 named in `segments`.
 """
@@ -34,14 +34,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks that hold modules, as far as checkpointing must know.
+    """The ranks that hold modules, for checkpointing.
 
     Args:
         own_rank: pipeline rank of this process.
-        owner_of: pipeline rank that holds a module; None if that is not known.
+        owner_of: pipeline rank that holds a module; None if unknown.
         is_manual: whether the script placed modules itself; a bad placement is then an error.
-        run_segment: takes what `run_segment` of this file takes, and has it called on the rank that holds the segment;
-            None: such children are called one by one, and their owner keeps their activations.
+        run_segment: takes the arguments of this file's `run_segment`, and calls it on the rank that holds the segment.
+            If None, children on other ranks are called one by one, and their owner keeps their activations.
     """
 
     own_rank: int
@@ -67,12 +67,12 @@ _depth = _Depth()
 
 
 def use_placement(placement: Placement | None) -> None:
-    """Set the placement of modules from now on; None: this process holds all."""
+    """Set the placement of modules; None means that this process holds all."""
     _state.placement = placement
 
 
 def use_offloader(offloader: Offloader | None) -> None:
-    """Say where the inputs of checkpointed modules go, from now on; None: they stay."""
+    """Set the offloader of inputs of checkpointed modules; None keeps them in place."""
     _state.offloader = offloader
 
 
@@ -85,15 +85,16 @@ def set_activation_checkpointing(
     """Checkpoint every later call of a module; marking it again replaces the earlier options.
 
     Args:
-        preserve_rng_state: whether dropout draws the same numbers when it is computed again.
-        pack_args_as_tuple: for a `Sequential` whose children take one tuple; otherwise tuples are unpacked, but for
-            children that take one argument alone, as layers of `smp.nn` do.
-        strategy: for a `Sequential`; see `segments`. One whose class has a forward of its own is a module like others.
+        preserve_rng_state: whether dropout draws the same numbers when it is recomputed.
+        pack_args_as_tuple: for a `Sequential` whose children take one tuple; otherwise tuples are unpacked, except for
+            children that take only one argument, as layers of `smp.nn` do.
+        strategy: for a `Sequential`; see `segments`. A `Sequential` whose class overrides forward counts as a plain
+            module.
 
     Raises:
-        TypeError: no module.
+        TypeError: `module` is not a module.
         ValueError: `strategy` or `pack_args_as_tuple` given for another module than a `Sequential`, or no such
-            strategy. When it is called: the module lies on several ranks where the script itself placed it.
+            strategy. On a call of the module: the script itself placed it on several ranks.
     """
     _check_target(module, "set_activation_checkpointing")
     cut([], strategy)
@@ -108,12 +109,12 @@ def set_activation_checkpointing(
         forward: Any = _SequenceForward(module, strategy, preserve_rng_state, pack_args_as_tuple)
     else:
         forward = _ModuleForward(module, module.forward, preserve_rng_state)
-    # On the instance, inside of what `__call__` does: hooks run once a call, names of parameters stay as they are.
+    # An attribute of the instance that `__call__` calls: hooks run once a call, names of parameters stay.
     module.forward = forward
 
 
 def unset_activation_checkpointing(module: nn.Module) -> None:
-    """Have a module called as it was before it was marked; nothing happens if it was not."""
+    """Remove a module's mark; does nothing if it has none."""
     marked = vars(module).get("forward")
     if isinstance(marked, _ModuleForward):
         module.forward = marked.forward
@@ -122,9 +123,9 @@ def unset_activation_checkpointing(module: nn.Module) -> None:
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
-    """Call a module checkpointed, this once.
+    """Checkpoint one call of a module.
 
-    Raises: TypeError if it is no module; ValueError as `set_activation_checkpointing`.
+    Raises: TypeError if it is not a module; ValueError as `set_activation_checkpointing`.
     """
     _check_target(module, "checkpoint")
     if not _can_checkpoint(module):
@@ -139,12 +140,12 @@ def checkpoint_sequential(
     preserve_rng_state: bool = True,
     pack_args_as_tuple: bool = False,
 ) -> Any:
-    """Call a sequence, its children checkpointed as `strategy` says, this once.
+    """Checkpoint one call of a sequence, with its children grouped by `strategy`.
 
     Args:
-        input: of the first child; for tuples see `pack_args_as_tuple` of `set_activation_checkpointing`.
+        input: argument of the first child; for tuples see `pack_args_as_tuple` of `set_activation_checkpointing`.
 
-    Raises: TypeError if it is no `Sequential`; ValueError as `set_activation_checkpointing`.
+    Raises: TypeError if it is not a `Sequential`; ValueError as `set_activation_checkpointing`.
     """
     if not isinstance(sequential_module, nn.Sequential):
         raise TypeError(
@@ -165,7 +166,7 @@ def run_segment(
     """Call neighbouring children of a sequence, all on this rank, and recompute them as one in backward.
 
     Args:
-        segment: the children from `start` to before `stop`; its owner is not looked at.
+        segment: the children from `start` to before `stop`; its owner is ignored.
         value: argument of the first child.
         preserve_rng_state: as `set_activation_checkpointing` takes it; so is `pack_args_as_tuple`.
     """
@@ -181,7 +182,7 @@ def run_segment(
 
 @dataclass(eq=False)
 class _ModuleForward:
-    """Stands for the forward of a marked module. A plain object, so that modules can be copied and pickled."""
+    """Replaces the forward of a marked module. A plain object, so that modules can be copied and pickled."""
 
     module: nn.Module
     forward: Callable[..., Any]
@@ -195,7 +196,7 @@ class _ModuleForward:
 
 @dataclass(eq=False)
 class _SequenceForward:
-    """Stands for the forward of a marked sequence."""
+    """Replaces the forward of a marked sequence."""
 
     module: nn.Sequential
     strategy: str
@@ -203,7 +204,7 @@ class _SequenceForward:
     pack_args_as_tuple: bool
 
     def __call__(self, *args: Any) -> Any:
-        # As its children, a sequence may be called with several arguments or with one tuple.
+        # Like its children, a sequence may be called with several arguments or with one tuple.
         value: Any = args[0] if len(args) == 1 else args
         children = list(self.module)
         placement = _state.placement
@@ -229,7 +230,7 @@ class _SequenceForward:
 
 
 def _is_sequence(module: nn.Module) -> bool:
-    """Whether calling a module is calling its children one by one."""
+    """Whether a module's forward only calls its children one by one."""
     forward = vars(module).get("forward")
     return type(module).forward is nn.Sequential.forward and (forward is None or isinstance(forward, _SequenceForward))
 
@@ -242,10 +243,10 @@ def _call(child: nn.Module, value: Any, pack_args_as_tuple: bool) -> Any:
 
 @functools.cache
 def _takes_one(forward: Callable[..., Any]) -> bool:
-    """Whether a class's `forward` takes one value alone, so that a tuple of several can only be meant as it is."""
+    """Whether a class's `forward` takes only one value, so that a tuple must be passed whole."""
     try:
         _, *parameters = inspect.signature(forward).parameters.values()  # without `self`
-    except (TypeError, ValueError):  # no function of Python's, or one that takes nothing
+    except (TypeError, ValueError):  # not a Python function, or a function without parameters
         return False
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return len(positional) == 1 and not any(one.kind is one.VAR_POSITIONAL for one in parameters)
@@ -267,7 +268,7 @@ def _owners(module: nn.Module) -> Owners:
 
 
 def _can_checkpoint(module: nn.Module) -> bool:
-    """Whether all of a module is here; a module on another rank is called there, and checkpointed there."""
+    """Whether a module lies whole on this rank; a module on another rank is called and checkpointed there."""
     owners = _owners(module)
     if owners.is_split:
         _refuse_split(module, owners)
@@ -276,9 +277,9 @@ def _can_checkpoint(module: nn.Module) -> bool:
 
 
 def _refuse_split(module: nn.Module, owners: Owners) -> None:
-    """Say that a module lies on several ranks.
+    """Log that a module lies on several ranks and is not checkpointed.
 
-    Raises: ValueError if it was the script that placed it so.
+    Raises: ValueError if the script placed it so.
     """
     what = (
         f"activation checkpointing: a {type(module).__name__} with {sum(1 for _ in module.parameters())} parameters "

@@ -1,8 +1,8 @@
 """Parameters that have no memory until it is known which rank owns them.
 
-Where: scripts make a model under `delay_param_initialization`; the engine calls `materialize` for what lies on this
-rank, once it has placed the modules. What is kept in between, and why the values are the same bits as if nothing had
-been delayed, stands in `recording`.
+Where: scripts make a model under `delay_param_initialization`; once the engine has placed the modules, it calls
+`materialize` for those on this rank. `recording` explains how initialisation is recorded, and why the values have the
+same bits as without delay.
 Source: SageMaker developer guide, "Delayed Parameter Initialization"; sagemaker-python-sdk
 `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`.
 """
@@ -28,7 +28,7 @@ class _Model:
     """A model made under one context: its recording, and the parameters without memory, with their versions."""
 
     recording: Recording
-    waiting: dict[int, tuple[weakref.ref[nn.Parameter], int]] = field(default_factory=dict)  # by the id of each
+    waiting: dict[int, tuple[weakref.ref[nn.Parameter], int]] = field(default_factory=dict)  # by the parameter's id
 
     def wait_for(self, parameter: nn.Parameter) -> None:
         """Add a parameter to the ones without memory; its version must not change until it has memory."""
@@ -36,7 +36,7 @@ class _Model:
         self.waiting[key] = weakref.ref(parameter, lambda _: self._let_go(key)), parameter._version
 
     def _let_go(self, key: int) -> None:
-        """Take off a parameter that is gone. A model without any is forgotten."""
+        """Remove a parameter that was freed, and a model without parameters left."""
         self.waiting.pop(key, None)
         if not self.waiting:
             _keep_those_that_wait()
@@ -49,10 +49,10 @@ class _Own(threading.local):
     is_enabled = False
 
 
-_MOST_USES = 2  # of a leaf's implementation: by its object, and by the node that would accumulate its gradient
+_MOST_USES = 2  # references to a leaf's implementation: its object, and the node that would accumulate its gradient
 
 _own = _Own()
-_models: list[_Model] = []  # those that wait; finalizers change it at any moment, so loops go over a copy
+_models: list[_Model] = []  # with parameters that wait; finalizers change it at any moment, so loops use a copy
 _models_lock = threading.RLock()  # a finalizer may interrupt its own thread
 
 
@@ -63,12 +63,12 @@ def _keep_those_that_wait(*more: _Model) -> None:
 
 @contextmanager
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Give parameters that are made in here no memory; how they are initialised in here is kept.
+    """Make parameters in this block without memory, and record their initialisation.
 
-    Contexts may be nested: the innermost says whether parameters are delayed. What initialises a parameter must run in
-    here. Parameters of values that come from outside (`torch.from_numpy`) are made at once; so are all buffers.
+    Contexts may be nested: the innermost says whether parameters are delayed. Initialisation must run in the block.
+    Parameters of values from outside (`torch.from_numpy`) are made at once; so are all buffers.
 
-    Raises: DelayedInitializationError in here, if what a constructor does cannot be done later.
+    Raises: DelayedInitializationError in the block, if an operation of a constructor cannot be delayed.
     """
     before = _own.is_enabled
     _own.is_enabled = enabled
@@ -99,16 +99,16 @@ def materialize(
 ) -> list[str]:
     """Give delayed parameters memory and values; they stay the same objects, so optimizers that hold them remain valid.
 
-    A parameter that several modules share is made if one of them is chosen. Peak memory is that of what is made, and
-    one parameter's initialisation more.
+    A parameter that several modules share is made if one of them is chosen. Peak memory is that of the made tensors
+    plus the initialisation of one parameter.
 
     Args:
-        device: where they go; None is where they would have been.
+        device: the target; None is the device that they would have had without delay.
         only: chooses modules; of each, its own parameters and buffers are made, not those of its children.
 
-    Returns: names of what was made.
+    Returns: names of the parameters and buffers that were made.
     Raises: DelayedInitializationError: a parameter has no memory, but was not made under the context, or was changed
-        since. What was made before stays.
+    since. Tensors made before the error stay.
     """
     made = []
     storages: dict[int, torch.UntypedStorage] = {}
@@ -149,7 +149,7 @@ def _recording_parameters() -> Iterator[None]:
 class _Patch:
     """Has `nn.Parameter` make parameters without memory while any thread records.
 
-    They have to be so from birth: a constructor may initialise one before it gives it to its module, or after.
+    They lack memory from the start, since a constructor may initialise a parameter before or after it registers it.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class _Patch:
         with self._lock:
             if self._num_inside == 0:
                 original = self._original = nn.Parameter.__new__
-                # Not the method of this object: a function is what `__new__` may be replaced with.
+                # A function, not a bound method: `__new__` must be replaced by a function.
                 nn.Parameter.__new__ = lambda cls, data=None, requires_grad=True: _make(
                     original, cls, data, requires_grad
                 )
@@ -228,8 +228,8 @@ def _fill(name: str, parameter: nn.Parameter, value: torch.Tensor) -> None:
             f"delayed initialisation: {name} is part of a graph of autograd; it must have its values before the model "
             "is used"
         )
-    # As `torch.utils.swap_tensors`, which also refuses what is weakly referred to, as weights of RNNs are: weak
-    # references are to the object, which stays.
+    # Like `torch.utils.swap_tensors`, but with weak references allowed, as weights of RNNs have them: they refer to
+    # the object, which stays.
     torch._C._swap_tensor_impl(parameter, real)
     if model is not None:
         model.waiting.pop(id(parameter), None)

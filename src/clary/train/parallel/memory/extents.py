@@ -1,8 +1,8 @@
-"""Which part of a file is free.
+"""The free and taken parts of a file.
 
-Where: `spill` asks for room and gives it back. Pure: nothing here touches a file, and one thread at a time calls.
+Where: `spill` takes room and gives it back. Pure: it touches no file, and one thread at a time calls it.
 
-Room is taken where it first fits, so the file grows only while nothing that was given back is large enough.
+Room is taken where it first fits, so the file grows only if no free extent is large enough.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """Offset of the first byte after it."""
         return self.offset + self.size
 
 
@@ -30,8 +30,8 @@ class Extents:
     """The free and the taken parts of one file."""
 
     def __init__(self) -> None:
-        self.end = 0  # of the file, in bytes
-        self._free: list[Extent] = []  # by offset, no two of them neighbours
+        self.end = 0  # offset of the file's end, in bytes
+        self._free: list[Extent] = []  # free extents by offset, no two of them adjacent
 
     @property
     def taken_bytes(self) -> int:
@@ -41,7 +41,7 @@ class Extents:
     def take(self, size: int) -> Extent:
         """Return room for `size` bytes, rounded up to pages; the file may have to grow to `end` for it.
 
-        Raises: ValueError if nothing is asked for.
+        Raises: ValueError if `size` is below 1.
         """
         if size < 1:
             raise ValueError(f"an extent of {size} bytes; expected 1 or more")

@@ -1,4 +1,4 @@
-"""One tensor that was offloaded: how it left, and how it comes back as it was.
+"""One offloaded tensor: its copy out of its memory, and its return with the same values and layout.
 
 Where: `offloading` makes one for every tensor that a region keeps.
 """
@@ -22,15 +22,15 @@ class OffloadCounts:
     """Counts of the offloading so far, in bytes and in numbers of tensors."""
 
     offloaded_bytes: int = 0
-    staying_bytes: int = 0  # too small, a parameter, or of a kind that cannot be offloaded
+    staying_bytes: int = 0  # of tensors that are too small, parameters, or of a kind that cannot be offloaded
     num_read: int = 0
-    num_read_late: int = 0  # had not been read when they were wanted
-    num_never_left: int = 0  # were wanted before they had been written
+    num_read_late: int = 0  # had not been read when backward needed them
+    num_never_left: int = 0  # were needed before they had been written
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory."""
+    """The layout of a tensor in memory."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -42,7 +42,7 @@ class Layout:
         """Return the layout of a tensor that has elements.
 
         Args:
-            tensor: of any shape without a 0.
+            tensor: of any shape without a dimension of length 0.
         """
         return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
@@ -53,12 +53,12 @@ class Layout:
 
     @property
     def own_size(self) -> torch.Size:
-        """The size without repetition: of dimensions that were expanded there is one."""
+        """The size without repetition: expanded dimensions have length 1."""
         return torch.Size(1 if step == 0 else length for length, step in zip(self.size, self.stride, strict=True))
 
     @property
     def is_dense(self) -> bool:
-        """Whether packing leaves nothing out of the span."""
+        """Whether the tensor has every element of its span."""
         return self.span <= int(self.own_size.numel())
 
     @property
@@ -68,7 +68,7 @@ class Layout:
 
     @property
     def packed_bytes(self) -> int:
-        """The same in bytes."""
+        """The size of those elements in bytes."""
         return int(self.num_packed * self.dtype.itemsize)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -95,33 +95,33 @@ class Layout:
 
 
 class Kept:
-    """A tensor that left; `bring` may be called more than once."""
+    """An offloaded tensor; `bring` may be called more than once."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.layout = Layout.of(tensor)
-        # Holds no memory, but the address: no other storage has it while this lives, so it can stand for the storage.
+        # Keeps the address but no memory: no other storage gets the address meanwhile, so it identifies the storage.
         self.storage = StorageWeakRef(tensor.untyped_storage())
-        # Counts changes with all views of the tensor, also when these are gone, and holds none of their memory.
+        # Shares the version counter of the tensor and its views, even after they are freed, but not their memory.
         self._counter = tensor.detach()
         self._counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self._version = self._counter._version
 
     def load(self) -> None:
-        """Begin to bring it back.
+        """Begin to load the tensor.
 
         Raises: NotImplementedError here; subclasses do it.
         """
         raise NotImplementedError
 
     def bring(self) -> torch.Tensor:
-        """Return it as it was.
+        """Return the tensor with its values and layout.
 
         Raises: RuntimeError if the tensor was changed in place since it left.
         """
         raise NotImplementedError
 
     def _check_unchanged(self) -> None:
-        # As autograd: whether the copy was made before the change is not known while another thread or stream makes it.
+        # Any change is refused, as in autograd: another thread or stream copies, perhaps after the change.
         if self._counter._version != self._version:
             raise RuntimeError(
                 f"activation offloading: a tensor of shape {tuple(self.layout.size)} that a checkpointed module was "
@@ -131,9 +131,9 @@ class Kept:
 
 
 class SpilledTensor(Kept):
-    """In a file; in memory too until it has been written.
+    """A tensor in a file; in memory too until it has been written.
 
-    Raises: SpillError when it is made, loaded or brought back: the disk is full, failed or does not answer.
+    Raises: SpillError from the constructor, `load` and `bring`: the disk is full, failed or does not answer.
     """
 
     def __init__(self, tensor: torch.Tensor, spill: Spill, counts: OffloadCounts, stream: Any = None) -> None:
@@ -154,7 +154,7 @@ class SpilledTensor(Kept):
         self._writing.add_done_callback(lambda done: _left(this, done))
 
     def load(self) -> None:
-        """Begin to read it, if it is in the file only."""
+        """Begin to read the tensor, if only the file has it."""
         if self._original is None and self._reading is None:
             self._loaded = torch.empty(
                 self.layout.num_packed, dtype=self.layout.dtype, pin_memory=self._stream is not None
@@ -163,7 +163,7 @@ class SpilledTensor(Kept):
             self._reading = self._spill.read(self._extent, self._loaded.data_ptr(), size, owner=self._loaded)
 
     def bring(self) -> torch.Tensor:
-        """Return it, from memory if it is still there."""
+        """Return the tensor, from memory if it is still there."""
         _finish(self._writing, self._spill, "written", only_if_done=True)
         self._check_unchanged()
         original = self._original
@@ -181,12 +181,12 @@ class SpilledTensor(Kept):
         return self.layout.unpack(flat if self._stream is None else flat.to(self.layout.device, non_blocking=True))
 
     def leave(self) -> None:
-        """Drop the tensor; its copy in the file stands for it."""
+        """Drop the tensor from memory; the file has its copy."""
         self._original = None
 
 
 class PinnedCopy(Kept):
-    """In pinned host memory, from a GPU."""
+    """A copy of a GPU's tensor in pinned host memory."""
 
     def __init__(self, tensor: torch.Tensor, stream: Any) -> None:
         super().__init__(tensor)
@@ -195,13 +195,13 @@ class PinnedCopy(Kept):
         self._loading: tuple[torch.Tensor, Any] | None = None
 
     def load(self) -> None:
-        """Begin to copy it back."""
+        """Begin to copy the tensor back."""
         if self._loading is None:
             with torch.cuda.stream(self._stream):
                 self._loading = self._flat.to(self.layout.device, non_blocking=True), self._stream.record_event()
 
     def bring(self) -> torch.Tensor:
-        """Return it, once the stream of the caller may use it."""
+        """Return the tensor; the caller's stream waits for the copy."""
         self._check_unchanged()
         self.load()
         assert self._loading is not None
@@ -213,7 +213,7 @@ class PinnedCopy(Kept):
 
 
 def _copy_to_host(flat: torch.Tensor, stream: Any) -> tuple[torch.Tensor, Any]:
-    """Begin to copy from a GPU; the event tells when that is done."""
+    """Begin to copy from a GPU; return the copy and the event of its completion."""
     stream.wait_stream(torch.cuda.current_stream(flat.device))
     host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
     with torch.cuda.stream(stream):

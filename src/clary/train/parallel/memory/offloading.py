@@ -1,17 +1,17 @@
-"""Offloading: tensors kept by checkpointing leave after forward, and come back before backward needs them.
+"""Offloading: tensors kept by checkpointing are moved out after forward, and loaded before backward needs them.
 
-Where: `checkpointing` opens a region around every checkpointed call. Who computes several microbatches says with `lane`
-which of them is being computed, and with `expect` which one's backward comes next.
+Where: `checkpointing` opens a region around every checkpointed call. An engine with several microbatches sets the
+current one with `lane`, and announces the next backward pass with `expect`.
 
-[Note: targets] To a file, see `spill`. To host memory: from a GPU, tensors are copied into pinned memory on a stream of
-their own; on a machine without one they are there already, and stay where they are.
+[Note: targets] To a file, see `spill`. To host memory: a GPU's tensors are copied into pinned memory on a separate
+stream; without a GPU, tensors are in host memory already, and stay there.
 
-[Note: when it comes back] Regions of one microbatch are wanted last in, first out. When one is wanted, reading of the
-next `horizon` begins. Microbatches come in the order of `expect`; one that was not announced comes before those that
-were. So no more than `horizon` regions are in memory before their time, besides the one that is being computed.
+[Note: when it comes back] Backward needs the regions of one microbatch last in, first out. When it needs one, loading
+of the next `horizon` regions begins. Microbatches follow the order of `expect`; one that was not announced precedes the
+announced ones. So at most `horizon` regions are in memory early, besides the one that is being computed.
 
-[Note: bits] A tensor comes back with its strides, so that kernels go through it in the order of the first time. What
-was changed in place since forward is refused, as autograd refuses it for tensors that were not offloaded.
+[Note: bits] A tensor is loaded with its strides, so kernels traverse it in the same order as before. A tensor that was
+changed in place since forward is refused, as autograd refuses tensors that were not offloaded.
 Source: SageMaker developer guide, "Activation Offloading"; for files, Rajbhandari et al., "ZeRO-Infinity", arXiv
 2104.07857.
 """
@@ -32,19 +32,18 @@ import torch
 from clary.train.parallel.memory.kept import Kept, OffloadCounts, PinnedCopy, SpilledTensor
 from clary.train.parallel.memory.spill import Spill
 
-LEAST_BYTES = 1 << 16  # of a tensor that is worth offloading
+LEAST_BYTES = 1 << 16  # smallest tensor that is worth offloading
 MAX_WAITING_BYTES = 256 << 20  # see `Spill`
 
 _log = logging.getLogger(__name__)
 
 
 class Offloader:
-    """Offloads the tensors that checkpointed regions keep, and brings them back.
+    """Offloads the tensors that checkpointed regions keep, and loads them again.
 
     Args:
-        folder: where the file lies; None is host memory.
-        horizon: regions that begin to come back before they are wanted; `activation_loading_horizon`.
-        max_waiting_bytes: in memory because they have not been written yet.
+        folder: the folder of the file; None is host memory. horizon: number of regions that are loaded ahead;
+            `activation_loading_horizon`. max_waiting_bytes: most bytes in memory that are not yet written.
 
     Raises: ValueError for a horizon below 1, SpillError if no file can be made.
     """
@@ -58,8 +57,8 @@ class Offloader:
         self.counts = OffloadCounts()
         self._spill = None if folder is None else Spill(folder, max_waiting_bytes=max_waiting_bytes)
         self._streams: dict[torch.device, Any] = {}
-        self._lock = threading.Lock()  # of the three below; backward of a GPU runs on a thread of autograd's
-        self._lanes: dict[int, list[_Region]] = {}  # in the order of forward
+        self._lock = threading.Lock()  # of the three below; a GPU's backward runs on a thread of autograd
+        self._lanes: dict[int, list[_Region]] = {}  # regions in the order of forward
         self._expected: list[int] = []  # lanes, in the order of backward
         self._by_place: weakref.WeakValueDictionary[Any, Kept] = weakref.WeakValueDictionary()
         self._own = threading.local()
@@ -67,7 +66,7 @@ class Offloader:
 
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:
-        """Count regions of this thread to a microbatch; it is 0 where nothing is said."""
+        """Assign regions of this thread to a microbatch; outside of `lane` to microbatch 0."""
         before = self._lane()
         self._own.lane = number
         try:
@@ -76,7 +75,7 @@ class Offloader:
             self._own.lane = before
 
     def expect(self, number: int) -> None:
-        """Say that after those announced before, the backward pass of this microbatch comes."""
+        """Announce the backward pass of this microbatch, after those announced before."""
         with self._lock:
             if number not in self._expected:
                 self._expected.append(number)
@@ -87,7 +86,7 @@ class Offloader:
         """Offload the tensors that autograd saves in this block, unless inner hooks take them.
 
         Args:
-            tensors: arguments of what is called in here; parameters among them stay where they are.
+            tensors: arguments of the call in this block; parameters among them are not offloaded.
 
         Raises: SpillError if the disk is full or does not answer.
         """
@@ -127,7 +126,7 @@ class Offloader:
         if not _can_leave(tensor) or tensor.untyped_storage()._cdata in staying:
             self.counts.staying_bytes += tensor.nbytes
             return tensor
-        # Layers that are given the same mask share what is kept of it; see `Kept.storage`.
+        # Layers that are given the same mask share one copy of it; see `Kept.storage`.
         place = (
             tensor.untyped_storage()._cdata,
             tensor.storage_offset(),
@@ -160,7 +159,7 @@ class Offloader:
         with self._lock:
             lane = self._lanes.get(region.lane, [])
             if region in lane:
-                del lane[lane.index(region) :]  # what forward did later was wanted before
+                del lane[lane.index(region) :]  # backward has used the later regions already
             if region.lane in self._expected:
                 self._expected.remove(region.lane)
             self._expected.insert(0, region.lane)
@@ -170,7 +169,7 @@ class Offloader:
         return tensor
 
     def _load_ahead(self) -> None:
-        """Begin to bring back the tensors needed next; see [Note: when it comes back]."""
+        """Begin to load the tensors needed next; see [Note: when it comes back]."""
         num_left = self.horizon
         for number in list(self._expected):
             lane = [region for region in self._lanes.get(number, []) if region.is_alive]

@@ -1,20 +1,20 @@
-"""How parameters are to be initialised, written down while a model is made, and done later for some of them.
+"""Records the initialisation of parameters while a model is made, and replays it later for some of them.
 
-Where: `delayed` records while a model is made, by the modes of `recording_modes`, and replays when it is known which
-modules are on this rank.
+Where: `delayed` records while a model is made, by the modes of `recording_modes`, and replays once the modules of this
+rank are known.
 
-[Note: recorded operations] While a recording is active, every operation that makes or changes a tensor is written down:
-operator, arguments, and for random ones the state of the generator before. Parameters are made on the meta device, and
-all that is computed from them or written into them then is written down only. Everything else is computed as ever, so
-buffers and what a constructor looks at are real. Storages stand for tensors: views of one storage need no entry, since
-a view is size, stride and offset.
+[Note: recorded operations] While a recording is active, every operation that makes or changes a tensor is recorded:
+operator, arguments, and for random operations the earlier state of the generator. Parameters are made on the meta
+device, and operations that read or write them are only recorded, not computed. All other operations are computed as
+usual, so buffers and other values that a constructor reads are real. Entries name storages, not tensors: views of one
+storage need no entry, since a view is size, stride and offset.
 
-[Note: random numbers] What initialisation would draw is drawn, into memory that is freed at once, so that everything
-after it draws what it would have drawn; the largest parameter bounds the memory. To replay, the state from before is
-put back. So each parameter is replayed without all others, and has the same bits as if nothing had been delayed.
+[Note: random numbers] Initialisation draws its random numbers at once, into memory that is then freed, so later code
+draws the same numbers as without delay; the largest parameter bounds the memory. A replay restores the generator's
+recorded state. So each parameter is replayed alone, with the same bits as without delay.
 
-[Note: values that are read] An operation whose result a constructor looks at (`item`, `nonzero`) has its arguments
-replayed to that point and is computed.
+[Note: values that are read] If a constructor reads the result of an operation (`item`, `nonzero`), its arguments are
+replayed up to that point and it is computed.
 Source: the idea of recording operators to run them later is that of torchdistX, "Deferred Module Initialization".
 """
 
@@ -33,12 +33,12 @@ from clary.train.parallel.errors import ParallelError
 
 
 class DelayedInitializationError(ParallelError):
-    """A parameter cannot be initialised later as it would have been at once."""
+    """Delayed initialisation of a parameter cannot give its normal values."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where in which storage a tensor lies; stands for it among recorded arguments."""
+    """A tensor's storage and view of it; replaces the tensor among recorded arguments."""
 
     storage: int
     size: tuple[int, ...]
@@ -55,7 +55,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One operation: `made` are the results that have storage of their own, by their number among the results."""
+    """One operation; `made` has its results with storage of their own, by their number among all results."""
 
     operator: Any
     args: tuple[Any, ...]
@@ -81,23 +81,23 @@ class Recording:
         self._entries: list[_Entry] = []
         self._writers: dict[int, list[int]] = {}  # numbers of entries by storage
         self._constants: dict[int, _Constant] = {}
-        self._known: dict[int, StorageWeakRef] = {}  # holds addresses, so that they mean one storage each
-        self._delayed: dict[int, torch.device] = {}  # storages that are not there, and where they would be
-        self._stands_for: dict[int, int] = {}  # storage that a parameter was made of, by the parameter's own
+        self._known: dict[int, StorageWeakRef] = {}  # keeps each address unique to one storage
+        self._delayed: dict[int, torch.device] = {}  # storages without memory, and the devices that they would be on
+        self._stands_for: dict[int, int] = {}  # the original storage, by the storage of the parameter made of it
         self._meta_of: dict[int, torch.UntypedStorage] = {}
-        self.is_quiet = False  # while this computes for itself
+        self.is_quiet = False  # while internal operations run
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor without memory is one that this recording can replay.
+        """Whether a tensor has no memory and this recording can replay it.
 
         Args:
             tensor: of any shape, on any device.
         """
-        # Not by the tensor's own device: while a recording is active, a delayed tensor does not tell the truth.
+        # Not by `tensor.device`: while a recording is active, a delayed tensor reports the device that it would be on.
         return is_plain(tensor) and tensor.untyped_storage().device.type == "meta" and self.delays(tensor)
 
     def device(self, tensor: torch.Tensor) -> torch.device:
-        """Return where a delayed tensor would be if it had not been delayed.
+        """Return the device that a delayed tensor would be on without delay.
 
         Args:
             tensor: of any shape; `delays` is true of it.
@@ -113,7 +113,7 @@ class Recording:
         return self._id(tensor) in self._delayed
 
     def delay(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Delay a tensor from now on and return its stand-in, or itself if it was not made under this recording.
+        """Delay a tensor from now on; return its stand-in, or the tensor if it was not made under this recording.
 
         Args:
             tensor: of any shape; the stand-in has the same, on the meta device.
@@ -136,7 +136,7 @@ class Recording:
         return self._place(tensor).in_storage(self._meta_of[storage])
 
     def replay(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Compute a delayed tensor with its dependencies alone; another call computes it again.
+        """Compute a delayed tensor and only its dependencies; another call computes it again.
 
         Args:
             tensor: of any shape, which the result has too, on the device where the tensor would be.
@@ -168,11 +168,11 @@ class Recording:
         generator_states: tuple[torch.Tensor, ...],
         home: torch.device | None = None,
     ) -> None:
-        """Write an operation down.
+        """Record an operation.
 
         Args:
-            generator_states: from before, if it is random.
-            home: where the results would be; None if they are there.
+            generator_states: the states before the operation, if it is random. home: the device that delayed results
+                would be on; None if they are computed.
         """
         recorded_args, recorded_kwargs = pytree.tree_map_only(torch.Tensor, self._place, (args, kwargs))
         reads = {place.storage for place in _places((recorded_args, recorded_kwargs))}
@@ -195,7 +195,7 @@ class Recording:
         )
 
     def take_constants(self, args: Any, written: list[torch.Tensor]) -> None:
-        """Keep the tensors that an operation reads and no recorded one made, before the operation can change them.
+        """Keep the tensors that an operation reads and no recorded operation made, before it can change them.
 
         Raises: DelayedInitializationError.
         """
@@ -211,7 +211,7 @@ class Recording:
                     )
                 self._constants[storage] = _Constant(tensor, tensor._version)
             if storage in changed and storage in self._constants:
-                # Recorded changes are made again to what is kept, so that has to be what it was before them.
+                # A replay repeats the recorded changes, so the tensor is kept as it was before them.
                 held = self._constants[storage].tensor
                 if held.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
                     copied = torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -220,7 +220,7 @@ class Recording:
 
     @contextmanager
     def quietly(self) -> Iterator[bool]:
-        """Have nothing recorded and nothing pretended in here."""
+        """Switch off recording and pretended devices in this block."""
         before, self.is_quiet = self.is_quiet, True
         try:
             yield before
@@ -249,7 +249,7 @@ class Recording:
         )
 
     def _needed(self, storage: int) -> list[int]:
-        """Return the numbers of the entries that a storage's values follow from, in order."""
+        """Return the numbers of the entries that a storage's values depend on, in order."""
         needed: set[int] = set()
         looked_at: dict[int, int] = {}
         open_ends = [(storage, len(self._entries))]
@@ -290,8 +290,8 @@ def written_tensors(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
     Args:
         operator: of torch, with a schema.
-        args: positional ones of its call; lists of tensors may be among them.
-        kwargs: named ones of its call.
+        args: positional arguments of its call; lists of tensors may be among them. kwargs: keyword arguments of its
+            call.
     """
     found: list[torch.Tensor] = []
     for place, argument in enumerate(operator._schema.arguments):
@@ -306,7 +306,7 @@ def _places(values: Any) -> list[_Place]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a dense one of torch's own kinds; all others are left to themselves.
+    """Whether a tensor is dense and of torch's own classes; operations on other tensors are not recorded.
 
     Args:
         tensor: of any shape.
@@ -324,7 +324,7 @@ def generators_of(args: Any, kwargs: Any) -> list[torch.Generator]:
 
 @contextmanager
 def _generators_at(generators: list[torch.Generator], states: tuple[torch.Tensor, ...]) -> Iterator[None]:
-    """Have generators draw as they did, and go on afterwards where they are now."""
+    """Set generators to earlier states in this block, and restore their present states afterwards."""
     before = [one.get_state() for one in generators[: len(states)]]
     for generator, state in zip(generators, states, strict=False):
         generator.set_state(state)

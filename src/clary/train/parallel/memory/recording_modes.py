@@ -1,6 +1,6 @@
-"""The modes through which torch tells a recording of every operation.
+"""The modes through which torch reports every operation to a recording.
 
-Where: `delayed` enters both modes while a model is made; see `recording` for what is written down and why.
+Where: `delayed` enters both modes while a model is made; see `recording` for the contents of a recording.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RecordingMode(TorchDispatchMode):
         )
 
     def _draw(self, operator: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> None:
-        """Draw the random numbers that an operator would draw, and drop them."""
+        """Draw the random numbers that an operator would draw, and discard them."""
 
         def blank(tensor: torch.Tensor) -> torch.Tensor:
             if not self.recording.delays(tensor):
@@ -88,8 +88,8 @@ class RecordingMode(TorchDispatchMode):
         operator(*args, **kwargs)
 
     def _in_scratch(self, tensor: torch.Tensor) -> torch.Tensor:
-        # One memory for all: between large blocks that are freed, malloc would place small ones that stay, and after
-        # some layers the process would be as large as if nothing had been delayed.
+        # One block for all draws: malloc would place small blocks that stay between freed large ones, and after some
+        # layers the process would be as large as without delay.
         span = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
         num_bytes = max(span, 1) * tensor.itemsize
         if self._scratch is None or self._scratch.nbytes() < num_bytes:
@@ -98,7 +98,7 @@ class RecordingMode(TorchDispatchMode):
 
 
 class PretendingMode(TorchFunctionMode):
-    """Has delayed tensors say that they are where they would be: constructors that ask make buffers there."""
+    """Has delayed tensors report the device that they would be on, as constructors make buffers on it."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -124,13 +124,13 @@ _ABOUT_PLACE = (
     torch.Tensor.is_cuda.__get__,
     torch.Tensor.is_cpu.__get__,
 )
-_KINDS = (None, "meta", "cuda", "cpu")  # what each of them asks for
+_KINDS = (None, "meta", "cuda", "cpu")  # the device type that each of them checks
 _SET = torch.Tensor.__setitem__
 _READS = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__)
 
 
 def _set_items(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    """Do as `tensor[index] = value`, which would put a number where the tensor is: on the meta device, and lose it."""
+    """Assign `tensor[index] = value` by recorded operations; torch's own would lose a number on the meta device."""
     indices = index if isinstance(index, tuple) else (index,)
     if all(one is None or one is Ellipsis or isinstance(one, int | slice) for one in indices):
         part = tensor[index]

@@ -1,10 +1,10 @@
-"""Which children of a sequence are recomputed together.
+"""Groups the children of a sequence that are recomputed together.
 
-Where: `checkpointing` asks once a call of a sequence. Nothing here knows torch.
+Where: `checkpointing` calls it once per call of a sequence. No torch here.
 
 [Note: strategies] `each`: every child by itself. `contiguous`: all neighbours on one rank together. `group_N`: N
-neighbours together, fewer where the rank changes or children run out. What is recomputed together keeps one input
-instead of many, and needs the memory of all its children at once while it is recomputed.
+neighbours together, fewer where the rank changes or children run out. A group keeps one input instead of many, but its
+recomputation needs the memory of all its children at once.
 Source: SageMaker developer guide, "Activation Checkpointing"; sagemaker-python-sdk
 `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.set_activation_checkpointing`.
 """
@@ -21,7 +21,7 @@ STRATEGIES = "each, contiguous or group_N (N from 1)"
 
 @dataclass(frozen=True)
 class Owners:
-    """The pipeline ranks that hold a module and all below it; no ranks: it is not known or does not matter."""
+    """The pipeline ranks that hold a module and all below it; empty if unknown or irrelevant."""
 
     ranks: frozenset[int] = frozenset()
 
@@ -36,7 +36,7 @@ class Segment:
     """Children `start` up to, not including, `stop`.
 
     Args:
-        owner: rank that holds them; None if that is not known, or there are several.
+        owner: rank that holds them; None if unknown, or if several ranks do.
         is_checkpointed: False for a child that lies on several ranks.
     """
 
@@ -52,7 +52,7 @@ def cut(owners: Sequence[Owners], strategy: str) -> list[Segment]:
     Args:
         owners: of every child, in order.
 
-    Raises: ValueError if there is no such strategy.
+    Raises: ValueError for an unknown strategy.
     """
     most = _most_together(strategy)
     segments = []
@@ -69,7 +69,7 @@ def cut(owners: Sequence[Owners], strategy: str) -> list[Segment]:
 
 
 def _most_together(strategy: str) -> int | None:
-    """Return how many children are recomputed together; None: as many as there are."""
+    """Return the number of children that are recomputed together; None for all neighbours."""
     if strategy == "each":
         return 1
     if strategy == "contiguous":

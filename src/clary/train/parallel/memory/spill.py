@@ -1,16 +1,16 @@
-"""A file that holds tensors until they are wanted again, written and read behind the training's back.
+"""A file that holds tensors until they are needed again, written and read in the background.
 
 Where: `offloading` puts tensors here.
 
-[Note: one file without a name] All tensors of a process share one file. It has no name from the moment it is open, so
-nothing is left of it however the process ends, and no directory grows. Room is reserved when a tensor is taken in, in
-the thread that asks: a full disk raises there, and not in a thread that nobody waits for.
+[Note: one file without a name] All tensors of a process share one file. Its name is removed once it is open, so the
+file goes with the process, however that ends. The calling thread reserves room for a tensor: a full disk raises there,
+and not in a background thread.
 
-[Note: threads] One thread writes and one reads, so that what backward waits for does not stand behind what forward
-leaves. A tensor stays in memory until it is written; how many bytes may wait so is bounded, and who would exceed it
-waits. A tensor wanted again before its turn came is not written at all.
+[Note: threads] One thread writes and one reads, so that reads for backward do not queue behind writes of forward. A
+tensor stays in memory until it is written; the bytes that wait are bounded, and a caller that would exceed the bound
+waits. A tensor that is needed before it is written is not written at all.
 
-What is written goes through the page cache: the kernel may keep it in memory that nobody else wants.
+Writes go through the page cache, so the kernel may keep them in unused memory.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from typing import Any
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.memory.extents import Extent, Extents
 
-WAIT_LIMIT_S = 300.0  # for one write or read; a disk that takes longer is taken for dead
-PIECE_BYTES = 64 << 20  # of one system call, so that a thread can be ended between two
+WAIT_LIMIT_S = 300.0  # for one write or read; a disk that takes longer counts as failed
+PIECE_BYTES = 64 << 20  # most bytes of one system call, so that a thread can end between two calls
 
 
 class SpillError(ParallelError):
-    """A spilled tensor could not be written or read; training cannot go on from here."""
+    """A spilled tensor could not be written or read; training cannot continue."""
 
 
 class Spill:
     """One file, its room and its two threads.
 
     Args:
-        folder: where the file lies, on the disk that is to be used.
-        max_waiting_bytes: in memory, not yet written.
+        folder: the folder of the file, on the disk to use. max_waiting_bytes: most bytes in memory that are not yet
+            written.
 
-    Raises: SpillError if no file can be made there.
+    Raises: SpillError if no file can be made in the folder.
     """
 
     def __init__(self, folder: Path, *, max_waiting_bytes: int) -> None:
@@ -56,8 +56,8 @@ class Spill:
             raise SpillError(f"activation offloading: no file can be made in {folder}: {error.strerror}") from error
         self.max_waiting_bytes = max_waiting_bytes
         self._extents = Extents()
-        self._length = 0  # of the file, all of it allocated on the disk
-        self._given_back: deque[Extent] = deque()  # finalizers append, whatever thread and lock they run under
+        self._length = 0  # length of the file, all of it allocated on the disk
+        self._given_back: deque[Extent] = deque()  # finalizers append, in any thread and under any lock
         self._waiting_bytes = 0
         self._has_room = threading.Condition()
         self._writer = ThreadPoolExecutor(1, "clary-spill-write")
@@ -92,16 +92,16 @@ class Spill:
     def write(
         self, extent: Extent, address: int, size: int, *, owner: Any, ready: Callable[[], None] | None = None
     ) -> Future[None]:
-        """Write memory into the file; waits while too much is waiting.
+        """Write memory into the file; wait while `max_waiting_bytes` would be exceeded.
 
         Args:
             owner: of the memory, kept alive until it is written.
-            ready: waits until the memory holds what is to be written.
+            ready: waits until the memory holds the data to write.
 
         Raises: SpillError if the disk does not keep up within the limit.
         """
         with self._has_room:
-            # One tensor is always let in, however large it is.
+            # If no other tensor waits, a tensor of any size is accepted.
             if not self._has_room.wait_for(
                 lambda: not self._waiting_bytes or self._waiting_bytes + size <= self.max_waiting_bytes, WAIT_LIMIT_S
             ):
@@ -111,11 +111,11 @@ class Spill:
                 )
             self._waiting_bytes += size
         done = self._writer.submit(self._write, extent, address, size, owner, ready)
-        done.add_done_callback(lambda _: self._wrote(size))  # called for one that was cancelled too
+        done.add_done_callback(lambda _: self._wrote(size))  # called for a cancelled write too
         return done
 
     def read(self, extent: Extent, address: int, size: int, *, owner: Any) -> Future[None]:
-        """Read from the file into memory, whose owner is kept alive until that is done.
+        """Read from the file into memory, whose owner is kept alive until the read ends.
 
         Args:
             extent: place in the file.
@@ -127,7 +127,7 @@ class Spill:
         return self._reader.submit(self._read, extent, address, size, owner)
 
     def close(self) -> None:
-        """End the threads after their present work, and free the file."""
+        """End the threads after their current work, and free the file."""
         for pool in (self._writer, self._reader):
             pool.shutdown(cancel_futures=True)
         os.close(self._file)

@@ -1,1 +1,1 @@
-"""Mistakes of scripts that take more than a look at the arguments: found by comparing ranks, or at a later call."""
+"""Detects mistakes of scripts that arguments alone do not show: by comparing ranks, or at a later call."""

@@ -1,7 +1,7 @@
-"""Models and inputs of steps that all ranks need alike, compared once.
+"""Compares once the models and inputs of steps that must be equal on all ranks.
 
-Where: `DistributedModel` and its first step; `fsdp.mistakes` compares by `digest` too. Ranks that differ here would
-wait for each other, or train something that no script asked for. Keys are compared by `layout.agreement`.
+Where: `DistributedModel` and its first step call the checks; `fsdp.mistakes` compares by `digest` too. Ranks that
+differ would wait for each other, or train another model than intended. Keys are compared by `layout.agreement`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from clary.train.parallel.groups import Groups
     from clary.train.parallel.runtime import Runtime
 
-_MOST_BYTES = 1 << 20  # of a tensor that are compared
+_MOST_BYTES = 1 << 20  # most bytes of a tensor that are compared
 _LOG = logging.getLogger("clary.smp")
 
 
 def check_models(module: torch.nn.Module, groups: Groups) -> None:
-    """See that all ranks have made the same model, as it is before anything is replaced or cut. All call it.
+    """Check that all ranks have made the same model, before it is replaced or cut. All ranks call it.
 
-    Raises: ValueError naming the first parameter or buffer that differs in its shape, dtype or being trained.
+    Raises: ValueError naming the first parameter or buffer that differs in shape, dtype or `requires_grad`.
     """
     facts = {name: _facts(one) for name, one in [*module.named_parameters(), *module.named_buffers()]}
     digests = groups.allgather(hashlib.sha256(repr(facts).encode()).hexdigest(), Along.WORLD)
@@ -48,13 +48,12 @@ def check_models(module: torch.nn.Module, groups: Groups) -> None:
 def check_inputs(
     function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], runtime: Runtime
 ) -> None:
-    """See that ranks which work on one batch were given the same. All ranks call it.
+    """Check that ranks which work on one batch were given the same inputs. All ranks call it.
 
-    Differences within a pipeline are only logged: a script may load data on the first of its ranks only.
+    Differences within a pipeline are only logged: a script may load data only on the pipeline's first rank.
 
     Args:
-        function: that of the step.
-        arguments: of the step's call, by place.
+        function: the step's function. arguments: of the step's call, by place.
         keywords: of the step's call, by name.
 
     Raises: ValueError naming the argument that differs within a tensor group.
@@ -66,7 +65,7 @@ def check_inputs(
     named = argument_names(function, arguments, set())
     own: dict[str, str] = {}
     for name, value in [*zip(named, arguments, strict=True), *keywords.items()]:
-        own[name] = own.get(name, "") + digest(value)  # those of `*args` share its name
+        own[name] = own.get(name, "") + digest(value)  # values of `*args` share its name
     if shares_batch and (found := first_difference(runtime.groups.allgather(own, Along.TP))) is not None:
         raise ValueError(
             f"smp.step: {found[1]} of tensor rank {found[0]} is another than that of tensor rank 0, and with "
@@ -89,8 +88,8 @@ def check_inputs(
 def tell_own_parts(parts: Mapping[str, torch.nn.Parameter], runtime: Runtime) -> None:
     """Log the first of a program's own parameters in distributed modules that differs between tensor ranks.
 
-    All call it, before the first step with `prescaled_batch`: what differs there stays so, since it may be cut by the
-    program itself ([Note: a program's own parts] of `tensor.module`).
+    All ranks call it, before the first step with `prescaled_batch`. Differences are not refused, since the program may
+    have cut the parameter itself ([Note: a program's own parts] of `tensor.module`).
 
     Args:
         parts: by name; the same names on all ranks of a tensor group.
@@ -110,7 +109,7 @@ def tell_own_parts(parts: Mapping[str, torch.nn.Parameter], runtime: Runtime) ->
 
 
 def digest(value: Any) -> str:
-    """Return a digest of the tensors in an argument: their shapes, dtypes and values, up to a length of each."""
+    """Return a digest of the tensors in an argument: their shapes, dtypes and first values."""
     found = hashlib.sha256()
     for tensor in _tensors(value):
         found.update(repr((tuple(tensor.shape), tensor.dtype)).encode())

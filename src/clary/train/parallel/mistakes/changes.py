@@ -1,7 +1,7 @@
-"""Parameters of a model, watched for changes that a script makes after `DistributedModel` has taken them.
+"""Detects changes of a model's parameters that a script makes after `DistributedModel` has wrapped it.
 
-Where: `DistributedModel` asks before each pass. Gradients of what it does not know of would be averaged by nobody, and
-replicas would train apart.
+Where: `DistributedModel` checks before each pass. It would not average gradients of parameters that it does not know,
+and replicas would diverge.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ class Watched:
     """The parameters of a model as they were when modules got their ranks.
 
     Args:
-        model: the one that was wrapped, on every rank all of it.
+        model: the whole wrapped model, on every rank.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._known = {id(one): one for one in model.parameters()}  # kept: an id says nothing of what is gone
+        self._known = {id(one): one for one in model.parameters()}  # kept alive, so that no id is reused
         self._trained = {key for key, one in self._known.items() if one.requires_grad}
 
     def newly_trained(self) -> list[str]:
-        """Return the names of parameters that were frozen when this was asked last, and are not any more.
+        """Return the names of parameters that were frozen at the last call and now require gradients.
 
-        Raises: ParallelError for parameters that the model did not have.
+        Raises: ParallelError for parameters that the model did not have at first.
         """
         found: list[str] = []
         strange: list[str] = []
@@ -44,12 +44,12 @@ class Watched:
 
 
 def refuse_newly_trained(names: list[str], why: str) -> None:
-    """Refuse parameters that are trained from now on, where gradients cannot be followed anew.
+    """Refuse newly trained parameters where gradients cannot be tracked anew.
 
     Args:
-        why: begins with who cannot.
+        why: the reason, which begins with the part that cannot track them.
 
-    Raises: ParallelError naming them.
+    Raises: ParallelError naming the first, if there are any.
     """
     if names:
         raise ParallelError(

@@ -1,9 +1,9 @@
 """`torch.nn.utils.clip_grad_norm_` and `clip_grad_value_` for parameters of a DistributedModel.
 
-Where: `DistributedModel` installs them. Scripts and transformers' Trainer call torch's own, which sees this rank's
-gradients alone: each rank of a pipeline or tensor group would scale its part by a norm of its own, shards would not be
-seen at all, and with fp16 the loss scale would be in the norm. Here the norm is that of the whole model, and gradients
-are averaged over replicas first. Where all of that makes no difference torch's own run, as for other parameters.
+Where: `DistributedModel` installs them. Scripts and transformers' Trainer call torch's own functions, which see only
+this rank's gradients: each rank of a pipeline or tensor group would scale its part by a different norm, shards would be
+ignored, and with fp16 the norm would include the loss scale. Here the norm is the whole model's, and gradients are
+averaged over replicas first. Where none of this applies, and for other parameters, torch's own functions run.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def clip_grad_norm_(
     """Clip as torch does, by the norm over all ranks; for parameters of a DistributedModel all ranks call it.
 
     Args: torch's.
-    Returns: the norm before, a scalar.
-    Raises: ParallelError for another norm than 2, or where shards can be clipped all together alone; RuntimeError, if
-        that is asked for, where the norm is not finite.
+    Returns: the norm before clipping, a scalar.
+    Raises: ParallelError for another norm than 2, or if shards are given only in part, as they are clipped together;
+    RuntimeError if the norm is not finite and `error_if_nonfinite` is set.
     """
     given = _listed(parameters)
     now = _concerned(given)
@@ -52,7 +52,7 @@ def clip_grad_norm_(
         )
     optimizer = _optimizer_of(now, "clip_grad_norm_")
     norm = optimizer.reduce_gradients().clip(float(max_norm), optimizer.loss_scale, among={id(one) for one in given})
-    if norm < 0:  # a gradient is not finite; the step will be left out
+    if norm < 0:  # a gradient is not finite; the optimizer will skip the step
         norm = math.inf
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"clip_grad_norm_: the norm of the gradients is {norm}, and error_if_nonfinite is set")
@@ -63,10 +63,10 @@ def clip_grad_norm_(
 def clip_grad_value_(
     parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float, foreach: bool | None = None
 ) -> None:
-    """Clip as torch does, averaged gradients; for parameters of a DistributedModel all ranks call it.
+    """Clip averaged gradients as torch does; for parameters of a DistributedModel all ranks call it.
 
     Args: torch's.
-    Raises: ParallelError where this rank's gradients are scaled, or shards.
+    Raises: ParallelError if this rank's gradients are scaled or are shards.
     """
     given = _listed(parameters)
     now = _concerned(given)
@@ -82,7 +82,7 @@ def clip_grad_value_(
 
 
 def install() -> None:
-    """Put them in torch's place, also where modules have taken torch's names already; harmless when repeated."""
+    """Replace torch's functions, also in modules that have imported them by name; a second call does nothing."""
     replace_everywhere(_BY_NORM, clip_grad_norm_)
     replace_everywhere(_BY_VALUE, clip_grad_value_)
 
@@ -92,7 +92,7 @@ def _listed(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Ten
 
 
 def _concerned(given: list[torch.Tensor]) -> Runtime | None:
-    """Return the runtime if this rank's gradients of these are not all; None where torch's way is right."""
+    """Return the runtime if this rank's gradients of the parameters are incomplete, None if torch's function is right."""
     if not runtime.is_initialized() or (now := runtime.current()).model is None:
         return None
     keys, optimizer = now.configuration, now.optimizer
@@ -100,7 +100,7 @@ def _concerned(given: list[torch.Tensor]) -> Runtime | None:
     if is_plain and now.mesh.degree(Along.MP) == 1 and not now.model.has_unreduced_gradients:
         return None
     own = {id(one) for one in now.model.parameters()}
-    if optimizer is not None:  # an optimizer may step on copies
+    if optimizer is not None:  # an optimizer may step copies of parameters
         own.update(id(one) for group in optimizer.param_groups for one in group["params"])
     return now if any(id(one) in own for one in given) else None
 

@@ -1,8 +1,8 @@
-"""States that are asked of the wrapped model itself, which holds this rank's part alone, or shards.
+"""Refuses `state_dict` of the wrapped model itself, which holds only this rank's part, or shards.
 
-Where: `DistributedModel` has its modules refuse that once others hold what is theirs. The memory of what lies elsewhere
-has been given up, so `model.get_module().state_dict()`, or a library's `save_pretrained` of it, would write zeros in
-the place of weights.
+Where: `DistributedModel` calls `refuse_states` once other ranks hold parameters of its modules. The memory of those
+parameters has been freed here, so `model.get_module().state_dict()`, or a library's `save_pretrained` of it, would
+write zeros in place of weights.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _is_ours: ContextVar[bool] = ContextVar("clary_reads_parts", default=False)
 
 
 def refuse_states(modules: Iterable[torch.nn.Module]) -> list[Any]:
-    """Have modules that do not hold their own parameters refuse to tell a state; return handles that undo it."""
+    """Have modules that do not hold their own parameters refuse `state_dict`; return handles that undo it."""
     return [one.register_state_dict_pre_hook(_refuse) for one in modules]
 
 
 def state_of_parts(module: torch.nn.Module, **options: Any) -> dict[str, Any]:
-    """Return the state of such a model under all its names, to a caller that knows where each part lies.
+    """Return a partial model's state under all its names, for a caller that knows where each part lies.
 
     Args:
         options: of torch's `state_dict`.

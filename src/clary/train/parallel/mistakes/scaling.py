@@ -1,8 +1,8 @@
-"""torch's own GradScaler over a DistributedOptimizer, refused where ranks would not agree on its findings.
+"""Refuses torch's own GradScaler over a DistributedOptimizer if ranks could disagree on overflow.
 
-Where: `DistributedModel` installs it. torch's looks at this rank's gradients alone: where parts or slices of a model
-lie on several ranks one of them may skip a step that the others make, and shards and copies in float32 are no gradients
-of parameters.
+Where: `DistributedModel` installs it. torch's scaler checks only this rank's gradients: with parts or slices of a model
+on several ranks, one rank may skip a step that the others make; shards and float32 copies do not have the gradients of
+parameters.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from clary.train.parallel import runtime
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.layout.mesh import Along
 
-AGREES = "agrees_over_ranks"  # attribute of the scaler of ours, which may; and of methods that look for it
+AGREES = "agrees_over_ranks"  # attribute of our scaler, which is allowed, and of the methods that check for it
 _METHODS = ("unscale_", "step")
 
 
 def install() -> None:
-    """Have torch's scaler refuse; harmless when repeated."""
+    """Have torch's scaler refuse; a second call does nothing."""
     for name in _METHODS:
         method = getattr(torch.amp.GradScaler, name)
         if not hasattr(method, AGREES):

@@ -1,7 +1,7 @@
-"""Functions of torch replaced under all names that modules have for them.
+"""Replaces functions of torch under every name that modules have for them.
 
-Where: `clipping` and `fsdp.mistakes`. A script that imports a function by its name before it makes a model would go on
-with torch's own.
+Where: `clipping` and `fsdp.mistakes` call it. Otherwise a script that imports a function by name before it makes a
+model would keep torch's own.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_OWN = "clary."  # modules that keep what they have
+_OWN = "clary."  # modules whose names are not replaced
 
 
 def replace_everywhere(original: Callable[..., Any], other: Callable[..., Any]) -> None:
-    """Have every module that has a function under some name have another under it."""
+    """Replace a function by another under every name in every module."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if not isinstance(names, dict) or str(names.get("__name__")).startswith(_OWN):

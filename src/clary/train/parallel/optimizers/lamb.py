@@ -22,15 +22,15 @@ class FusedLAMB(NormedOptimizer):
     """LAMB under apex's arguments.
 
     Args:
-        bias_correction: divide moving means by what their weights add up to.
+        bias_correction: divide moving means by the sum of their weights.
         weight_decay: parameters of a group with 0 are stepped as by Adam, unless `use_nvlamb`.
         adam_w_mode: decay weights, and not gradients.
         grad_averaging: give new gradients the weight 1 - beta1 in the moving mean; 1 without it.
-        set_grad_none: `zero_grad` drops gradients.
+        set_grad_none: whether `zero_grad` sets gradients to None.
         max_grad_norm: gradients of the whole model are scaled down to it; 0 leaves them.
-        use_nvlamb: scale the step of every parameter, also of those that do not decay.
+        use_nvlamb: scale the step of every parameter, including parameters without weight decay.
 
-    Raises: ValueError for amsgrad, which LAMB has not, and for numbers out of range.
+    Raises: ValueError for amsgrad, which LAMB lacks, and for numbers out of range.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class FusedLAMB(NormedOptimizer):
     def _ratios(
         self, parameters: list[torch.nn.Parameter], values: list[torch.Tensor], updates: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Return the norm of every parameter by that of its update, 1 where either is 0."""
+        """Return the norm of every parameter divided by that of its update, 1 where either is 0."""
         device = parameters[0].device
         both = torch.cat([squares_of(values, device), squares_of(updates, device)])
         both = self.norms.of_parameters([*parameters, *parameters], both).sqrt()

@@ -1,6 +1,6 @@
-"""Norms of whole models and of whole parameters, where ranks hold parts of them.
+"""Norms of whole models and of whole parameters, for optimizers.
 
-Where: optimizers that scale by norms ask it; alone in a process it adds up what is there.
+Where: optimizers that scale by norms call it; the base class adds up only this rank's squares.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-_FEW_BYTES = 4  # dtypes of fewer are computed with in float32
+_FEW_BYTES = 4  # narrower dtypes are converted to float32
 
 
 class Norms:
-    """Norms where all parameters lie here, whole. `steppers` puts others in place where they do not."""
+    """Norms if this rank holds all parameters whole. Otherwise `steppers` replaces them with `NormsOverRanks`."""
 
     def of_model(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
         """Return the square of the norm over the whole model, a scalar.
@@ -38,7 +38,7 @@ class Norms:
 
 
 def squares_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the square of the norm of each tensor, in float32; the device is for no tensor."""
+    """Return the square of the norm of each tensor, in float32; `device` is used if there are no tensors."""
     if not tensors:
         return torch.zeros(0, device=device)
     return torch.stack([norm.float() for norm in torch._foreach_norm(list(tensors))]).square()

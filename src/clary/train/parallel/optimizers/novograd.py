@@ -27,14 +27,14 @@ class FusedNovoGrad(NormedOptimizer):
     """NovoGrad under apex's arguments.
 
     Args:
-        bias_correction: divide moving means by what their weights add up to.
+        bias_correction: divide moving means by the sum of their weights.
         reg_inside_moment: decay before the momentum, and not after it.
         grad_averaging: give new gradients the weight 1 - beta1 in the momentum; 1 without it.
         norm_type: 2, or 0 for the largest element.
-        init_zero: the moving norm begins at 0, and not at the first gradient's.
-        set_grad_none: `zero_grad` drops gradients.
+        init_zero: the moving norm begins at 0, and not at the first gradient's norm.
+        set_grad_none: whether `zero_grad` sets gradients to None.
 
-    Raises: ValueError for amsgrad, which NovoGrad has not, for another norm, and for numbers out of range.
+    Raises: ValueError for amsgrad, which NovoGrad lacks, for another norm, and for numbers out of range.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class FusedNovoGrad(NormedOptimizer):
     def _moving_norms(
         self, group: dict[str, Any], parameters: list[torch.nn.Parameter], grads: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Move the norms on; return them, one a parameter."""
+        """Update the moving norms; return them, one per parameter."""
         beta2 = group["betas"][1]
         if group["norm_type"] == _EUCLIDEAN:
             now = self.norms.of_parameters(parameters, squares_of(grads, parameters[0].device)).sqrt()

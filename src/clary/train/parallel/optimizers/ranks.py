@@ -1,6 +1,6 @@
 """Norms of whole models and parameters where other ranks hold parts of them.
 
-Where: `steppers` replaces an optimizer's `norms` with these once modules lie where they will.
+Where: `steppers` replaces an optimizer's `norms` with these once modules are placed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class NormsOverRanks(Norms):
     """Norms over the ranks that hold one model. All of them step at the same time.
 
     Args:
-        is_slice: whether a parameter that is stepped on is a slice, of which other tensor ranks hold the rest.
-        groups: over which ranks squares add up.
+        is_slice: whether a stepped parameter is a slice, of which other tensor ranks hold the rest.
+        groups: the groups of ranks over which squares are summed.
     """
 
     def __init__(

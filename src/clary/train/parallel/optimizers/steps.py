@@ -15,10 +15,10 @@ from clary.train.parallel.optimizers.norms import Norms, widened
 
 
 class NormedOptimizer(torch.optim.Optimizer):
-    """An optimizer that looks at norms of whole parameters, of which this rank may hold a part.
+    """An optimizer that uses norms of whole parameters, of which this rank may hold a part.
 
     Args:
-        set_grad_none: `zero_grad` drops gradients.
+        set_grad_none: whether `zero_grad` sets gradients to None.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, set_grad_none: bool) -> None:
@@ -27,12 +27,12 @@ class NormedOptimizer(torch.optim.Optimizer):
         self._drops = set_grad_none
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Forget gradients; as `set_grad_none` says unless told."""
+        """Clear gradients; `set_to_none` overrides `set_grad_none`."""
         super().zero_grad(set_to_none=self._drops if set_to_none is None else set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have gradients; with other ranks of a model, all of them call it."""
+        """Update all parameters that have gradients; all ranks of a model call it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -43,10 +43,10 @@ class NormedOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _step_groups(self, trained: list[list[torch.nn.Parameter]]) -> None:
-        """Update the parameters that have gradients, given by group."""
+        """Update the given parameters of each group, which have gradients."""
 
     def _state_of(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-        """Return a state tensor of a parameter, in at least 32 bits; zeros at first."""
+        """Return a state tensor of a parameter, in at least 32 bits; made of zeros at the first call."""
         state = self.state[parameter]
         if name not in state:
             (wide,) = widened([parameter])

@@ -1,4 +1,4 @@
-"""Which part of a model goes to which pipeline rank.
+"""Places the parts of a model on pipeline ranks.
 
 plan    the decision, a pure function of what every module costs
 """

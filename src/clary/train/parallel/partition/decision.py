@@ -1,6 +1,6 @@
-"""Which part of a model goes to which pipeline rank, decided once and equal on all ranks.
+"""Decides the pipeline rank of every part of a model, once and equal on all ranks.
 
-Where: `DistributedModel` asks at its first step; all ranks do.
+Where: `DistributedModel` calls it at its first step, on all ranks.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def decide(
             next(iter(marks)) or "the model",
             len(marks) - 1,
         )
-    # What has no memory yet cannot be run.
+    # A model without memory cannot be run.
     is_sized = configuration.skip_tracing or any(parameter.is_meta for parameter in module.parameters())
     try:
         costs = None
-        if runtime.pipeline_rank == 0:  # all of them, for modules of a tensor group speak to each other
+        if runtime.pipeline_rank == 0:  # on all tensor ranks, since their modules communicate
             costs = costs_by_size(module) if is_sized else trace_costs(module, run, measures_times=measures_times)
         if runtime.rank == 0:
             assert costs is not None, "rank 0 is the first of its pipeline"
@@ -61,11 +61,11 @@ def decide(
             runtime.groups.broadcast(dict(plan.part_of), Along.WORLD)
             return dict(plan.part_of)
     except Exception as error:
-        if "does not require grad" in str(error):  # torch's words: while a model is traced nothing has gradients
+        if "does not require grad" in str(error):  # torch's message: no tensor has gradients in a trace
             error = ParallelError(
                 "loss.backward() in a step whose model lies on several ranks: call model.backward(loss)"
             )
-        if runtime.rank == 0:  # the others wait for it
+        if runtime.rank == 0:  # the other ranks wait for it
             runtime.groups.broadcast(f"{type(error).__name__}: {error}", Along.WORLD)
         raise error
     found = runtime.groups.receive(0, Along.WORLD)

@@ -1,10 +1,10 @@
-"""Every module gets a rank: from the parts that a plan gives to modules with parameters, to all others around them.
+"""Gives every module a rank: first modules with parameters, by a plan, then all modules around them.
 
 Where: once a plan is known, on every rank alike; `install` then makes the ranks call each other.
 
-A module that holds no parameters runs with what it holds: with its children if all lie on one rank, else on the rank of
-its parent; a leaf without any (an activation, a dropout) on that of its parent. The root runs on the first rank, which
-has the step's function, unless all of it lies elsewhere.
+A module without parameters of its own runs with its children if all of them lie on one rank, else on the rank of its
+parent; a leaf without parameters (an activation, a dropout) runs on the rank of its parent. The root runs on the first
+rank, which has the step's function, unless all its modules lie on another rank.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from clary.train.parallel.memory.segments import Segment
 from clary.train.parallel.partition.trace import indivisible_modules
 from clary.train.parallel.pipeline.remote import Host, inner_call, install_door
 
-_RUN = re.compile(r"(.*)\[(\d+):(\d+)\]")  # of children of a Sequential, as a name to call
+_RUN = re.compile(r"(.*)\[(\d+):(\d+)\]")  # name of a run of children of a Sequential
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where one module lies in the tree, without the module.
+    """A module's place in the tree, without the module.
 
     Args:
         name: its path, "" for the root.
-        has_state: whether a plan says where it lies: it has parameters of its own, or is a leaf with buffers.
-        within: the module above it that lies on one rank with all that it holds.
+        has_state: whether the plan places it: it has parameters of its own, or is a leaf with buffers.
+        within: the module above it that must lie on one rank with all its children.
     """
 
     name: str
@@ -59,7 +59,7 @@ def owners_of(modules: Sequence[Placed], part_of: Mapping[str, int]) -> dict[str
 
     Args:
         modules: parents before children.
-        part_of: the part of every module that has state; others' parts are not looked at.
+        part_of: the part of every module that has state; parts of other modules are ignored.
 
     Raises: KeyError if a module with state has no part.
     """
@@ -84,7 +84,7 @@ def owners_of(modules: Sequence[Placed], part_of: Mapping[str, int]) -> dict[str
 
 
 def install(root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: Host) -> None:
-    """Have modules of other ranks called there; runs of children of a Sequential go there in one request.
+    """Send calls of modules to the ranks that hold them; a run of children of a Sequential is one request.
 
     Args:
         root: the whole model, made on every rank.
@@ -101,14 +101,14 @@ def install(root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: H
 
 
 def finder(root: torch.nn.Module) -> Callable[[str], Callable[..., Any]]:
-    """Return the function that looks names up for `Host`: modules, and runs of children of a Sequential."""
+    """Return the function that maps names to callables for `Host`: modules, and runs of children of a Sequential."""
     modules = dict(root.named_modules())
 
     def find(name: str) -> Callable[..., Any]:
         if (match := _RUN.fullmatch(name)) is None:
             return inner_call(modules[name])
         sequence, start, stop = modules[match[1]], int(match[2]), int(match[3])
-        children = list(sequence._modules.values())[start:stop]  # `children` leaves out those that come again
+        children = list(sequence._modules.values())[start:stop]  # `children()` leaves out repeated modules
 
         def run(value: Any, checkpointing: dict[str, Any] | None = None) -> Any:
             if checkpointing is not None:
@@ -125,7 +125,7 @@ def finder(root: torch.nn.Module) -> Callable[[str], Callable[..., Any]]:
 def checkpointing_placement(
     root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: Host, *, is_manual: bool
 ) -> Placement:
-    """Return the placement for activation checkpointing: modules of one rank are recomputed there.
+    """Return the placement for activation checkpointing: a rank's modules are recomputed on it.
 
     Args:
         root: the whole model, made on every rank.
@@ -148,7 +148,7 @@ def checkpointing_placement(
 
 
 def release_others(root: torch.nn.Module, owners: Mapping[str, int], rank: int) -> None:
-    """Give up the memory of parameters that other ranks hold; their shapes stay.
+    """Free the memory of parameters that other ranks hold; their shapes stay.
 
     Args:
         root: the whole model, made on every rank.
@@ -188,7 +188,7 @@ def _in_runs(
 
 
 def _ancestors(name: str) -> Iterator[str]:
-    """Yield a path and all above it, up to the root."""
+    """Yield a path and all paths above it, up to the root."""
     while name:
         yield name
         name = name.rpartition(".")[0]

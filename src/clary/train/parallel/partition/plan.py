@@ -1,12 +1,12 @@
-"""Where modules go: the model cut into as many parts as there are pipeline ranks, and why so.
+"""Plans a partition: cuts the model into as many parts as pipeline ranks, with a reason.
 
-Where: one rank plans from what a trace has measured, and tells the others; the plan is stored with partial checkpoints.
+Where: rank 0 plans from the costs of a trace, and sends the plan to the others; partial checkpoints store it.
 
-Modules are ordered as the forward pass reaches them. Only modules with a cost of their own count: leaves, and modules
-with parameters of their own. A part is a contiguous run of modules, so a microbatch passes from part to part once each
-way. First the least possible cost of the costliest part is found. Then, among all cuts whose parts cost at most that
-much and a slack, the cuts highest in the tree of modules are chosen, because there the fewest bytes pass from rank to
-rank. Modules that share parameters are placed together, at the place of the first of them.
+Modules are ordered as the forward pass reaches them. Only modules with their own cost count: leaves, and modules with
+parameters of their own. A part is a contiguous run of modules, so a microbatch passes from part to part once each way.
+The plan first finds the least possible cost of the costliest part. Then, among all cuts whose parts cost at most that
+plus a slack, it takes the cuts highest in the tree of modules, because there the fewest bytes pass from rank to rank.
+Modules that share parameters are placed together, at the place of the first of them.
 
 A module's cost is its share of all memory and of all time, weighed by `memory_weight`, as the original documents it.
 Source: SageMaker developer guide, "model parallel core features: automated model splitting". The method is our own.
@@ -28,7 +28,7 @@ class ModuleCost:
     Args:
         name: its path from the root, with dots.
         seconds: of its forward pass, or any measure of work.
-        memory_bytes: of parameters and of what it keeps for the backward pass.
+        memory_bytes: of parameters and of tensors kept for the backward pass.
         shared: keys of parameters that other modules hold too.
     """
 
@@ -44,7 +44,7 @@ class Plan:
 
     Args:
         part_of: by name of a module, the pipeline rank that it goes to.
-        costs: by rank, the share of the whole model that it has; they add up to 1.
+        costs: by rank, its share of the whole model; the shares add up to 1.
         reason: one sentence.
     """
 
@@ -61,9 +61,9 @@ def plan_partition(modules: Sequence[ModuleCost], num_parts: int, *, memory_weig
     """Cut a model.
 
     Args:
-        memory_weight: 0 looks at time alone, 1 at memory alone.
+        memory_weight: 0 weighs only time, 1 only memory.
 
-    Raises: ValueError if there are no parts, or no modules, or one name twice.
+    Raises: ValueError if there are no parts or no modules, or a name occurs twice.
     """
     if num_parts < 1 or not modules:
         raise ValueError(f"{len(modules)} modules in {num_parts} parts: expected 1 or more of both")
@@ -96,7 +96,7 @@ def plan_partition(modules: Sequence[ModuleCost], num_parts: int, *, memory_weig
 
 
 def placed_by_hand(names: Sequence[str], placed: Mapping[str, int], default: int) -> dict[str, int]:
-    """Return the part of every module where automatic partition is off: the innermost placed one decides.
+    """Return the part of every module with automatic partition off: its innermost placed ancestor decides.
 
     Args:
         names: paths with dots.
@@ -111,7 +111,7 @@ def placed_by_hand(names: Sequence[str], placed: Mapping[str, int], default: int
 
 
 def _leads(modules: Sequence[ModuleCost]) -> list[int]:
-    """Return for every module the first one that it must lie with: by parameters shared directly or through others."""
+    """Return for every module the first module that shares parameters with it, directly or through others."""
     lead = list(range(len(modules)))
     holder: dict[int, int] = {}
 
@@ -128,7 +128,7 @@ def _leads(modules: Sequence[ModuleCost]) -> list[int]:
 
 
 def _costs(modules: Sequence[ModuleCost], memory_weight: float) -> list[float]:
-    """Return every module's share of the model; where nothing is measured of one kind, the other counts alone."""
+    """Return every module's share of the model; if no memory or no time is measured, only the other counts."""
     memory, seconds = sum(one.memory_bytes for one in modules), sum(one.seconds for one in modules)
     if not memory and not seconds:
         return [1 / len(modules)] * len(modules)
@@ -139,7 +139,7 @@ def _costs(modules: Sequence[ModuleCost], memory_weight: float) -> list[float]:
 def _least_bottleneck(weights: Sequence[float], num_parts: int) -> float:
     """Return the least possible weight of the heaviest of at most `num_parts` runs."""
     total = _prefix_sums(weights)
-    best = total[1:]  # of the first i + 1 weights in one run
+    best = total[1:]  # best[i] is of the first i + 1 weights, here in one run
     for _ in range(num_parts - 1):
         best = [
             min([best[end]] + [max(best[begin - 1], total[end + 1] - total[begin]) for begin in range(1, end + 1)])
@@ -149,9 +149,9 @@ def _least_bottleneck(weights: Sequence[float], num_parts: int) -> float:
 
 
 def _highest_cuts(weights: Sequence[float], names: Sequence[str], num_parts: int, limit: float) -> list[int]:
-    """Return the begins of parts, each at most `limit` heavy, with the cuts as high in the tree as possible.
+    """Return the first units of parts, each at most `limit` heavy, with the cuts as high in the tree as possible.
 
-    All parts are used where there are units enough, since an idle rank helps nobody.
+    All parts are used if there are enough units, since an idle rank saves no time.
     """
     total = _prefix_sums(weights)
     num_units, used = len(weights), min(num_parts, len(weights))
@@ -178,7 +178,7 @@ def _highest_cuts(weights: Sequence[float], names: Sequence[str], num_parts: int
 
 
 def _depth_of_cut(one: str, other: str) -> int:
-    """Return how deep in the tree two neighbours part: the number of modules that hold both, below the root."""
+    """Return the depth of the cut between two neighbours: the number of modules below the root that hold both."""
     words = list(zip(one.split("."), other.split("."), strict=False))
     return next((depth for depth, (left, right) in enumerate(words) if left != right), len(words))
 

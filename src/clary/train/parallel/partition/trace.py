@@ -1,9 +1,9 @@
 """The costs of a model's modules, measured in one forward pass.
 
-Where: the first step runs its function once on the first microbatch for it; `plan` decides by what is found.
+Where: the first step runs its function once on the first microbatch for it; `plan` uses the costs.
 
-By default work is counted, which every run finds alike: floating-point operations of matrix products and convolutions,
-and the bytes that modules put out, at so many operations a byte. With times, the clock decides.
+By default it counts work, which is equal in every run: floating-point operations of matrix products and convolutions,
+and the bytes of modules' outputs, at a fixed number of operations per byte. With times, it measures seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from clary.train.parallel.partition.plan import ModuleCost
 from clary.train.parallel.pipeline.messages import take_tensors
 
-_OPERATIONS_A_BYTE = 4.0  # what a processor could have computed while it moved a byte; of the order of ten on most
+_OPERATIONS_A_BYTE = 4.0  # operations that a processor computes while it moves a byte; about ten on most
 
 
 @dataclass
@@ -35,17 +35,17 @@ class _Sum:
 class _Trace:
     clock: Callable[[], float]
     sums: dict[str, _Sum] = field(default_factory=dict)  # in the order of first calls
-    stack: list[tuple[str, float, float]] = field(default_factory=list)  # name, begun at, spent in children
+    stack: list[tuple[str, float, float]] = field(default_factory=list)  # name, start, time spent in children
 
 
 def trace_costs(root: torch.nn.Module, run: Callable[[], object], *, measures_times: bool = False) -> list[ModuleCost]:
     """Run a model once and return its modules' costs, in the order in which they were called first.
 
-    Modules that were not called come last. Buffers (running statistics) and random numbers are as before afterwards;
+    Modules that were not called come last. Buffers (running statistics) and random states are restored afterwards;
     gradients are not computed.
 
     Args:
-        run: calls the model; what it raises comes through.
+        run: calls the model; its errors are passed on.
         measures_times: count seconds and not operations.
     """
     names = {module: name for name, module in root.named_modules()}
@@ -94,11 +94,11 @@ def _costs(root: torch.nn.Module, sums: dict[str, _Sum]) -> list[ModuleCost]:
     costs = []
     for name in [*sums, *(name for name in modules if name not in sums)]:
         if any(one and name.startswith(f"{one}.") for one in wholes):
-            continue  # counted with what holds it
+            continue  # counted with the module that holds it
         is_whole = name in wholes
         own = list(modules[name].parameters(recurse=is_whole))
         if not own and not is_whole and any(True for _ in modules[name].children()):
-            continue  # a container: it runs where its children or its parent do
+            continue  # a container: it runs on the rank of its children or parent
         one = _sum_of(name, sums, is_whole=is_whole)
         num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in own)
         shared = frozenset(_number(root, parameter) for parameter in own if holders[id(parameter)] > 1)
@@ -107,14 +107,14 @@ def _costs(root: torch.nn.Module, sums: dict[str, _Sum]) -> list[ModuleCost]:
 
 
 def indivisible_modules(root: torch.nn.Module) -> frozenset[str]:
-    """Return the modules that lie on one rank with all below them, by their attribute `is_indivisible`: they read their
-    children's parameters without calling them.
+    """Return the modules with the attribute `is_indivisible`: they read their children's parameters without calling them,
+    so they must lie on one rank with all modules below them.
     """
     return frozenset(name for name, module in root.named_modules() if getattr(module, "is_indivisible", False))
 
 
 def _sum_of(name: str, sums: dict[str, _Sum], *, is_whole: bool) -> _Sum:
-    """Return the cost of a module, with its children's where it is one whole."""
+    """Return the cost of a module, with its children's if it is indivisible."""
     if not is_whole:
         return sums.get(name, _Sum())
     parts = [one for other, one in sums.items() if other == name or other.startswith(f"{name}.")]
@@ -134,7 +134,7 @@ def _num_bytes(value: Any) -> int:
 
 @contextlib.contextmanager
 def _as_it_was(root: torch.nn.Module) -> Any:
-    """Restore buffers and random number generators at the end."""
+    """Restore buffers and random number generators when the block ends."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in root.buffers()]
     state = torch.get_rng_state()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
