@@ -1,7 +1,8 @@
-"""Which ports the service takes.
+"""Chooses the ports of the service.
 
-Where: chosen before anything listens, because agents, hosts and the client files name them. A service that was killed
-left its record; running hosts know its ports, so a port that the settings leave open is the recorded one again.
+Where: they are chosen before the service listens, because agents, hosts and the client files name them. A killed
+service leaves its record, and running hosts know its ports: a port that the settings leave open is the recorded one
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from clary.control.state_folder import ServiceRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Urls:
-    """Where the service answers; empty where it has no such port."""
+    """Addresses of the service; empty if it has no such port."""
 
     api: str
     tls: str
@@ -54,7 +55,7 @@ def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
     """Return ports that were free a moment ago.
 
     Args:
-        settings: `port` 0 takes a free one, `tls_port` 0 has none.
+        settings: `port` 0 takes a free one, `tls_port` 0 opens none.
         left: record of a service that ended without removing it.
     Raises: EngineError naming a port that is taken.
     """
@@ -74,7 +75,7 @@ def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
 
 
 def nodes_host(settings: Settings) -> str:
-    """Return the address on which other machines reach the TLS port; empty where hosts are this machine's."""
+    """Return the address on which other machines reach the TLS port; empty with engine local."""
     if settings.engine == "local":
         return ""
     return urlsplit(settings.advertise_url).hostname or own_address()
@@ -87,11 +88,11 @@ def own_address() -> str:
             asking.connect(("192.0.2.1", 9))  # RFC 5737: an address that no machine has
             return str(asking.getsockname()[0])
         except OSError:
-            return "127.0.0.1"  # without a way out: nodes are this machine too, or advertise_url says more
+            return "127.0.0.1"  # without a route: nodes are this machine, too, or advertise_url names the address
 
 
 def _take(held: contextlib.ExitStack, host: str, wanted: int, earlier: int) -> int:
-    """Bind `wanted`, or else the earlier port, or else any; the socket is held until all are chosen."""
+    """Bind `wanted`; if that is 0, the earlier port, or a free one. The socket stays open until all are chosen."""
     listening = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if not wanted and earlier:

@@ -1,8 +1,8 @@
 """Lists the service's own routes: method, path, allowed callers, and the function that answers.
 
-Where: `clary_handler` takes the first row that a request fits, and has `authorization` check who asks before it calls
-the function. Health and the console's files, which are open to everybody, are the listener's; S3 and the other AWS
-services are distinguished by their signatures (`edge.matching`).
+Where: `clary_handler` takes the first row that a request fits, and `authorization` checks the caller before the
+function is called. The listener itself answers the health check and the console's files, which need no caller; it
+recognizes S3 and the other AWS services by their signatures (`edge.matching`).
 
 Pages answer any method: a change has a row of its own before them.
 """
@@ -62,7 +62,7 @@ _PAGES = (
 
 
 def _absent(words: str, *, code: str = "NotFound", status: int = 404) -> Act:
-    """Return a function that refuses; the words may name `method`, `path`, and values of the path."""
+    """Return a function that refuses; the text may contain `method`, `path`, and values of the path."""
 
     def refuse(own: Parts, ask: Asked) -> None:
         told = words.format(method=ask.request.method[:20], path=ask.request.raw_path, **ask.values)
@@ -116,14 +116,14 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", _HOST + "/traces", AGENT, lambda own, ask: take_trace(own.agents, ask.job, ask.host, ask.request)),
     Route(ANY, _HOST + "/{action}", AGENT, _absent("no such agent request: {method} {action}")),
     Route(ANY, _V1 + "/agents{rest+}", NOBODY, _absent("no such agent path: {path}")),
-    # Agents of a warm pool, and a host's program that says how far it is
+    # Agents of a warm pool, and a host's program that reports its progress
     Route(
         ANY, _POOL, POOL_AGENT, lambda own, ask: next_assignment(own.pools, ask.values["pool"], ask.host, ask.request)
     ),
     Route(ANY, _V1 + "/pools{rest+}", NOBODY, _absent("no such path of a pool: {path}")),
     Route("POST PUT", _STATUS, PROGRAM, lambda own, ask: take_status(own.training, ask.job, ask.host, ask.request)),
     Route(ANY, _V1 + "/status{rest+}", NOBODY, _absent("no such status: {method} {path}")),
-    # Daemons of boxes (contract/box_protocol.py), and machines that become one
+    # Daemons of boxes (contract/box_protocol.py), and machines that become boxes
     Route("POST", _BOX + "/leases", BOX, box_routes.next_orders, Reads(BoxReport)),
     Route("GET", _BOX + "/boot/{digest}", BOX, box_routes.boot_source),
     Route("POST", _V1 + "/join", JOINER, box_routes.join),
@@ -135,7 +135,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", _BOX + "/resume", OWNER, box_routes.resume),
     Route("POST", _BOX + "/remove", OWNER, box_routes.remove),
     Route("POST", _V1 + "/join-tokens", OWNER, box_routes.join_token),
-    # Boots on other machines, and what they need (contract/enrolment.py)
+    # Boots on other machines, and their files (contract/enrolment.py)
     Route("POST", _ALLOCATION, ANYBODY, lambda own, ask: enrol(own.cluster, *_place(ask), ask.request)),
     Route(ANY, _V1 + "/allocations{rest+}", NOBODY, _absent("no such allocation: {method} {path}")),
     Route("GET", _V1 + "/agent/{digest}", ANYBODY, lambda own, ask: bundle(own.cluster, ask.values["digest"])),
@@ -149,9 +149,9 @@ ROUTES: tuple[Route, ...] = (
     Route(ANY, _V1 + "/session", ANYBODY, _wrong_method("a session has no {method}")),
     Route("POST", _V1 + "/session-code", TOKEN, lambda own, ask: own.sign_in.new_code()),
     Route(ANY, _V1 + "/session-code", ANYBODY, _wrong_method("a code is asked for by POST")),
-    # Nodes that hosts can come from
+    # Nodes that serve as hosts
     Route(ANY, _V1 + "/capacity", OWNER, lambda own, ask: capacity_page(own.cluster, own.machine)),
-    # A job: what is asked of it
+    # A job: actions
     Route("POST", _JOB + "/dump", OWNER, lambda own, ask: ask_for_dump(own.services, ask.job)),
     Route("POST", _JOB + "/profile", OWNER, lambda own, ask: ask_for_profile(own.services, ask.job, ask.body)),
     Route("POST", _JOB + "/reclaim", OWNER, lambda own, ask: reclaim(own.services, ask.job, ask.body)),
@@ -159,7 +159,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", _JOB + "/rerun", OWNER, lambda own, ask: rerun(own.services, ask.job, ask.body)),
     Route("POST", _JOB + "/stop", OWNER, _stop),
     Route("POST", _JOB + "/strike", OWNER, lambda own, ask: own.strikes.strike(ask.job, ask.body)),
-    # A job: what is shown of it
+    # A job: pages
     Route(ANY, _JOB, OWNER, _facts),
     Route(ANY, _JOB + "/", OWNER, _facts),
     Route(ANY, _JOB + "/checkpoints", OWNER, lambda own, ask: own.checkpoints.page(ask.job, ask.query)),
@@ -208,7 +208,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", _V1 + "/quarantine", OWNER, lambda own, ask: change_quarantine(own.services, ask.body)),
     Route("POST", _V1 + "/backup", OWNER, lambda own, ask: make_backup(own.backups)),
     *(
-        Route(ANY, f"{_V1}/{page}", OWNER, _wrong_method("{method} {path} is nothing to ask"))
+        Route(ANY, f"{_V1}/{page}", OWNER, _wrong_method("{method} {path} is not offered"))
         for page in ("state", "quarantine", "backup")
     ),
     Route(ANY, "{rest+}", OWNER, _absent("there is nothing at {path}")),

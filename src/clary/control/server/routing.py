@@ -37,8 +37,8 @@ from clary.control.services.call import Services
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.uri_templates import UriTemplate
 
-ANY = ""  # of methods
-_FORMS = {  # of the values in a path; a path with another form is no such path
+ANY = ""  # stands for all methods
+_FORMS = {  # forms of the values in a path; a path with another form does not match
     "attempt": re.compile(r"[0-9]{1,9}"),
     "pool": re.compile(r"pool_[0-9a-f]{12}"),
     "pool_host": re.compile(r"algo-[0-9]{1,4}"),
@@ -47,18 +47,18 @@ _FORMS = {  # of the values in a path; a path with another form is no such path
 
 
 class Who(StrEnum):
-    """Callers that a route can be open to."""
+    """Callers that a route can permit."""
 
     AGENT = "agent"  # of a job's attempt, with the attempt's token
     POOL_AGENT = "pool agent"  # of a warm pool, with the pool's token
     PROGRAM = "program"  # of one host of a job, with its token for the status
     BOX = "box"  # daemon of a box, with the box's token
-    JOINER = "joiner"  # machine that joins as a box, with a token for that
+    JOINER = "joiner"  # machine that joins as a box, with a token for joining
     SCRAPER = "scraper"  # of metrics, as setting `metrics_page` says
     OWNER = "owner"  # with the admin token or a session of the console
     TOKEN = "owner's token"  # noqa: S105 - the admin token, never a session
-    ANYBODY = "anybody"  # a change comes from our own origin, and ends a session by its CSRF value alone
-    NOBODY = "nobody"  # the function refuses everybody before a body is read
+    ANYBODY = "anybody"  # a change needs the service's own origin; ending a session also needs its CSRF value
+    NOBODY = "nobody"  # the function refuses every caller before a body is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,12 @@ class Caller:
     """Sender of a request that has passed the check.
 
     Args:
-        name: whose share of the budget of bodies its body takes.
-        max_body_bytes: longest body of it.
+        name: its body counts against this caller's share of the body budget.
+        max_body_bytes: longest body of the request.
         is_known: whether its head proves who it is.
         job: of an agent or a program.
-        host: the same.
-        session: of a browser that is signed in.
+        host: of an agent or a program.
+        session: of a signed-in browser.
     """
 
     name: str
@@ -93,19 +93,19 @@ class Parts:
     training: TrainingGateway
     market: SpotMarket
     backups: BackupKeeper
-    machine: MachinePage | None  # None where hosts are other machines
+    machine: MachinePage | None  # None if hosts are other machines
     metrics: MetricsPage
     checkpoints: CheckpointPages
     downloads: DownloadsPage
     stragglers: StragglerPages
     tuning: TuningPages
-    cluster: ClusterEngine | None  # None where hosts are this machine's own
+    cluster: ClusterEngine | None  # None with engine local
     rehearsals: RehearsalPages
     strikes: RehearsalActions
     sign_in: SignIn
-    shared: Callable[[bool], Sequence[str]]  # sentences on what the settings share, with a job's network or without
+    shared: Callable[[bool], Sequence[str]]  # sentences on shared parts, with or without a network
     engine: str = "local"  # setting `engine`
-    boxes: BoxDesk | None = None  # where hosts come from boxes
+    boxes: BoxDesk | None = None  # with engine boxes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ class Asked:
     values: Mapping[str, str]  # of the path
     caller: Caller
     found_job: TrainingJob | None = None
-    message: Any = None  # the body of a route that `reads` one
+    message: Any = None  # the body, if the route `reads` one
 
     @property
     def job(self) -> TrainingJob:
@@ -163,10 +163,10 @@ class Route:
     Args:
         methods: with spaces between them; `ANY` for all.
         path: template, `/jobs/{job}/pages/{rest+}`.
-        who: may ask it.
-        act: returns the answer, or a document for a JSON answer, or something to await for either; None is `{}`.
+        who: permitted callers.
+        act: returns the answer, or a document for a JSON answer, or an awaitable of either; None is `{}`.
         reads: message in the body; None leaves the body to `act`.
-        hides_secrets: whether a browser, whose screen others see too, is shown the document without secrets.
+        hides_secrets: whether a browser gets the document without secrets, because others may see its screen.
     """
 
     methods: str
@@ -181,7 +181,7 @@ class Route:
         return UriTemplate.of({"requestUri": self.path})
 
     def match(self, method: str, raw_path: str) -> dict[str, str] | None:
-        """Return the values in a path; None for another path, or another method."""
+        """Return the values in a path; None if the path or the method does not match."""
         if self.methods != ANY and method not in self.methods.split():
             return None
         values = self._template.labels_of(raw_path)

@@ -1,4 +1,4 @@
-"""The service, assembled floor by floor, started in order and ended in reverse.
+"""The service, assembled layer by layer, started in order and ended in reverse.
 
 Where: `python -m clary.control.server` runs it; `clary up` starts that in the background.
 """
@@ -39,22 +39,22 @@ from clary.control.unused_settings import unused_settings
 
 log = logging.getLogger(__name__)
 
-DOWN_GRACE_S = 10.0  # for programs of running jobs when the service is told to leave
-DOWN_DEADLINE_S = 45.0  # for their results to reach the object store
+DOWN_GRACE_S = 10.0  # for programs of running jobs when the service stops
+DOWN_DEADLINE_S = 45.0  # until their results have reached the object store
 
 
 async def run_service(
     settings: Settings, *, leave: asyncio.Event, begins_anew: bool = False, makes_keys: bool = False
 ) -> None:
-    """Run until `leave` is set, then end running jobs and everything that was started.
+    """Run until `leave` is set, then end running jobs and all started parts.
 
     Args:
         settings: of the service.
-        leave: set when it is to leave.
-        begins_anew: whether it may begin with a new database where the folder has lived with one.
-        makes_keys: whether it shall begin with new keys where the folder has lived with others.
+        leave: set when it has to stop.
+        begins_anew: whether it may begin with a new database although the folder had one.
+        makes_keys: whether it makes new keys although the folder had others.
 
-    Raises: ClaryError if something could not be started; what was started before it is ended.
+    Raises: ClaryError if a part could not be started; the parts started before it are ended.
     """
     prices = load_prices(settings.prices_file)
     async with AsyncExitStack() as stack:
@@ -65,7 +65,7 @@ async def run_service(
         core = Core(base, egress, prices)
         await core.load(stack)
         memory_limits = core.engine.memory_limits()
-        isolation = core.engine.capacity().isolation  # makes a network to find out: before anybody waits for an answer
+        isolation = core.engine.capacity().isolation  # makes a network: before clients wait for answers
         reconciler = core.reconciler(isolation)
         backups = BackupKeeper(base.store, base.life, base.clock, interval_s=settings.backup_interval_s)
         await open_doors(stack, base, core, backups)
@@ -77,7 +77,7 @@ async def run_service(
         for sentence in unused_settings(settings):
             log.warning("%s", sentence)
         await leave.wait()
-        await core.rehearsing.interrupt()  # before their jobs end, which would look like a verdict
+        await core.rehearsing.interrupt()  # before their jobs end: their ends would look like results
         await _end_jobs(core.hub, reconciler)
 
 
@@ -105,7 +105,7 @@ def _start_tasks(
 
 
 def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, *, memory_limits: str) -> None:
-    """Write down where this service answers, and keep the files of the state folder."""
+    """Record the addresses of this service, and keep the files of the state folder."""
     urls = base.ports.urls(base.settings)
     me = ProcessId.of(os.getpid())
     assert me is not None, "this process exists"
@@ -126,15 +126,15 @@ def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, *, memory_l
 
 
 def _forget_address(folder: StateFolder, hub: JobHub) -> None:
-    """Remove the record of this service; jobs that run on look for the next one at the address that stands there."""
+    """Remove the record of this service, unless jobs run on: they look for the next service at the recorded address."""
     if not hub.active_jobs():
         folder.service_record_path.unlink(missing_ok=True)
 
 
 async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
-    """Stop running jobs and wait for their results; jobs that wait go on waiting for the next service.
+    """Stop running jobs and wait for their results; waiting jobs wait for the next service.
 
-    A job whose stop cannot be stored, on a full disk say, runs on, since there is no record of the stop.
+    A job whose stop cannot be stored, on a full disk for instance, continues to run.
     """
     reconciler.is_draining = True
     told = {job.name for job in hub.active_jobs() if await _is_told_to_stop(hub, job.name)}
@@ -148,13 +148,13 @@ async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
     except StoreError as error:
         log.warning("hosts of waiting jobs could not be given back; the next service does it: %s", error.message)
     for name in left:
-        log.warning("job %s has not ended within %.0f s; the next service takes it up", name, DOWN_DEADLINE_S)
+        log.warning("job %s has not ended within %.0f s; the next service takes over", name, DOWN_DEADLINE_S)
 
 
 async def _is_told_to_stop(hub: JobHub, name: str) -> bool:
     try:
         await hub.apply(name, events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=DOWN_GRACE_S))
     except StoreError as error:
-        log.warning("job %s could not be told to stop and runs on; the next service takes it up: %s", name, error)
+        log.warning("job %s could not be stopped and continues to run; the next service takes over: %s", name, error)
         return False
     return True

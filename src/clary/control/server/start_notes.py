@@ -1,7 +1,7 @@
-"""A step of the start that may take minutes: said in the log while it lasts, and left when the service shall leave.
+"""Logs the wait for a step of the start that may take minutes, and cancels the step when the service has to stop.
 
-Where: `service.run_service`, around the start of the object store. `clary up` shows the last line of the log, and takes
-lines for signs of life; so only a step that is judged by itself is noted here.
+Where: `service.run_service`, around the start of the object store. `clary up` shows the last line of the log, and
+takes lines for signs of life; so only steps that detect their own failure may be noted here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ async def noted(
     """Return the result of a step; log now and then that the start waits for it.
 
     Args:
-        step: is cancelled, and its end awaited, when this is cancelled or `leave` is set.
-        what: it waits for, in words.
-        leave: set when the service is to leave.
+        step: cancelled and awaited if this function is cancelled or `leave` is set.
+        what: name of the step, for the log.
+        leave: set when the service has to stop.
         interval_s: between two lines of the log.
-    Raises: ClaryError: the service is to leave before the step is done; and what the step raises.
+    Raises: ClaryError if the service has to stop before the step has ended; errors of the step.
     """
     began_s = time.monotonic()
     work = asyncio.ensure_future(step)
@@ -40,7 +40,7 @@ async def noted(
         while not (await asyncio.wait((work, leaving), timeout=interval_s, return_when=asyncio.FIRST_COMPLETED))[0]:
             _log.info("the start waits for %s, for %.0f s until now", what, time.monotonic() - began_s)
         if not work.done():
-            raise ClaryError(f"the service was told to leave while it waited for {what}")
+            raise ClaryError(f"the service was told to stop while it waited for {what}")
         return work.result()
     finally:
         for task in (work, leaving):

@@ -1,7 +1,7 @@
-"""Keeps the files by which others find the service: its record and the keys, written anew where they were damaged.
+"""Keeps the files by which clients find the service, its record and the keys: rewrites damaged or missing ones.
 
-Where: `service` runs it as a task. Whoever deletes run/service.json would else have a service that nobody can stop, and
-whoever deletes secrets/root.json one whose jobs nobody could open after the next start.
+Where: `service` runs it as a task. Without run/service.json, `clary down` could not stop the service; without
+secrets/root.json, the next service could not reach its jobs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def keep_files(
         folder: the state folder.
         record: of this service.
         secrets: its keys.
-        others: look after files of other parts of the service; raise OSError.
+        others: rewrite files of other parts of the service; raise OSError.
     """
     has_failed = False
     while True:
@@ -39,7 +39,7 @@ async def keep_files(
                 mend()
             has_failed = False
         except OSError as error:
-            if not has_failed:  # a full disk is full for long; said once
+            if not has_failed:  # a full disk stays full for long: logged once
                 log.warning("%s: files of the service cannot be written: %s", folder.root, error)
             has_failed = True
 
@@ -47,12 +47,12 @@ async def keep_files(
 def mend_files(folder: StateFolder, record: ServiceRecord, secrets: RootSecrets) -> None:
     """Write the record and the keys if their files are missing or damaged; raises OSError.
 
-    Keys that are whole and others stay: their owner may have put them there for the next start.
+    Intact keys that differ from the service's stay: the owner may have put them there for the next start.
 
     Args:
         folder: of the service.
         record: of this service.
-        secrets: as this service has them in memory.
+        secrets: the service's keys in memory.
     """
     if any(_read_record(path) != record for path in (folder.service_record_path, folder.service_record_copy_path)):
         log.warning("%s was deleted or changed; it is written anew", folder.service_record_path)
@@ -61,7 +61,7 @@ def mend_files(folder: StateFolder, record: ServiceRecord, secrets: RootSecrets)
     try:
         folder.read_secrets()
     except ClaryError as error:
-        log.warning("%s; they are written anew from what the service has in memory", error.message)
+        log.warning("%s; they are written anew from the service's memory", error.message)
         folder.secrets_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.write_secrets(secrets)
 

@@ -1,7 +1,7 @@
-"""Verifications of checkpoints that run in the background: they take as long as reading everything takes.
+"""Verifications of checkpoints that run in the background: they read every byte, which takes long.
 
-Where: `pages.checkpoints_page` starts one and answers each question after it with what is known by then. A run that
-nobody asks about ends by itself, and a finished one is forgotten.
+Where: `pages.checkpoints_page` starts a run and answers later requests with its results so far. A run without requests
+is ended after a while, and a finished one is forgotten.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from clary.base.errors import WireError
 from clary.control.objects.checkpoint_verification import VerificationReport
 
-ANSWER_AFTER_S = 5.0  # of work, if it is not done before; a client waits 30 s
-FORGET_AFTER_S = 30.0  # without a question
-MAX_RUNS = 4  # at work at a time
+ANSWER_AFTER_S = 5.0  # longest wait for the end of a run; clients wait 30 s
+FORGET_AFTER_S = 30.0  # without a request
+MAX_RUNS = 4  # at the same time
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class VerificationRuns:
         self._runs: dict[str, VerificationRun] = {}
 
     def start(self, owner: str, work: Callable[[VerificationReport], Awaitable[None]]) -> VerificationRun:
-        """Begin a run. Raises: WireError ThrottlingException while MAX_RUNS are at work."""
+        """Begin a run. Raises: WireError ThrottlingException while MAX_RUNS run already."""
         num_at_work = sum(not run.task.done() for run in self._runs.values())
         if num_at_work >= MAX_RUNS:
             raise WireError(
@@ -57,12 +57,12 @@ class VerificationRuns:
         return run
 
     def find(self, owner: str, number: str) -> VerificationRun:
-        """Return a run of a job. Raises: WireError NotFound if there is no such run, or it is forgotten."""
+        """Return a run of a job. Raises: WireError NotFound if there is no such run, or it was forgotten."""
         run = self._runs.get(number)
         if run is None or run.owner != owner:
             raise WireError(
                 "NotFound",
-                f"there is no verification {number[:20]!r} of {owner} any more: nobody asked about it for "
+                f"there is no verification {number[:20]!r} of {owner} any more: no client asked about it for "
                 f"{self._forget_after_s:.0f} s, or the service was started again; start another one",
                 http_status=404,
             )

@@ -264,9 +264,9 @@ OF_THE_OWNER = [
     ("PUT", "/clary/v1/hosts", 405, "/clary/v1/hosts is only read"),
     ("POST", "/clary/v1/tuning", 405, "/clary/v1/tuning is only read"),
     ("DELETE", "/clary/v1/tuning/tuned", 405, "/clary/v1/tuning/tuned is only read"),
-    ("POST", "/clary/v1/state", 405, "POST /clary/v1/state is nothing to ask"),
-    ("GET", "/clary/v1/backup", 405, "GET /clary/v1/backup is nothing to ask"),
-    ("PUT", "/clary/v1/quarantine", 405, "PUT /clary/v1/quarantine is nothing to ask"),
+    ("POST", "/clary/v1/state", 405, "POST /clary/v1/state is not offered"),
+    ("GET", "/clary/v1/backup", 405, "GET /clary/v1/backup is not offered"),
+    ("PUT", "/clary/v1/quarantine", 405, "PUT /clary/v1/quarantine is not offered"),
 ]
 
 

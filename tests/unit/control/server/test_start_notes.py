@@ -44,7 +44,7 @@ async def test_a_service_that_shall_leave_leaves_the_step_behind_only_when_that_
             await asyncio.sleep(0.02)  # as the store's process takes its time to end
             ended.append(True)
 
-    with pytest.raises(ClaryError, match="told to leave while it waited for the object store"):
+    with pytest.raises(ClaryError, match="told to stop while it waited for the object store"):
         await run_noted(step(), leave_after_s=0.01)
     assert ended
 

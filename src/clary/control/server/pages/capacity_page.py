@@ -1,4 +1,4 @@
-"""The nodes that hosts can come from, by kind.
+"""The nodes that serve as hosts, by kind.
 
 Where: the answer to /clary/v1/capacity, which `clary capacity` prints.
 
@@ -23,9 +23,9 @@ async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage | No
     """Return the page.
 
     Args:
-        cluster: engine of other machines; None where hosts are this machine's own.
-        machine: measures this machine; None where nobody does.
-    Raises: EngineError if the cluster does not tell its nodes.
+        cluster: engine of other machines; None with engine local.
+        machine: measures this machine; None without measurements.
+    Raises: EngineError if the cluster's nodes cannot be listed.
     """
     if cluster is not None:
         kinds = await cluster.scheduler.capacity()

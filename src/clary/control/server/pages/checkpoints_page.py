@@ -1,7 +1,7 @@
 """Pages of a job's checkpoints: its sets, and the verification of every file of them.
 
-?                             the sets, and each host's last report of its mirroring
-?verify=1[&host=H][&set=N]    starts reading everything, and answers with a run's number and what is known by then
+(no query)                    the sets, and each host's last report of its mirroring
+?verify=1[&host=H][&set=N]    starts to read all files, and answers with a run's number and the results so far
 ?verify=1&run=RUN             the same run a moment later; `is_done` says that it is the last answer
 """
 
@@ -21,7 +21,7 @@ from clary.control.objects.checkpoint_verification import SetTarget, verify_sets
 from clary.control.objects.store_client import StoreClient
 from clary.control.server.verification_runs import VerificationRuns
 
-_SET_NUMBER = re.compile(r"[0-9]{1,8}")  # as many digits as a manifest's key has
+_SET_NUMBER = re.compile(r"[0-9]{1,8}")  # as many digits as in a manifest's key
 
 
 class CheckpointPages:
@@ -84,13 +84,13 @@ class CheckpointPages:
 def choose(
     found: Mapping[str, Sequence[ManifestObject]], *, job: str, host: str | None, number: str | None
 ) -> tuple[SetTarget, ...]:
-    """Return which sets to read: the newest of each host, or those of one number, of one host if it is named. Pure.
+    """Return the sets to read: the newest of each host, or those of one number; only of `host` if it is given. Pure.
 
     Args:
         found: host -> its sets, the newest first.
         job: for sentences.
         host: the only one; None for all.
-        number: of the sets, as the query has it; None for the newest of each host.
+        number: of the sets, as in the query; None for the newest of each host.
     Raises: WireError NotFound naming the sets that exist.
     """
     if number is not None and not _SET_NUMBER.fullmatch(number):
@@ -98,7 +98,7 @@ def choose(
     hosts = sorted(found, key=host_order)
     if host is not None:
         if host not in found:
-            there = f"there are sets of {', '.join(hosts)}" if hosts else "there is none of any host"
+            there = f"there are sets of {', '.join(hosts)}" if hosts else "no host has one"
             raise WireError(
                 "NotFound", f"{job} has no set of checkpoints of host {host[:80]!a}; {there}", http_status=404
             )

@@ -3,8 +3,8 @@
 Where: the answer to /clary/v1/compare?jobs=a,b,c.
 
     {"jobs": [{"name", "status", "secondary_status", "state", "created_at", "duration_s", "failure_reason", "metrics"}],
-     "differences": [{"key": "HyperParameters.lr", "values": ["0.1", "0.01", null]}],   null where a job has no such key
-     "missing": names that no job has}
+     "differences": [{"key": "HyperParameters.lr", "values": ["0.1", "0.01", null]}],   null if a job has no such key
+     "missing": names without a job}
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.control.server.pages.secret_names import hide_secrets
 from clary.control.services.call import Services
 
 MAX_JOBS = 20
-# A name of its own for each job, and what follows from it.
+# Each job has its own name, and values that follow from it.
 _EXPECTED_TO_DIFFER = frozenset({"TrainingJobName", "Environment.SM_CURRENT_JOB_NAME"})
 _MISSING = object()
 
@@ -55,7 +55,7 @@ def differences(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _interest(key: str) -> tuple[int, str]:
-    """Return a sort key: the members by which people compare jobs come first."""
+    """Return a sort key: the members by which users compare jobs come first."""
     first = ("HyperParameters", "ResourceConfig", "Environment", "AlgorithmSpecification")
     top = key.partition(".")[0]
     return (first.index(top) if top in first else len(first)), key

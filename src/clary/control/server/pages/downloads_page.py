@@ -5,10 +5,10 @@ Where: the answer to jobs/NAME/downloads.
     {"files": [{"what": "model", "name": "model.tar.gz", "size_bytes", "url"}], "num_files": 1, "is_counted": true,
      "valid_s": 600}
 
-Of many files the first MOST_FILES have a link; `num_files` counts all, up to MOST_COUNTED: then `is_counted` is false.
+Only the first MOST_FILES files have a link; `num_files` counts up to MOST_COUNTED files: beyond, `is_counted` is false.
 
-A link is a presigned request to this very service, which anybody who has it may send until it expires. What comes back
-is a file to be saved, whatever its name says: a page that a program has written must not open as one of the console's.
+A link is a presigned request to this very service; anyone with the link may use it until it expires. The browser saves
+the answer as a file, whatever its name: a page that a program has written must not open as one of the console's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from clary.control.wire.messages import HttpRequest
 
 MODEL, OUTPUT, CODE, CHECKPOINT = "model", "output", "code", "checkpoint"
 VALID_S = 600
-MOST_FILES = 200  # of one job; `clary cp` copies any number
+MOST_FILES = 200  # links for one job; `clary cp` copies any number
 MOST_COUNTED = 10_000  # ten requests to the store
 
 
@@ -46,10 +46,10 @@ class DownloadsPage:
     """Makes links.
 
     Args:
-        client: looks what there is.
+        client: lists the objects.
         credentials: sign the links.
-        region: that they name.
-        clock: from whose time on they are valid.
+        region: that links name.
+        clock: the links' time begins at its present.
     """
 
     def __init__(self, client: StoreClient, *, credentials: Credentials, region: str, clock: Clock) -> None:
@@ -62,7 +62,7 @@ class DownloadsPage:
         """Return the page. Raises: WireError with the status to send."""
         host = request.header("host")
         if not host:
-            raise WireError("ValidationException", "the request names no host that links could lead to")
+            raise WireError("ValidationException", "the request has no Host header for the links to name")
         origin = f"{'https' if request.is_secure else 'http'}://{host}"
         files: list[dict[str, Any]] = []
         num_files, is_counted = 0, True
@@ -86,7 +86,7 @@ class DownloadsPage:
                     if item.key == place.key if not is_folder else _is_file(item.key.removeprefix(place.key)):
                         yield place, item
                 if not place.key.endswith("/"):
-                    break  # an object comes first among those that its key is a prefix of
+                    break  # an object is listed before the longer keys that begin with its key
 
     def _link(self, origin: str, place: _Place, item: ListedObject) -> dict[str, Any]:
         is_folder = place.key.endswith("/")
@@ -111,7 +111,7 @@ class DownloadsPage:
 
 
 def _places(job: TrainingJob) -> Sequence[_Place]:
-    """Return where things of a job lie, the wanted first."""
+    """Return the places of a job's objects, the most wanted first."""
     request = JobRequest(job.request)
     code = request.hyperparameters.get("sagemaker_submit_directory", "").strip('"')
     checkpoints = request.checkpoint_s3_uri
@@ -130,7 +130,7 @@ def _places(job: TrainingJob) -> Sequence[_Place]:
 
 
 def _harmless(character: str) -> str:
-    """Return a character as it may stand in a quoted name of a header."""
+    """Return a character that is allowed in a quoted name of a header."""
     if character in '"\\':
         return "'"
     return character if character.isascii() and character.isprintable() else "_"

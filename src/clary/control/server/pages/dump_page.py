@@ -17,12 +17,12 @@ from clary.control.reconcile.desks.dump_desk import DumpRequest
 from clary.control.services.call import Services
 
 ASKED_BY_PERSON = "asked for"
-ANSWER_S = 35.0  # for a report, a host's stacks, and their way; who has not answered by then will not
+ANSWER_S = 35.0  # for the order, a host's stacks and the answer; a later answer is unlikely
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 async def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
-    """Have every host of a job that runs dump its processes; answers before they do.
+    """Order every host of a running job to dump its processes; returns before they do.
 
     Raises: WireError for a job whose program does not run.
     """
@@ -39,11 +39,11 @@ async def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
 async def dump_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
     """Return a dump with its analysis: the newest dump, or that of the query's `number`.
 
-    With `brief` in the query only who is missing: cheap enough to be asked again and again.
+    With `brief` in the query, return only the missing hosts: cheap enough for frequent requests.
 
     Args:
-        services: keep the dumps.
-        job: whose dumps they are; it may be over.
+        services: store the dumps.
+        job: of the dumps; it may have ended.
         query: `number` and `brief`; both may be missing.
     Raises: WireError 404 if there is none.
     """
@@ -60,7 +60,7 @@ async def dump_page(services: Services, job: TrainingJob, query: Mapping[str, st
     if found is None:
         raise WireError("NotFound", f"dump {number} of {job.name} is gone: newer ones were taken", http_status=404)
     waited_s = services.dumps.waited_s(job, found[0])
-    # Of many hosts with many processes it takes seconds.
+    # For many hosts with many processes this takes seconds.
     return {"numbers": numbers, **await asyncio.to_thread(_whole_page, job, *found, waited_s=waited_s)}
 
 

@@ -1,4 +1,4 @@
-"""The page of a job: all that is known of it; and its launch plan, which is a page of its own.
+"""The page of a job with all its facts, and the page of its launch plan.
 
 Where: `clary describe`, `clary jobs` and the console ask.
 """
@@ -38,17 +38,18 @@ Shared = Callable[[bool], Sequence[str]]
 async def facts_page(
     services: Services, job: TrainingJob, *, stragglers: StragglerPages, rehearsals: RehearsalPages, shared: Shared
 ) -> dict[str, Any]:
-    """Return all that is known of a job.
+    """Return all facts of a job.
 
     Args:
         services: prices, queue, progress and clock.
         job: the record.
-        stragglers: add their verdict.
-        rehearsals: the same.
-        shared: sentences on what the settings share; its argument says whether the job has a network.
+        stragglers: adds its verdict.
+        rehearsals: adds the job's rehearsals.
+        shared: returns sentences on the parts that hosts share by settings; its argument says whether the job has a
+            network.
     """
     facts = await stragglers.facts(job, _facts(services, job, shared))
-    # Of 500 hosts it takes most of a second, and the console asks every two.
+    # For 500 hosts this takes most of a second, and the console asks every two.
     times = await asyncio.to_thread(_times, services, job)
     return {**facts, **times, **rehearsals.facts(job), "progress": await _progress(services, job)}
 
@@ -140,7 +141,7 @@ def plan_page(services: Services, job: TrainingJob) -> dict[str, Any]:
 
 
 def _lanes(job: TrainingJob, *, now: datetime) -> dict[str, list[dict[str, Any]]]:
-    """Return each host's activity over time: the stretches that the ledger adds up."""
+    """Return each host's activity over time: the stretches whose sums the ledger shows."""
     return {name: [to_plain(stretch) for stretch in stretches] for name, stretches in cut_time(job, now=now).items()}
 
 
@@ -156,7 +157,7 @@ def _past_attempt(attempt: PastAttempt) -> dict[str, Any]:
 
 
 def _hint(job: TrainingJob) -> str:
-    """Return advice on a failure, from its own words; the page `why` reads the log too."""
+    """Return advice on a failure, from its own text; the page `why` reads the log too."""
     if job.failure is None:
         return ""
     return hint(job.failure.message, channels=[channel.name for channel in JobRequest(job.request).channels])

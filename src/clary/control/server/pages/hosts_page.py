@@ -4,12 +4,12 @@ Where: the answer to /clary/v1/hosts.
 
     {"hosts": [{"name", "job", "state", "instance_type", "since", "health", "why", "pool", "attempt",
                 "cpu_percent", "memory_bytes", "memory_limit_bytes", "memory_percent"}],
-     "machine": as `machine_page` has it; null where nobody measures it
+     "machine": as in `machine_page`; null if it is not measured
      "pools": [{"name", "job", "status", "is_ready", "num_hosts", "instance_type", "since", "keep_alive_s", "left_s"}]}
 
-`state` is the phase of a host, or `warm` for one that waits; what was not measured is null. A pool is that of a job
-that runs on it (`InUse`), or of the last one that did (`Available`): `is_ready` says whether a matching job can have it
-now, `left_s` for how long it still waits, null while a job runs on it.
+`state` is the phase of a host, or `warm` for a waiting one; values that were not measured are null. `job` of a pool is
+the one that runs on it (`InUse`), or the last one that did (`Available`); `is_ready` says whether a matching job can
+get it now; `left_s` is the rest of its wait in seconds, null while a job runs on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from clary.control.server.pages.machine_page import MachinePage
 from clary.control.services.call import Services
 
 WARM = "warm"
-# Series of a host, as agents name them, and what they are called here.
+# Series of a host, as agents name them -> name on the page.
 MEASURED = {
     "host/cpu_percent": "cpu_percent",
     "host/memory_bytes": "memory_bytes",
@@ -43,7 +43,7 @@ def hosts_page(services: Services, samples: SampleGateway, machine: MachinePage 
 
     Args:
         services: know jobs and pools.
-        samples: has the last values of hosts; those of jobs without hosts are forgotten.
+        samples: has the last values of hosts; forgets those of jobs without hosts.
         machine: measures this machine; None leaves it out.
     """
     jobs = services.hub.active_jobs()
@@ -78,7 +78,7 @@ def _hosts(job: TrainingJob, last: Mapping[tuple[str, str], Mapping[str, float]]
 
 
 def _has_pool(job: TrainingJob) -> bool:
-    """Whether the job holds hosts that wait, or will wait, for others."""
+    """Whether the job holds hosts that wait, or will wait, for other jobs."""
     if not job.pool or job.warm_pool is None:
         return False
     return job.warm_pool.status in (WarmPoolStatus.IN_USE, WarmPoolStatus.AVAILABLE)

@@ -2,17 +2,17 @@
 
 Where: the answer to /clary/v1/jobs.
 
-    ?search=word         in name, statuses, state, instance type, failure reason and why jobs wait; case does not count
+    ?search=word         in name, statuses, state, instance type, failure reason and reason to wait; case does not count
     &status=InProgress   of this status only
-    &state=Queued        of this state only: Queued, Starting, Running, or as finished jobs' statuses are called
+    &state=Queued        of this state only: Queued, Starting, Running, or a finished job's status
     &sort=created        or name, status, duration
     &order=desc          or asc; by default newest first, names from A, and states in the order of a job's life
-    &limit=100&after=... how many, behind the page whose `next` this is
-    &skip=9000           behind so many more, for who scrolls far
+    &limit=100&after=... number of jobs, and the last page's `next`
+    &skip=9000           skips as many jobs, for far scrolling
 
-Each job has its `state`, which `states` counts; one that is queued has its place, what it waits for, and an estimate
-of when it will start under `queue`. `duration_s` is from start to end, null for a job that has not started.
-Times are ISO 8601 in UTC, as on a job's own page. A value that no JSON holds is null.
+Each job has its `state`, which `states` counts; `queue` of a queued job has its place, the reason of its wait, and an
+estimate of its start. `duration_s` is from start to end, null for a job that has not started.
+Times are ISO 8601 in UTC, as on a job's own page. NaN and infinite values are null.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from clary.control.store.job_cards import MAX_CARDS, CardOrder, CardQuery, JobCa
 
 DEFAULT_LIMIT = 100
 MAX_SEARCH_LENGTH = 200
-MAX_PROGRESS = 20  # jobs that run
-MAX_REASONED = 20  # jobs of the queue whose reason is worked out
+MAX_PROGRESS = 20  # running jobs with progress
+MAX_REASONED = 20  # queued jobs whose exact reason is shown
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
@@ -115,7 +115,7 @@ def _choice(choices: Any, query: Mapping[str, str], name: str, default: Any) -> 
 
 
 async def _progress(services: Services, cards: Sequence[JobCard]) -> dict[str, Any]:
-    """Return how far the jobs that run are, by name; of the first few, since each is asked for by itself."""
+    """Return the progress of running jobs, by name; only of the first few, since each takes a query of its own."""
     live = (services.hub.live_job(card.name) for card in cards)
     running = [job for job in live if job is not None and job.hosts and not job.is_terminal][:MAX_PROGRESS]
     now = services.clock.now()
@@ -125,7 +125,7 @@ async def _progress(services: Services, cards: Sequence[JobCard]) -> dict[str, A
 
 
 def _duration_s(services: Services, card: JobCard) -> float | None:
-    """Return how long a job has run: one that runs counts by a clock that nobody sets, a card by the time of day."""
+    """Return the seconds that a job has run: by its own clock while it runs, then by its card's times of day."""
     live = services.hub.live_job(card.name)
     if live is None or card.started_at is None or card.ended_at is not None:
         return card.duration_s
@@ -133,17 +133,17 @@ def _duration_s(services: Services, card: JobCard) -> float | None:
 
 
 def _waiting_for(services: Services, places: Mapping[str, int], search: str) -> tuple[str, ...]:
-    """Return the queued jobs that a search finds by the reason of their wait, which changes with every other job."""
+    """Return the queued jobs whose reason to wait contains the search; it is not stored, because it changes often."""
     wanted = search.lower()
     return tuple(name for name in places if wanted in _pending_reason(services, name, places).lower()) if wanted else ()
 
 
 def _pending_reason(services: Services, name: str, places: Mapping[str, int]) -> str:
-    """Return the reason of a job's wait: exact for the first of the queue, the place in the queue for the others."""
+    """Return the reason of a job's wait: exact for the first jobs of the queue, the number of jobs ahead for others."""
     place = places.get(name)
     if place is None:
         return ""
-    if place >= MAX_REASONED:  # each reason looks at all jobs ahead
+    if place >= MAX_REASONED:  # the exact reason takes a look at all jobs ahead
         return f"First come, first served: {place} older jobs wait for hosts."
     job = services.hub.live_job(name)
     return "" if job is None else services.admission.pending_reason(job)

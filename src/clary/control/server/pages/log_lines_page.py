@@ -1,22 +1,22 @@
-"""Lines of a job's log, newest first, from any place in both directions; a search goes through a million of them.
+"""Lines of a job's log, newest first, from any place in both directions; also searched, through a million lines.
 
 Where: the answer to jobs/NAME/log-lines.
 
     ?host=algo-1&rank=3        of these only
     &search=text               lines that have the text; case does not count
     &before=CURSOR             older lines than this one: `next` of a page, or a line's own cursor
-    &after=CURSOR              newer ones: `previous`, asked for again and again, follows a job that runs
+    &after=CURSOR              newer ones; repeated with each page's `previous`, this follows a running job
     &limit=200
 
     {"lines": [{"at_ms", "host", "rank", "text", "cursor"}], newest first in any case
-     "next": cursor for `before`; null where there is nothing older
+     "next": cursor for `before`; null without older lines
      "previous": cursor for `after`
-     "searched_until": milliseconds: the search was ended there to answer in time, and goes on by the cursor; else null
+     "searched_until": milliseconds at which the search stopped to answer in time; the cursor continues it; else null
      "is_over", "hosts"
-     "num_lines": of all hosts that were asked for, whatever the search and the rank; those that have expired not}
+     "num_lines": number of unexpired lines of the requested hosts, whatever the search and the rank}
 
-A cursor is the time, host and number of a line: it stays valid, and works with every filter. `previous` also has how
-many lines of each host were seen, so that one follows a job without missing lines that a host brings later than others.
+A cursor is the time, host and number of a line: it stays valid, and works with every filter. `previous` also has
+the number of seen lines of each host, so that a client which follows a job misses no line that a host sends late.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_SEARCH_LENGTH = 500
 _CURSOR = re.compile(
     r"([0-9]{1,15})\.([a-z0-9-]{1,40})\.(-1|[0-9]{1,15})(?:~((?:[0-9]{1,15}|-)(?:\.(?:[0-9]{1,15}|-))*))?"
 )
-_UNSEEN = "-"  # of a host that was not asked for
+_UNSEEN = "-"  # for a host that was not requested
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -44,8 +44,8 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
     """Return a page of log lines, and the cursors of its neighbours. Raises: WireError with the status to send.
 
     Args:
-        services: keep the logs.
-        job: whose log it is; it may be over.
+        services: store the logs.
+        job: of the log; it may have ended.
         query: as the head of this file says.
     """
     hosts = [host_of_stream(stream) for stream in job.log_streams]
@@ -57,7 +57,7 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
     streams = [
         stream if wanted_host in (None, host) else None for stream, host in zip(job.log_streams, hosts, strict=True)
     ]
-    # Read before the lines, so that a job that is over then has no line that this page misses.
+    # Read before the lines: if the job has ended by then, this page misses no line.
     is_over = job.is_terminal
     try:
         found, end = await services.logs.find_lines(streams, wanted)
@@ -71,7 +71,7 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
     older, newer = _neighbours(found, wanted, end)
     previous = _cursor(newer, hosts) if hosts else None
     if hosts and (wanted.start is None or not wanted.is_backward):
-        # A stream that was asked for and does not exist yet has all its lines before it.
+        # Of a requested stream that does not exist yet, no line was seen.
         counts = [0 if seen is None and stream else seen for seen, stream in zip(found.seen, streams, strict=True)]
         previous = f"{previous}~{'.'.join(_UNSEEN if seen is None else str(seen) for seen in counts)}"
     was_cut = not found.is_complete and len(lines) < wanted.limit
@@ -87,11 +87,11 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
 
 
 def _neighbours(found: FoundLines, query: LineQuery, end: LinePlace) -> tuple[LinePlace | None, LinePlace]:
-    """Return the position at which older lines begin, or None if there are no older ones, and that of newer lines."""
+    """Return the position where older lines begin, or None without older lines, and the position of newer lines."""
     start = query.start
     if query.is_backward:
         older = None if found.is_complete else found.searched_to
-        # The line of the place itself is on neither side of it, and must not get lost between two pages.
+        # Neither side of a place contains its line, which must not get lost between two pages.
         return older, end if start is None else start._replace(sequence=start.sequence - 1)
     if start is None:
         return None, found.searched_to or LinePlace(0, 0, -1)
@@ -137,4 +137,4 @@ def _seen_of(cursor: str, hosts: Sequence[str]) -> tuple[int | None, ...]:
     if found is None or found[4] is None:
         return ()
     counts = [None if count == _UNSEEN else int(count) for count in found[4].split(".")][: len(hosts)]
-    return (*counts, *[0] * (len(hosts) - len(counts)))  # hosts that came since
+    return (*counts, *[0] * (len(hosts) - len(counts)))  # hosts that are new since the cursor

@@ -25,12 +25,12 @@ _MOMENT = re.compile(r"[0-9]{1,15}")  # milliseconds since 1970
 async def logs_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the next lines of every wanted stream. Raises: WireError with the status to send.
 
-    `sure_until_ms` is None if that is all there is now; else no line up to this time is missing, later ones are.
+    `sure_until_ms` is None if these are all lines so far; else lines after this time may be missing.
 
     Args:
-        services: keep the logs.
-        job: whose log it is; it may be over.
-        query: `host`, `rank`, `attempt`, `since_ms`, `until_ms` and `after.STREAM`, a token of the page before; all may
+        services: store the logs.
+        job: of the log; it may have ended.
+        query: `host`, `rank`, `attempt`, `since_ms`, `until_ms` and `after.STREAM`, a token of the last page; each may
             be missing.
     """
     wanted_host, wanted_rank = query.get("host"), query.get("rank")
@@ -39,7 +39,7 @@ async def logs_page(services: Services, job: TrainingJob, query: Mapping[str, st
     if wanted_host is not None and job.hosts and wanted_host not in job.hosts:
         message = f"{job.name} has no host {wanted_host!r}; it has {', '.join(job.hosts)}"
         raise WireError("NotFound", message, http_status=404)
-    # Read before the lines, so that a job that is over then has no line that this page misses.
+    # Read before the lines: if the job has ended by then, this page misses no line.
     is_over = job.is_terminal
     lines: list[dict[str, Any]] = []
     tokens: dict[str, str] = {}
@@ -86,7 +86,7 @@ def _moment(query: Mapping[str, str], name: str) -> int | None:
 def _within_attempt(
     job: TrainingJob, wanted: str | None, start_ms: int | None, end_ms: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the times between which lines of the wanted attempt lie; nothing of two attempts exists at once."""
+    """Return the times of the wanted attempt's first and last lines; attempts never overlap."""
     if wanted is None:
         return start_ms, end_ms
     attempts = [str(number) for number in range(1, job.attempt + 1)]
@@ -100,5 +100,5 @@ def _within_attempt(
 
 
 def _is_full(page: EventPage) -> bool:
-    """Whether there may be more lines behind the page."""
+    """Whether more lines may follow the page."""
     return len(page.events) == LOG_PAGE or sum(len(event.message) for event in page.events) > FULL_PAGE_CHARACTERS

@@ -1,13 +1,13 @@
 """The machine that hosts share: its resources, the free part, and the part that jobs hold.
 
-Where: `hosts_page` shows it above the hosts. A moment's measure: what is read lies in /proc, nothing is kept.
+Where: `hosts_page` shows it above the hosts. It measures one moment, from /proc, and stores nothing.
 
     {"num_cpus", "cpu_free_percent", "memory_bytes", "memory_free_bytes", "num_gpus", "gpus_held",
      "disk_bytes", "disk_free_bytes", "disk_place",
      "max_hosts", "hosts_held", "promised_bytes", "promised_held_bytes", "num_waiting"}
 
-`cpu_free_percent` is of the time since the page was asked for last, null at first. What jobs may use of memory is
-promised out of `promised_bytes`, which settings make smaller or larger than what there is.
+`cpu_free_percent` covers the time since the last request for the page; null at first. `promised_bytes` is the memory
+that all jobs together may be given; settings make it smaller or larger than the machine's memory.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FULL = 100.0
 
 
 class MachinePage:
-    """Looks at this machine.
+    """Measures this machine..
 
     Args:
         machine: as the engine has measured it.
-        admission: knows what jobs hold, and of how much.
-        hub: knows who waits.
+        admission: knows the resources that jobs hold, and the capacity.
+        hub: knows the waiting jobs.
         place: folder on the disk that jobs use.
-        root: where /proc lies; tests give a folder.
+        root: folder that contains /proc; tests give another.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MachinePage:
         }
 
     def _cpu_free_percent(self) -> float | None:
-        """Return how much of the time since the last call processors had nothing to do."""
+        """Return the percentage of processor time that was idle since the last call."""
         now = _idle_and_all(self._root)
         before, self._last = self._last, now or self._last
         if now is None or before is None or now[1] <= before[1]:
@@ -76,7 +76,7 @@ class MachinePage:
 
 
 def _idle_and_all(root: Path) -> tuple[int, int] | None:
-    """Return the ticks of all processors that were idle, and all; None where the kernel does not tell.
+    """Return the idle ticks of all processors, and all their ticks; None if the kernel does not report them.
 
     Source: proc(5), /proc/stat: user nice system idle iowait irq softirq steal.
     """

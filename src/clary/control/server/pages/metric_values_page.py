@@ -26,10 +26,10 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 async def metric_values_page(services: Services, job: TrainingJob, query: str) -> dict[str, Any]:
-    """Return metrics of a job as curves; the query is as on the wire. Raises: WireError with the status to send.
+    """Return metrics of a job as curves; `query` is undecoded. Raises: WireError with the status to send.
 
     Args:
-        services: keep the metrics.
+        services: store the metrics.
         job: the job; it may have ended.
         query: as the head of this file says.
     """

@@ -1,10 +1,10 @@
 """`GET /metrics` for Prometheus: running and waiting jobs, retries, and the hosts' last measurements.
 
-Where: `clary_handler` gives it GET /metrics of the service's port. Setting `metrics_page` says who may read it: by
-default those with a token of its own, because programs of jobs reach the port from this machine's loopback too
+Where: `clary_handler` passes GET /metrics of the service's port. Setting `metrics_page` decides who may read it: by
+default only clients with its own token, because programs of jobs also reach the port from this machine's loopback
 (`authorization`). `docs/grafana/clary.json` is a dashboard over these names.
 
-A training job's label is `training_job`: `job` is what Prometheus calls the scraped service itself.
+A training job's label is `training_job`: Prometheus uses `job` for the scraped service itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MetricsPage:
     """Answers scrapers.
 
     Args:
-        hub: jobs that are not over.
+        hub: jobs that have not ended.
         samples: last values of hosts.
         clock: for waiting times.
     """
@@ -92,7 +92,7 @@ def _restart_families(jobs: Sequence[TrainingJob]) -> list[Family]:
 
 
 def _cause(attempt: PastAttempt) -> str:
-    """Return `reclaimed`, or the party to blame for the failure."""
+    """Return the attempt's kind of end, such as `reclaimed`, or the fault of its failure."""
     return attempt.failure.fault if attempt.failure is not None else attempt.kind.value
 
 

@@ -1,4 +1,4 @@
-"""The page `profile` of a job: windows of its ranks' profiler, asked for, followed, shown, handed out."""
+"""The page `profile` of a job: orders, follows and shows profiles of its ranks, and sends their files."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from clary.control.wire.messages import HttpResponse
 
 ASKED_BY_PERSON = "asked for"
 MAX_ASKED_RANKS = 1024
-MAX_FILE_BYTES = 512 * 1024 * 1024  # handed out in one answer
+MAX_FILE_BYTES = 512 * 1024 * 1024  # sent in one answer
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _FILE = re.compile(r"summary\.json|merged\.trace\.json\.gz|rank-[0-9]{1,9}\.trace\.json\.gz")
 _OCTETS = [("Content-Type", "application/octet-stream")]
 
 
 async def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> dict[str, Any]:
-    """Have ranks of a job that runs take a profile, or end the one that is being taken; answers before they do.
+    """Order ranks of a running job to take a profile, or end the current one; returns before they do.
 
     Args:
         body: `steps` or `seconds`, `ranks` and `start_step` if wanted; or `cancel`.
-    Raises: WireError for a job whose program does not run, for what cannot be, and while another one is being taken.
+    Raises: WireError for a job whose program does not run, for invalid values, and while another one is being taken.
     """
     asked = body if isinstance(body, Mapping) else {}
     if asked.get("cancel"):
@@ -51,11 +51,11 @@ async def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> di
 
 
 async def profile_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any] | HttpResponse:
-    """Return a profile: the newest, or the one that the query's `number` names; with `file`, that file of it.
+    """Return a profile: the newest, or that of the query's `number`; with `file`, only that file of the profile.
 
     Args:
-        services: keep the profiles.
-        job: whose profiles they are; it may be over.
+        services: store the profiles.
+        job: of the profiles; it may have ended.
         query: `number` and `file`; both may be missing.
     Raises: WireError 404 if there is none.
     """
@@ -130,13 +130,13 @@ def _ranks(job: TrainingJob, asked: Any) -> tuple[int, ...]:
     hosts = (job.plan or {"hosts": []})["hosts"]
     num_ranks = sum(host["processes_per_host"] for host in hosts)
     beyond = [rank for rank in asked if rank >= num_ranks]
-    if beyond and num_ranks > len(hosts):  # a program of its own may start more processes than the plan knows
+    if beyond and num_ranks > len(hosts):  # a launcher of the user's own may start more processes than the plan knows
         raise WireError("ValidationException", f"{job.name} has ranks 0 to {num_ranks - 1}, and not {beyond[0]}")
     return tuple(sorted(set(asked)))
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15  # no NaN either
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15  # NaN fails as well
 
 
 def _is_rank(value: Any) -> bool:
@@ -144,12 +144,12 @@ def _is_rank(value: Any) -> bool:
 
 
 def _end_of(job: TrainingJob) -> str:
-    """Say why nothing more comes of a profile."""
+    """Return the reason why a profile gets no more results."""
     reason = f": {job.failure.reason}" if job.failure is not None else ""
     if job.is_terminal:
         return f"{job.name} has ended ({job.status.value}{reason})"
     past = job.past_attempts[-1].reason if job.past_attempts else ""
-    return f"the attempt that was profiled is over{f': {past}' if past else ''}"
+    return f"the profiled attempt has ended{f': {past}' if past else ''}"
 
 
 async def _file(folder: Path, name: str) -> HttpResponse:
@@ -157,5 +157,5 @@ async def _file(folder: Path, name: str) -> HttpResponse:
     if not _FILE.fullmatch(name) or not path.is_file():
         raise WireError("NotFound", f"the profile has no file {name[:80]!r}", http_status=404)
     if path.stat().st_size > MAX_FILE_BYTES:
-        raise WireError("ValidationException", f"{name} is too long to be handed out; it lies at {path}")
+        raise WireError("ValidationException", f"{name} is too large for one answer; it lies at {path}")
     return HttpResponse(200, _OCTETS, await asyncio.to_thread(path.read_bytes))

@@ -1,7 +1,7 @@
-"""The page `profiler-report` of a job: the report as it would be written now, as HTML or in JSON.
+"""The page `profiler-report` of a job: the report as of now, as HTML or JSON.
 
-?format=json        what each rule says
-&html=1             and the page too, as text
+?format=json        the result of each rule
+&html=1             the page, too, as text
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.control.server.edge.internal_http import json_answer
 from clary.control.services.call import Services
 from clary.control.wire.messages import HttpResponse
 
-# The page is made of what jobs say of themselves: it may show, and nothing else.
+# The page contains texts of jobs: it may only be displayed, and runs no script.
 HTML_HEADERS = [
     ("Content-Type", "text/html; charset=utf-8"),
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'"),
@@ -33,7 +33,7 @@ async def profiler_report_page(services: Services, job: TrainingJob, query: Mapp
     """Return the report of a job that runs or has ended. Raises: StoreError.
 
     Args:
-        services: keep the measurements.
+        services: store the measurements.
         job: that runs or has ended.
         query: as the head of this file says.
     """
@@ -51,7 +51,7 @@ async def profiler_report_page(services: Services, job: TrainingJob, query: Mapp
         wants_page = query.get("format") != "json" or "html" in query
         return results, render(facts, measured.measurements, results) if wants_page else ""
 
-    results, page = await asyncio.to_thread(make)  # of many ranks it takes a second
+    results, page = await asyncio.to_thread(make)  # for many ranks it takes a second
     if query.get("format") != "json":
         return HttpResponse(200, list(HTML_HEADERS), page.encode("utf-8", "replace"))
     document: dict[str, Any] = {
@@ -66,7 +66,7 @@ async def profiler_report_page(services: Services, job: TrainingJob, query: Mapp
 
 
 def _report_of(job: TrainingJob) -> ConfiguredRule:
-    """Return the report that the job asks for, or one with all rules at their defaults, those it asks for as asked."""
+    """Return the report that the job requests; else one with all rules, each as requested or at its defaults."""
     rules = configured_rules(configurations_of(job, RuleKind.PROFILER))
     asked = next((rule for rule in rules if rule.is_report), None)
     if asked is not None:
@@ -77,7 +77,7 @@ def _report_of(job: TrainingJob) -> ConfiguredRule:
 
 
 def _earlier(job: TrainingJob, rule_name: str, has_issue: bool) -> str:
-    """Return the issue that a rule of the request found while the job ran and finds no more, or an empty text."""
+    """Return the issue that a rule of the request found earlier and does not find any more, or an empty text."""
     for rule in configured_rules(configurations_of(job, RuleKind.PROFILER)):
         known = evaluation_of(job, RuleKind.PROFILER, rule.name)
         if rule.kind == rule_name and not has_issue and known is not None and known.status is RuleStatus.ISSUES_FOUND:

@@ -1,12 +1,12 @@
-"""The page `rehearsals` of a job: rehearsals asked for, followed, cancelled, and their certificates.
+"""The page `rehearsals` of a job: orders, follows and cancels rehearsals, and shows their certificates.
 
     GET  /clary/v1/jobs/NAME/rehearsals              -> {"rehearsals": [...], "rehearsal": the newest}
-    GET  /clary/v1/jobs/NAME/rehearsals?number=2     -> the same with that one
-    GET  /clary/v1/jobs/NAME/rehearsals?options=1    -> what could be had: hosts, refusals, room for disks
+    GET  /clary/v1/jobs/NAME/rehearsals?number=2     -> the same with number 2 as "rehearsal"
+    GET  /clary/v1/jobs/NAME/rehearsals?options=1    -> the possible ones: hosts, refusals, room for disks
     POST /clary/v1/jobs/NAME/rehearsals              {"confirm": "NAME", ...}, an order -> {"number": 3}
                                                      {"cancel": 3} -> {"number": 3}
 
-Source: `control.rehearsal.orders` for what an order says; docs/rehearsal.md for what comes of it.
+Source: `control.rehearsal.orders` for the form of an order; docs/rehearsal.md for its results.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Possibilities(Protocol):
-    """Knows the faults that can be struck here."""
+    """Knows the faults that are available here."""
 
     def refusals(self) -> Mapping[str, str]:
-        """Return kind of fault -> why it can not be had here."""
+        """Return kind of fault -> the reason why it is not available here."""
 
     def largest_disk_bytes(self) -> int:
-        """Return how much the disks of all hosts of a rehearsal may hold together."""
+        """Return the most bytes of the disks of all hosts of a rehearsal together."""
 
 
 class RehearsalPages:
@@ -47,7 +47,7 @@ class RehearsalPages:
     Args:
         services: jobs, live and stored.
         desk: carries rehearsals out.
-        faults: what can be had here.
+        faults: the available ones.
     """
 
     def __init__(self, services: Services, desk: RehearsalDesk, faults: Possibilities) -> None:
@@ -56,7 +56,7 @@ class RehearsalPages:
         self._faults = faults
 
     def facts(self, job: TrainingJob) -> dict[str, Any]:
-        """Return a job's rehearsals for its page, and whether the job was made for one."""
+        """Return a job's rehearsals for its page, and the rehearsal that the job was created for, if any."""
         role = self._desk.role_of(job.name)
         return {
             "rehearsals": [_brief(kept) for kept in self._desk.of(job.name)],
@@ -64,7 +64,7 @@ class RehearsalPages:
         }
 
     async def page(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return the page. Raises: WireError 404 for a rehearsal that there is not."""
+        """Return the page. Raises: WireError 404 for an unknown rehearsal."""
         if "options" in query:
             return await asyncio.to_thread(self._options, job)
         all_kept = self._desk.of(job.name)
@@ -86,9 +86,9 @@ class RehearsalPages:
         }
 
     async def act(self, job: TrainingJob, body: Any) -> dict[str, Any]:
-        """Begin a rehearsal, or end one; answers before it has happened.
+        """Begin a rehearsal, or end one; returns before it has begun or ended.
 
-        Raises: WireError for what can not be had, for an order without the job's name, and while another is under way.
+        Raises: WireError for an impossible order, for one without the job's name, and while another rehearsal runs.
         """
         asked = body if isinstance(body, Mapping) else {}
         if "cancel" in asked:
@@ -141,7 +141,7 @@ class RehearsalPages:
         }
 
     async def _job(self, name: str) -> dict[str, Any]:
-        """Return how one of the two jobs stands; its statuses are null before it was created and once it is deleted."""
+        """Return the state of one of the two jobs; its statuses are null before its creation and after its deletion."""
         job = await self._services.find_job(name)
         if job is None:
             gone = dict.fromkeys(("status", "secondary_status", "state"))

@@ -1,11 +1,11 @@
 """Masks likely secrets in a job's request and plan, for pages that a browser shows.
 
 Where: `clary_handler`, for routes that hide secrets from a session (request, plan, dump), and the comparison of jobs.
-The command line sees its owner's values; a screen is seen by others too.
+The command line shows its owner's values; other people may see a browser's screen.
 
-What users name themselves is looked at by name: SECRET, PASSWORD, CREDENTIAL anywhere in it, and KEY or TOKEN unless
-the value is a plain number or the name speaks of a tokenizer. A password within an address, and the value behind a
-flag of such a name, are hidden wherever they stand.
+Values with names of the user's are hidden by name: with SECRET, PASSWORD or CREDENTIAL anywhere in it; with KEY or
+TOKEN unless the value is a plain number or the name is about a tokenizer. A password within an address, and the value
+after a flag of such a name, are hidden anywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from clary.contract.launch_plan import SECRET_PLACEHOLDER
 
-# Members of a request or a plan whose names and values are the user's.
+# Members of a request or a plan that map the user's names to values.
 USER_MAPPINGS = frozenset(
     {
         "HyperParameters",
@@ -31,10 +31,10 @@ USER_MAPPINGS = frozenset(
         "parameters",
     }
 )
-COMMAND_LINE = "command"  # of a process, in a dump
+COMMAND_LINE = "command"  # member of a process, in a dump
 _SURE = re.compile(r"SECRET|PASSW|CREDENTIAL|PRIVATE_?KEY|API_?KEY", re.IGNORECASE)
 _LIKELY = re.compile(r"KEY|TOKEN", re.IGNORECASE)
-_OF_TEXT = re.compile(r"TOKENI[SZ](?:ER|ATION|ED?)", re.IGNORECASE)  # words of text, no secrets
+_OF_TEXT = re.compile(r"TOKENI[SZ](?:ER|ATION|ED?)", re.IGNORECASE)  # tokens of text, no secrets
 _NUMBER = re.compile(r"""["']?(?:-?[0-9.]{1,12}(?:e-?[0-9]{1,3})?|true|false|null|none)?["']?""", re.IGNORECASE)
 _PASSWORD_IN_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^/\s:@]{0,100}):[^/\s@]{1,200}@", re.IGNORECASE)
 _FLAG = re.compile(r"(--?[A-Za-z][\w.-]{0,100})(?:=(.*))?", re.DOTALL)

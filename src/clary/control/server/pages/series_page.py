@@ -4,10 +4,10 @@ Where: the answer to jobs/NAME/series.
 
     ?names=rank-*/cpu_percent,host/*   patterns; all by default
     &host=algo-1&attempt=2             of these only
-    &since_ms=...&until_ms=...         milliseconds since 1970; by default the job's last 15 minutes at most
-    &step_ms=...                       a point each; by default so many that there are about 60
+    &since_ms=...&until_ms=...         milliseconds since 1970; by default at most the job's last 15 minutes
+    &step_ms=...                       between points; by default, a step that gives about 60 points
 
-A point is a list: at_ms, least, greatest, mean, count, last; a value that no JSON holds is null.
+A point is a list: at_ms, least, greatest, mean, count, last; NaN and infinite values are null.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ async def series_page(services: Services, job: TrainingJob, query: Mapping[str, 
     """Return points of a job's series within a span of time. Raises: WireError with the status to send.
 
     Args:
-        services: keep the series.
-        job: whose series they are; it may be over.
+        services: store the series.
+        job: of the series; it may have ended.
         query: as the head of this file says.
     """
     now_ms = int(services.clock.now().timestamp() * MS_PER_S)
@@ -82,7 +82,7 @@ async def series_page(services: Services, job: TrainingJob, query: Mapping[str, 
 
 
 def default_step_ms(span_ms: int) -> int:
-    """Return a step that gives about DEFAULT_POINTS points: whole tens of seconds where that can be."""
+    """Return a step that gives about DEFAULT_POINTS points: in whole seconds, or tens of seconds if it is longer."""
     step_ms = math.ceil(max(1, span_ms) / DEFAULT_POINTS)
     if step_ms > FINE_MS:
         return math.ceil(step_ms / FINE_MS) * FINE_MS

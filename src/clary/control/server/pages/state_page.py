@@ -1,6 +1,6 @@
 """The state folder: its faults, rows set aside, and backups.
 
-Where: `clary up`, `jobs`, `doctor`, `quarantine` and `backup` ask.
+Where: `clary up`, `jobs`, `doctor`, `quarantine` and `backup` send these requests.
 
     GET  /clary/v1/state                                  -> {"problems": [sentence], "facts": [sentence]}
     GET  /clary/v1/quarantine                             -> {"entries": [...]}
@@ -32,7 +32,7 @@ async def state_page(services: Services, backups: BackupKeeper, why_late: str) -
     Args:
         services: of the service.
         backups: of its database.
-        why_late: why the engine of other machines has not begun; empty if it has.
+        why_late: reason why the engine of other machines has not started; empty if it has.
     """
     problems, facts = [], []
     with _refusals():
@@ -50,7 +50,7 @@ async def state_page(services: Services, backups: BackupKeeper, why_late: str) -
 
 
 async def quarantine_page(services: Services, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows that are set aside, or the contents of one. Raises: WireError 400, 404, 409."""
+    """Return the rows that were set aside, or the contents of one. Raises: WireError 400, 404, 409."""
     quarantine = services.store.quarantine
     with _refusals():
         if "id" in query:
@@ -59,7 +59,7 @@ async def quarantine_page(services: Services, query: Mapping[str, str]) -> dict[
 
 
 async def change_quarantine(services: Services, body: Any) -> dict[str, Any]:
-    """Take a row back or give it up; a dropped job's files outside of the database are removed too.
+    """Put a row back or drop it; a dropped job's files outside of the database are removed too.
 
     Raises: WireError 400, 404, 409.
     """

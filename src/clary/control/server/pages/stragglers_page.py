@@ -1,10 +1,10 @@
-"""The page `stragglers` of a job: where the time of each rank's steps goes, and which of them the others wait for.
+"""The page `stragglers` of a job: how each rank's steps spend their time, and which ranks the others wait for.
 
-Where: the answer to jobs/NAME/stragglers, and shows the verdict with all else of a job.
+Where: the answer to jobs/NAME/stragglers; `facts` adds the verdict to the job's page.
 
     {"job": ..., "status": ..., "since_ms": ..., "until_ms": ..., "ranks": [...], "verdict": {...}, "lasts": true}
 
-Looked at are the last two minutes; the last half hour where steps are long or the job ended some time ago.
+The page covers the last two minutes; the last half hour if steps are long or the job ended some time ago.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.series.queries import Series, SeriesQuery
 from clary.control.services.call import Services
 
-KEPT_S = 3.0  # of an answer: pages are asked for again and again, rows come every few seconds
+KEPT_S = 3.0  # time for which an answer is reused: clients ask often, rows arrive every few seconds
 MAX_KEPT = 256  # jobs
 MS_PER_S = 1000
-SPANS_MS = ((120_000, 5_000), (1_800_000, 30_000))  # looked at, and from moment to moment
-MOST_MOMENTS = 24  # the newest
-MANY_RANKS = 256  # of jobs with more ranks each moment of the chart is four times as long
+SPANS_MS = ((120_000, 5_000), (1_800_000, 30_000))  # length of the span, and distance of its moments
+MOST_MOMENTS = 24  # the newest ones are used
+MANY_RANKS = 256  # with more ranks, each moment of the chart is four times as long
 _NAMES = (
     "rank-*/step_s,rank-*/data_wait_s,rank-*/forward_s,rank-*/backward_s,rank-*/communication_s,rank-*/optimizer_s,"
     "host/cpu_throttled_time_percent,host/network_r*"
@@ -40,7 +40,7 @@ class StragglerPages:
         self._kept: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
 
     async def page(self, job: TrainingJob) -> dict[str, Any]:
-        """Return the page of a job, some seconds old at most."""
+        """Return the page of a job, at most some seconds old."""
         now_s = self._services.clock.monotonic()
         kept = self._kept.get((job.arn, job.attempt))
         if kept is not None and now_s - kept[0] < KEPT_S:
@@ -53,7 +53,7 @@ class StragglerPages:
         return page
 
     async def facts(self, job: TrainingJob, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return a job's facts with the verdict, as `stragglers`, and as a warning while it lasts."""
+        """Return a job's facts with the verdict as `stragglers`; while it lasts, also as a warning."""
         if not job.hosts:
             return {**facts, "stragglers": None}
         page = await self.page(job)
@@ -97,7 +97,7 @@ class StragglerPages:
 
 
 def rank_steps(series: Sequence[Series]) -> list[RankSteps]:
-    """Return the steps of ranks, at the newest moments at which any of them was measured."""
+    """Return the steps of ranks, at the newest moments with a measurement of any rank."""
     means: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
     for one in series:
         scope, _, quantity = one.name.partition("/")

@@ -3,8 +3,8 @@
 Where: the answer to jobs/NAME/training and jobs/NAME/tensorboard.
 
     training                          every metric with its number of values, last, least and greatest, progress, tags
-    training?name=loss&limit=1000     points of one: [at_ms, step, value]; value null is no number
-    tensorboard                       tags of histograms and images: how many came, and how many of them are kept
+    training?name=loss&limit=1000     points of one: [at_ms, step, value]; value is null for NaN or infinity
+    tensorboard                       tags of histograms and images, with the numbers of received and stored ones
     tensorboard?kind=image&tag=x      their pictures, oldest first; a histogram's buckets are [left, right, count]
     tensorboard?image=ID              the bytes of one image
 """
@@ -30,9 +30,9 @@ from clary.control.wire.messages import HttpResponse
 
 DEFAULT_POINTS = 1_000
 MAX_POINTS = 10_000
-DEFAULT_PICTURES = 200  # more than a tag keeps
+DEFAULT_PICTURES = 200  # more than are stored for a tag
 _NUMBER = re.compile(r"[0-9]{1,15}")
-# Whatever type a browser takes a file for: it runs no script, loads nothing, and is in no frame of another page.
+# Whatever its type, the file runs no script, loads nothing, and is not shown in another page's frame.
 _IMAGE_HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Content-Security-Policy", "default-src 'none'; sandbox; frame-ancestors 'none'"),
@@ -45,8 +45,8 @@ async def training_page(services: Services, job: TrainingJob, query: Mapping[str
     """Return all metrics of a job with its progress, or the points of one metric. Raises: WireError 400.
 
     Args:
-        services: keep the values.
-        job: whose training it is; it may be over.
+        services: store the values.
+        job: of the training; it may have ended.
         query: as the head of this file says.
     """
     name = query.get("name")
@@ -88,8 +88,8 @@ async def tensorboard_page(services: Services, job: TrainingJob, query: Mapping[
     """Return tags of a job's pictures, the pictures of one tag, or the bytes of an image. Raises: WireError 400, 404.
 
     Args:
-        services: keep the pictures.
-        job: whose training it is; it may be over.
+        services: store the pictures.
+        job: of the training; it may have ended.
         query: as the head of this file says.
     """
     records = services.store.training

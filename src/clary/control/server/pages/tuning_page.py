@@ -5,17 +5,17 @@ Where: the answers to /clary/v1/tuning and /clary/v1/tuning/NAME; the console an
     {"tuning_jobs": [{"name", "status", "strategy", "objective": {"metric", "is_maximized"}, "counters", "num_trials",
       "max_trials", "best": {"number", "job", "value", "parameters"}, "created_at", "ended_at", "end_reason"}]}
 
-The page of one has the members of its row, what `tuning_facts.facts_of` adds, and
+The page of a tuning job has the members of its row, those of `tuning_facts.facts_of`, and
 
     {"trials": [{"number", "job", "definition", "status", "state", "value", "parameters", "created_at", "started_at",
       "ended_at", "continues", "stop_reason", "failure_reason", "curve"}],
            continues: number of the trial whose checkpoints it goes on from, or 0; curve: values of the objective, 200
            at most
-     "best_so_far": [[number of the trial, ended at, best value]],         in the order of ends, in milliseconds
+     "best_so_far": [[number of the trial, ended at, best value]],         in the order of ends; times in milliseconds
      "importance": {hyperparameter: share}, or null and "importance_why"}
 
-A console asks every few seconds, so facts that can not change are kept: rows of tuning jobs that have ended, and shares
-until another trial ends.
+A console asks every few seconds, so facts that can not change are cached: rows of ended tuning jobs, and shares until
+another trial ends.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from clary.control.tuning.tuning_job import Trial, TuningJob
 from clary.control.tuning.tuning_request import TuningRequest
 
 MAX_LISTED = 100
-MAX_VALUES = 200  # of a trial's curve
-MAX_KEPT = 200  # of each kind of facts
+MAX_VALUES = 200  # in a trial's curve
+MAX_KEPT = 200  # cached facts of each kind
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
@@ -55,8 +55,8 @@ class TuningPages:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # of those that have ended
-        self._importance: dict[tuple[str, str], tuple[int, Importance]] = {}  # number of trials when it was last sent
+        self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # of ended tuning jobs
+        self._importance: dict[tuple[str, str], tuple[int, Importance]] = {}  # number of trials, shares
 
     async def listed(self) -> dict[str, Any]:
         """Return the newest tuning jobs, the newest first."""
@@ -78,7 +78,7 @@ class TuningPages:
         }
 
     async def stop(self, name: str) -> dict[str, Any]:
-        """Stop a tuning job and its trials. Raises: WireError 404, and 400 for one that is over."""
+        """Stop a tuning job and its trials. Raises: WireError 404, and 400 for an ended one."""
         job = await self._find(name)
         try:
             changed = await stop_tuning(self._services, job)
@@ -134,7 +134,7 @@ class TuningPages:
         }
 
     async def _live_curve(self, job: TuningJob, trial: Trial, live: TrainingJob | None) -> list[float]:
-        """Return the values that a trial has told so far."""
+        """Return the values that a trial has reported so far."""
         metric = TuningRequest(job.request).definition(trial.definition).objective.metric
         if live is None or not any(one.name == metric for one in live.final_metrics):
             return []
@@ -144,7 +144,7 @@ class TuningPages:
 
 
 def tuning_name(job: TrainingJob) -> str:
-    """Return the name of the tuning job whose trial a job is, or an empty text for any other job."""
+    """Return the name of the tuning job that a job is a trial of; empty for any other job."""
     return job.tuning_job_arn.rpartition("/")[2]
 
 
@@ -153,7 +153,7 @@ def _not_found(name: str) -> WireError:
 
 
 def _key(job: TuningJob) -> tuple[str, str]:
-    """Return the identity of a tuning job among others that have had its name."""
+    """Return a key that differs for every tuning job, even for those of the same name."""
     return job.arn, job.created_at.isoformat()
 
 

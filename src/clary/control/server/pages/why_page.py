@@ -1,10 +1,10 @@
-"""Failure of a job, for people: its cause, place, kind and advice, and the last lines of the process.
+"""Failure of a job, for users: its cause, place, kind and advice, and the last lines of the process.
 
 Where: the answer to jobs/NAME/why; `clary describe --why` prints it.
 
     {"cause", "category", "hint", "traceback": [lines], "last_lines": [lines], "lines_of": "algo-1, rank 0"}
 
-`cause` is null for a job that has not failed; then all else is empty.
+`cause` is null for a job that has not failed; then the other members are empty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.control.jobs.training_job import JobFailure, TrainingJob
 from clary.control.server.pages.log_lines_page import log_lines_page
 from clary.control.services.call import Services
 
-MOST_READ = 400  # lines: a traceback of a deep framework has some hundred
+MOST_READ = 400  # lines: a traceback of a deep framework has a few hundred
 MOST_SHOWN = 12
 
 
@@ -32,7 +32,7 @@ async def why_page(services: Services, job: TrainingJob) -> dict[str, Any]:
     lines, lines_of = await _last_lines(services, job, failure)
     channels = [channel.name for channel in JobRequest(job.request).channels]
     traceback = last_traceback(lines)
-    # What the failure itself says decides: lines before it may tell of what the program has coped with.
+    # The failure's own text comes first: earlier lines may be about errors that the program has handled.
     told = "\n".join([failure.message, *traceback])
     return {
         "cause": to_plain(failure),
@@ -47,7 +47,7 @@ async def why_page(services: Services, job: TrainingJob) -> dict[str, Any]:
 async def _last_lines(services: Services, job: TrainingJob, failure: JobFailure) -> tuple[list[str], str]:
     """Return the last lines of the failed process, oldest first, and the name of its host with its rank.
 
-    If it printed nothing, or its rank is not known: the last lines of the host, and the host's name alone.
+    If it printed nothing, or its rank is unknown: the last lines of the host, and only the host's name.
     """
     hosts = [host_of_stream(stream) for stream in job.log_streams]
     if not hosts:

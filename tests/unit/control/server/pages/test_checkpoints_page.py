@@ -202,7 +202,7 @@ async def test_a_run_that_nobody_asks_about_ends_and_is_forgotten():
     async with asyncio.timeout(30):
         await asyncio.wait({run.task})
     assert run.task.cancelled()
-    with pytest.raises(WireError, match="nobody asked about it for 0 s"):
+    with pytest.raises(WireError, match="no client asked about it for 0 s"):
         runs.find("job-1", run.number)
 
 
