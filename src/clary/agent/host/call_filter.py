@@ -2,13 +2,12 @@
 
 Where: the first process makes it once, each process of the program loads it before it executes (`confinement`).
 
-What is refused is what Docker's default profile refuses to a container without extra capabilities: mounts, namespaces,
-keys, kernel modules, tracing of the kernel, clocks, handles of files, io_uring, odd personalities. A refused call says
-EPERM, as in a container. clone3 says ENOSYS, because a filter cannot read its flags; the C library then falls back to
-clone. So does every call that is newer than this table. Calls of another ABI (32 bits, x32) are refused whatever they
-are.
-Kept although Docker refuses them: NUMA policies (mbind and the like), pidfd_getfd and kcmp. They reach nothing but the
-caller's own processes, and libraries for collectives use them.
+The filter refuses the calls that Docker's default profile refuses to a container without extra capabilities: mounts,
+namespaces, keys, kernel modules, tracing of the kernel, clocks, handles of files, io_uring, odd personalities. A
+refused call fails with EPERM, as in a container. clone3 fails with ENOSYS, because a filter cannot read its flags; the
+C library then falls back to clone. Every call that is newer than this table fails with ENOSYS too. Calls of another ABI
+(32 bits, x32) are all refused. Permitted although Docker refuses them: NUMA policies (mbind and the like), pidfd_getfd
+and kcmp. They reach only the caller's own processes, and libraries for collectives use them.
 Source: seccomp(2); moby profiles/seccomp/default.json; numbers from asm/unistd_64.h and asm-generic/unistd.h.
 """
 
@@ -30,13 +29,13 @@ _IF_EQUAL, _IF_GREATER, _IF_ANY_BIT = 0x15, 0x25, 0x45  # BPF_JMP | BPF_JEQ, BPF
 # struct seccomp_data
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16  # the low half of the first argument, little endian
 
-_NAMESPACE_FLAGS = 0x7E020000  # every CLONE_NEW flag but the next
-_TIME_NAMESPACE_FLAG = 0x80  # of unshare alone: for clone it belongs to the signal
-# What Docker lets programs be: Linux, that of 32 bits, each with a version like 2.6's, and the question what they are.
-# Others turn off what protects memory: addresses at random, pages that are not executable.
+_NAMESPACE_FLAGS = 0x7E020000  # every CLONE_NEW flag except CLONE_NEWTIME
+_TIME_NAMESPACE_FLAG = 0x80  # for unshare alone: for clone this bit belongs to the signal
+# Personalities that Docker permits: Linux, Linux of 32 bits, both with a version like 2.6's, and the query.
+# Others turn off protections of memory: random addresses, non-executable pages.
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 _AF_VSOCK = 40  # speaks to the hypervisor, past the host's network
-_HIGHEST_KNOWN = 469  # of this table, on both architectures: 6.17
+_HIGHEST_KNOWN = 469  # highest number in this table, on both architectures: Linux 6.17
 
 # Calls whose numbers are the same everywhere.
 _REFUSED_EVERYWHERE = {
@@ -158,7 +157,7 @@ _MACHINES = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
 def call_filter(machine: str) -> bytes | None:
-    """Return the filter as an array of `struct sock_filter`; None for an architecture without a table.
+    """Return the filter as an array of `struct sock_filter`; None for an architecture without table.
 
     Args:
         machine: as `os.uname` calls it.
@@ -180,7 +179,7 @@ def _assemble(machine: _Machine) -> bytes:
         (_RETURN, 0, 0, _ENOSYS),
         (_RETURN, 0, 0, _ALLOW),
     ]
-    refuse, unknown, allow = 3, 2, 1  # counted from the end
+    refuse, unknown, allow = 3, 2, 1  # places, counted from the end
 
     def put(code: int, value: int, *, yes: int | None = None, no: int | None = None) -> int:
         """Put an instruction before all others; returns its place, counted from the end."""
@@ -206,7 +205,7 @@ def _assemble(machine: _Machine) -> bytes:
     for number in numbers:
         put(_IF_EQUAL, number, yes=refuse)
     put(_IF_EQUAL, _CLONE3, yes=unknown)
-    put(_IF_GREATER, _HIGHEST_KNOWN, yes=unknown)  # the numbers of x32 among them
+    put(_IF_GREATER, _HIGHEST_KNOWN, yes=unknown)  # includes the numbers of x32
     put(_LOAD, _NUMBER_AT)
     other_abi = put(_RETURN, _EPERM)
     put(_IF_EQUAL, machine.audit_number, yes=other_abi - 1, no=other_abi)

@@ -1,8 +1,8 @@
 """Rights that a process of a program drops for good between fork and exec: the machine's users, system calls.
 
 Where: the first process of a host makes one for all processes that it starts; `spawning` enters it in each of them,
-after everything that takes more rights is done. The interpreter that stands by enters it too, and what it forks stays
-in it. Plain processes enter none: the kernel takes a filter from those alone who have given up set-user-id programs.
+after all steps that need more rights. The standby interpreter enters it too, and its forks stay in it. Plain processes
+enter none: without privileges the kernel takes a filter only from a process that has given up set-user-id programs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from clary.agent.host.program_users import ProgramUsers
 class Confinement:
     """Users and a system call filter to enter."""
 
-    users: ProgramUsers | None = None  # to become root of; None to stay who it is
+    users: ProgramUsers | None = None  # users whose root the process becomes; None keeps its user
     calls: bytes = b""  # filter of system calls; empty for none
 
     def enter(self) -> None:
-        """Enter it. Raises: OSError; the process must not execute the program then."""
+        """Enter the confinement. Raises: OSError; the process then must not execute the program."""
         if self.users is not None:
             self.users.enter()
         if self.calls:
@@ -34,7 +34,7 @@ def make_confinement(users: ProgramUsers | None) -> tuple[Confinement, list[str]
     """Return the confinement of this host's processes, and sentences on everything that is not isolated.
 
     Args:
-        users: of the programs, if they are others than this process's.
+        users: of the programs, if they differ from this process's user.
     """
     machine = os.uname().machine
     calls = call_filter(machine)

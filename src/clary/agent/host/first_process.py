@@ -1,6 +1,6 @@
-"""The first process of a host as the agent holds it: made with folder and cgroup, spoken to, ended, cleaned up after.
+"""The agent's handle of a host's first process: starts it, sends it messages, ends it and cleans up.
 
-Where: `program` makes one for each start; `standby` makes one ahead of the program that it is for and hands it over.
+Where: `program` makes one for each start; `standby` makes one ahead of its program and hands it over.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation
 
-KILL_LIMIT_S = 5.0  # for processes to vanish after SIGKILL; what hangs in the kernel takes longer
+KILL_LIMIT_S = 5.0  # for processes to vanish after SIGKILL; processes that hang in the kernel take longer
 _START = "import sys; sys.path.insert(0, sys.argv.pop(2)); from clary.agent.host.init import main; main()"
 
 
 class FirstProcess:
-    """One first process; `launch` starts it, `end` and `clean_up` take it and all that was made for it away.
+    """One first process; `launch` starts it, `end` ends it, `clean_up` removes its folder, cgroup and descriptors.
 
     Args:
         sandbox: the host.
@@ -52,7 +52,7 @@ class FirstProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more."""
+        """Whether it has ended or was never started."""
         return self._init is None or self._init.poll() is not None
 
     def launch(
@@ -63,10 +63,10 @@ class FirstProcess:
         standby: Mapping[str, Any] | None = None,
         late_roots: Sequence[str] = (),
     ) -> None:
-        """Make folder and cgroup and start it.
+        """Make folder and cgroup, and start the process.
 
         Args:
-            processes: what it starts as soon as the host is made.
+            processes: processes that it starts as soon as the host is made.
             output_fds: write end of each process's output pipe.
             standby: interpreter to hold ready; the processes then come later, by `send_start`.
             late_roots: folders below which binds may come later.
@@ -78,7 +78,7 @@ class FirstProcess:
             if not os.path.isdir(folder):
                 raise AgentError(f"host {self._sandbox.hostname}: folder {folder} does not exist")
         self._scratch_folder = tempfile.mkdtemp(prefix="program-", dir=self._sandbox.host_folder)
-        # It holds the root of the host, which programs pass under other users too.
+        # The folder holds the root of the host, which programs of other users have to enter.
         os.chmod(self._scratch_folder, 0o755)  # noqa: S103
         if os.geteuid() == 0:
             # An agent that is root can start hosts in another user's namespace; that user owns the host's folder.
@@ -98,14 +98,14 @@ class FirstProcess:
         sources = str(Path(clary.__file__).parents[1])
         standard_input = _in_memory("clary-host-order", order)
         try:
-            # -S: site-packages are of no use to it and cost start-up time.
+            # -S: it does not need site-packages, which cost start-up time.
             self._init = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, str(remote), sources],
                 stdin=standard_input,
                 stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=(remote, *output_fds),
-                start_new_session=True,  # Ctrl-C in a terminal is for the agent to decide on
+                start_new_session=True,  # only the agent handles Ctrl-C in a terminal
                 cwd="/",
                 env={"PATH": os.defpath},
             )
@@ -115,7 +115,7 @@ class FirstProcess:
             self._remote_control.close()
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Send one message; False if nobody is there to take it."""
+        """Send one message; return False if the first process has ended."""
         try:
             self.control.send(json.dumps(message).encode())
         except OSError:
@@ -130,13 +130,13 @@ class FirstProcess:
         binds: Sequence[Bind],
         output_fds: Sequence[int],
     ) -> bool:
-        """Send the program to a first process that stands by; return False if it is gone.
+        """Send the program to a first process that stands by; return False if that has ended.
 
         Args:
             processes: of the program.
-            forks: for each process, whether it can begin in the interpreter that stands ready.
-            binds: that the host gets late.
-            output_fds: for each process, the write end of its output pipe; stay open here.
+            forks: for each process, whether it can be forked from the standby interpreter.
+            binds: the host's late binds.
+            output_fds: for each process, the write end of its output pipe; they stay open here.
         """
         order = {
             "processes": process_orders(processes, output_fds, forks=forks),
@@ -155,7 +155,7 @@ class FirstProcess:
         return True
 
     def why_ended(self) -> str:
-        """Return the failure that it reported, or else its standard error, after it ended without a program."""
+        """Return the first process's reported failure, or else its standard error, after an end without a program."""
         with contextlib.suppress(OSError):
             while not self._failure and (data := self.control.recv(MAX_MESSAGE_BYTES)):
                 report = json.loads(data)
@@ -170,12 +170,12 @@ class FirstProcess:
             return file.read().decode(errors="replace").strip()
 
     def end(self, *, pidfd: int | None = None) -> None:
-        """End it and with it the program.
+        """End the first process and with it the program.
 
         Args:
-            pidfd: of process 1 of the host, where that is known.
+            pidfd: of process 1 of the host, if known.
         """
-        # For the first process the agent is gone now: it kills everything and leaves.
+        # The first process takes this for the agent's end: it kills all processes and exits.
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
         if self._init is None:
@@ -189,13 +189,13 @@ class FirstProcess:
             self._init.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._init.wait(KILL_LIMIT_S)
-        # Plain processes can outlive a keeper that was killed; their cgroup or their sessions find them.
+        # Plain processes can outlive a killed keeper; they are found by their cgroup or sessions.
         if self._cgroup is not None:
             self._cgroup.kill_all()
 
     @property
     def is_memory_limited(self) -> bool:
-        """Whether the kernel keeps the host's memory limit."""
+        """Whether the kernel enforces the host's memory limit."""
         return self._cgroup is not None and self._cgroup.limits_memory
 
     def oom_kills(self) -> int:
@@ -203,21 +203,21 @@ class FirstProcess:
         return 0 if self._cgroup is None else self._cgroup.oom_kills()
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the most memory that the host has used at a time; None if it is not counted."""
+        """Return the host's peak memory; None if it is not counted."""
         return None if self._cgroup is None else self._cgroup.peak_memory_bytes()
 
     def serve_another(self) -> None:
-        """Begin with another program; the first process waits for its start order, and counters start anew."""
+        """Reset the counters for another program, whose start order the first process awaits."""
         if self._cgroup is not None:
             self._cgroup.count_anew()
 
     @property
     def scratch_folder(self) -> str:
-        """The folder on the machine of what lives as long as the host does."""
+        """The folder on the machine for files that live as long as the host."""
         return self._scratch_folder
 
     def clean_up(self) -> str | None:
-        """Remove folder, cgroup and descriptors; returns a sentence if the cgroup stays. Comes once, after `end`."""
+        """Remove folder, cgroup and descriptors; return a sentence if the cgroup stays. Call it once, after `end`."""
         self.control.close()
         self._remote_control.close()
         os.close(self._errors)
@@ -228,8 +228,8 @@ class FirstProcess:
         return refusal
 
     def _keep_layers(self) -> None:
-        """Move the wanted layers out of the folder to be removed, if nothing can write to them any more."""
-        # One that was killed may have left the host's process 1, and with it the program, to live on for a moment.
+        """Move the wanted layers out of the folder to be removed, if no process can write to them any more."""
+        # After a killed first process the host's process 1, and with it the program, may live on for a moment.
         if self._init is None or self._init.poll() != 0:
             return
         for name in filter(None, (bind.kept_as for bind in self._sandbox.binds)):
@@ -242,7 +242,7 @@ class FirstProcess:
 def _in_memory(name: str, order: Mapping[str, Any]) -> int:
     """Return a file in memory with the order, to be read from its start.
 
-    Not a pipe: no deadlock however large the order is; and no secret on a disk.
+    Unlike a pipe it cannot deadlock on a large order, and unlike a file it leaves no secret on a disk.
     """
     descriptor = os.memfd_create(name)
     with open(descriptor, "wb", closefd=False) as file:

@@ -1,8 +1,8 @@
-"""One command run to its end in a host of its own, so that code of others can run before the job's program starts.
+"""One command run to its end in a host of its own, so that untrusted code can run before the job's program starts.
 
 Where: `environments.installation` installs requirements in this way; `supervisor.wiring` reads the output of programs
-that a job may have brought with it, such as Open MPI's. The host ends before `run_in_host` returns, so no process of
-the command is left.
+that may come from a job, such as Open MPI's. The host ends before `run_in_host` returns, so no process of the command
+remains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.agent.host.sandbox import ProcessSpec, Sandbox
 from clary.base.errors import AgentError
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 
-KEPT_BYTES = 256 * 1024  # of the output's end; a build may print for ever
+KEPT_BYTES = 256 * 1024  # last bytes of the output; a build may print for ever
 _POLL_S = 0.05
 _MIB = 1024 * 1024
 _SIGNAL_CODE = 128  # added to a signal, as shells do
@@ -27,20 +27,20 @@ _SIGNAL_CODE = 128  # added to a signal, as shells do
 class CommandResult:
     """How a command ended."""
 
-    exit_code: int  # 128 and the signal's number for one that a signal ended
+    exit_code: int  # 128 plus the signal's number if a signal ended it
     output: str  # the last `KEPT_BYTES` of standard output and standard error
     starved: str = ""  # a sentence, if the host's memory limit killed a process, or the whole host
 
 
 class Watch(Protocol):
-    """Looks after a host until it is closed."""
+    """Watches a host until it is closed."""
 
     def close(self) -> bool:
-        """End the watch; harmless when repeated."""
+        """End the watch; a second call does nothing."""
 
 
-# Begins to watch what a host's program uses of memory, where the kernel does not keep the limit; else returns None.
-# The last argument is called once, from a thread of the watch, with what to say of an excess.
+# Begins to watch the memory of a host's program if the kernel does not enforce the limit; otherwise returns None.
+# The last argument is called once, from a thread of the watch, with a description of the excess.
 WatchMemory = Callable[[Program, Sandbox, Callable[[str], None]], Watch | None]
 
 
@@ -52,8 +52,8 @@ def run_in_host(
     Args:
         process: the command.
         sandbox: the host; without namespaces the command runs as a plain process of the machine.
-        check: called often; what it raises ends the command.
-        watch_memory: keeps the host's memory limit where the kernel does not; an excess ends the command.
+        check: called often; an error that it raises ends the command.
+        watch_memory: enforces the host's memory limit where the kernel does not; an excess ends the command.
     Raises: AgentError: the host could not be made, or ended before the command did.
     """
     tail = _Tail()

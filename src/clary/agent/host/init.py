@@ -2,12 +2,12 @@
 
 Where: `program` starts it with the interpreter that runs the agent, an order on standard input (`program_order`) and a
 control socket. With namespaces there are two processes: the outer one stays on the machine and watches the agent, the
-inner one is process 1 of the host. Whichever ends takes the rest with it: the inner one dies with the outer one, and
-the kernel kills a PID namespace whose first process is gone. A parent-death signal from the agent would not do, because
-it fires when the agent's *thread* ends.
+inner one is process 1 of the host. The end of either ends the host: the inner one dies with the outer one, and the
+kernel kills a PID namespace whose first process has ended. A parent-death signal from the agent is no alternative,
+because it fires when the agent's *thread* ends.
 
 no_new_privs is not set, as in a container: sudo, ping and mpirun's helpers work. Capabilities are Docker's defaults
-less MKNOD (`kernel.KEPT_CAPABILITIES`); system calls are filtered (`call_filter`); keys of the session are left behind.
+less MKNOD (`kernel.KEPT_CAPABILITIES`); system calls are filtered (`call_filter`); the session's keys are dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FAILED_EXIT_CODE = 70  # sysexits.h EX_SOFTWARE
 
 
 def main() -> None:
-    """Read the order and carry it out; never returns normally before the program is gone."""
+    """Read the order and carry it out; never return normally before the program has ended."""
     control = socket.socket(fileno=int(sys.argv[1]))
     with open(0, "rb", closefd=False) as file:
         order = json.load(file)
@@ -45,7 +45,8 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     os.chdir("/")
-    # Some schedulers signal every process of a step. This one ends with the agent, and the program with this one.
+    # Some schedulers signal every process of a step. This process ends with the agent, and the program with this
+    # process.
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -100,7 +101,7 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
 
 
 def _limit_processes(most: int | None) -> None:
-    """Bound the processes of the programs' user, where no cgroup counts those of the host."""
+    """Bound the number of processes of the programs' user, if no cgroup counts the host's processes."""
     if most is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -108,7 +109,7 @@ def _limit_processes(most: int | None) -> None:
 
 
 def _enter_outer_namespaces(order: Mapping[str, Any]) -> tuple[bool, int | None]:
-    """Enter the user namespace; returns whether there is one and the network namespace, opened, to join later."""
+    """Enter the user namespace; return whether there is one, and the opened network namespace to join later."""
     network_path, user_path = order["network_namespace_path"], order["user_namespace_path"]
     network = None if network_path is None else os.open(network_path, os.O_RDONLY | os.O_CLOEXEC)
     if user_path is not None:
@@ -133,7 +134,7 @@ def enter_own_user_namespace() -> None:
 
 
 def _become_root_of_namespace() -> None:
-    """Take the user namespace's own root, if it has one; a user it does not know could not own a single file."""
+    """Become the user namespace's root, if it has one; a user that it does not map could own no file."""
     if os.geteuid() != 0:
         with contextlib.suppress(OSError):
             os.setgroups(())
@@ -169,7 +170,7 @@ def _keep_host(
         not_isolated = [*why_no_users, *build_root(users)]
         kernel.limit_capabilities()
         confinement, unconfined = make_confinement(users)
-        # Once more: a change of rights may have taken the first one back.
+        # Again: a change of rights may have cleared the earlier request.
         kernel.die_with_parent(signal.SIGKILL)
         _keep(
             order,
@@ -188,7 +189,7 @@ def _keep_host(
 
 
 def _mapped_or_none(users: ProgramUsers, order: Mapping[str, Any]) -> tuple[ProgramUsers | None, list[str]]:
-    """Return the users, or None and the reason where files of programs could not belong to them."""
+    """Return the users, or None and the reason why files of programs could not belong to them."""
     folders = (order["ml_folder"], order["scratch_folder"])
     if reason := why_not_mapped(users, folders=folders, scratch_folder=order["scratch_folder"]):
         os.close(users.namespace)
@@ -207,7 +208,7 @@ def _keep(
     in_user_namespace: bool = False,
     users: ProgramUsers | None = None,
 ) -> None:
-    """Keep the program, after waiting for it if the host is one that stands by, and others after it if it can."""
+    """Keep the program, which a standby host first waits for, and further programs after it if the host can."""
     if order["standby"] is None:
         Keeper(
             order["processes"], control, census=census, dies_with_keeper=dies_with_keeper, confinement=confinement
@@ -225,7 +226,7 @@ def _keep(
     is_first = True
     while (start := standing.wait()) is not None:
         if not is_first:
-            _announce(control)  # for the next program the agent has heard nothing yet
+            _announce(control)  # the agent's record of the next program lacks this pid
         is_first = False
         keeper = Keeper(
             start.processes,
@@ -246,11 +247,11 @@ def _keep(
 
 
 def _watch(inner: int, control: socket.socket) -> None:
-    """Wait for the inner process; kill it when the agent's end of the socket is gone."""
+    """Wait for the inner process; kill it when the agent's end of the socket is closed."""
     watched = os.pidfd_open(inner)
     poll = select.poll()
     poll.register(watched, select.POLLIN)
-    poll.register(control, 0)  # POLLHUP is always reported; packets are for the inner process
+    poll.register(control, 0)  # POLLHUP is always reported; only the inner process reads packets
     agent_gone_at = None
     while True:
         events = dict(poll.poll(None if agent_gone_at is None else 1000))
@@ -273,5 +274,5 @@ def _clean_up_if_alone(order: Mapping[str, Any], control: socket.socket) -> None
 
 
 def _announce(control: socket.socket) -> None:
-    """Tell the agent this process's pid: the socket carries it, translated to how the machine counts."""
+    """Tell the agent this process's pid: the socket carries it, translated to the machine's numbering."""
     control.send(json.dumps({"kind": "init"}).encode())

@@ -1,12 +1,12 @@
 """The loop that keeps a program: starts its processes, reaps ended ones, obeys the agent.
 
-Where: the last thing that the first process of a host does for a program. It ends when the agent closes the control
-socket or dies, which read the same, or asks for the host once more; nothing of the program outlives it. Messages are
-JSON objects, one a packet, with a `kind`:
+Where: the last step of a host's first process for a program. It ends when the agent closes the control socket or dies,
+which look the same here, or asks for the host again; no process of the program outlives it. Messages are JSON objects,
+one per packet, with a `kind`:
 
     to the agent: forked, started, ready, exited, signalled, heard (SIGTERM, from outside of the host), note;
         again (why_not), from `init`
-    from the agent: signal (number, id), kill, again; before those start, if the host stands by (`standing_by`)
+    from the agent: signal (number, id), kill, again; before these: start, if the host stands by (`standing_by`)
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_MESSAGE_BYTES = 65536
 
 # After one of these an exit is the agent's doing; after others (SIGUSR1, SIGCONT...) it is the program's own.
 _ENDING_SIGNALS = frozenset((signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
-# A reaper that anyone could end by a stray `kill 1` or Ctrl-C would take the program with it.
-# The others are what schedulers send to every process of a step.
+# SIGINT to SIGPIPE: a stray `kill 1` or Ctrl-C would end the reaper, and with it the program.
+# The others: schedulers send them to every process of a step.
 IGNORED_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -50,12 +50,12 @@ class Keeper:
     """Keeps one program.
 
     Args:
-        processes: what to start, in order.
+        processes: the processes to start, in order.
         control: socket to the agent, SOCK_SEQPACKET.
         census: reaches every process of the program.
-        dies_with_keeper: whether processes are tied to this one by the kernel's parent-death signal.
-        confinement: what each process enters.
-        zygote: interpreter that stands ready to be forked into those of them that are marked for it.
+        dies_with_keeper: whether the kernel's parent-death signal ends the processes with this one.
+        confinement: the confinement that each process enters.
+        zygote: standby interpreter that is forked for the processes marked for it.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Keeper:
         self._why_not_forked = ""
         self._outside: OutsideSignals | None = None
         self._alive: dict[int, int] = {}  # pid -> index, of the listed processes only
-        self._next_look_s = 0.0  # of the census, monotonic
+        self._next_look_s = 0.0  # when the census looks next, monotonic
         self._doomed: set[int] = set()  # pids that were alive when the agent ended the program
         self.is_asked_again = False  # whether the agent wants the host for another program
 
@@ -87,17 +87,17 @@ class Keeper:
         child_ended, wakeup = os.pipe()
         os.set_blocking(child_ended, False)
         os.set_blocking(wakeup, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler of any kind makes the wake-up descriptor work
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up descriptor works only with a handler
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in IGNORED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        with contextlib.suppress(OSError):  # a kernel that has no descriptors for signals: they are ignored
+        with contextlib.suppress(OSError):  # a kernel without descriptors for signals: they are ignored
             self._outside = OutsideSignals(self._census.may_hold)
         try:
             forked = self._fork_marked()
             self._start_all(forked)
             if self._outside is not None:
-                self._outside.take()  # came before the program, which knows nothing of it
+                self._outside.take()  # a signal that came before the program does not concern it
             self._send(
                 kind="ready",
                 not_isolated=list(not_isolated),
@@ -114,7 +114,7 @@ class Keeper:
                 pause_s = self._stop_signals.poll_s
                 pauses_s = [limit_s for limit_s in (pause_s, self._look_in_s()) if limit_s is not None]
                 ready = [descriptor for descriptor, _ in poll.poll(min(pauses_s) * 1000 if pauses_s else None)]
-                # Before any end: what a signal from outside has ended did not end by itself.
+                # Before any exit: a process that an outside signal has ended did not end by itself.
                 self._hear()
                 if child_ended in ready:
                     _empty(child_ended)
@@ -133,14 +133,14 @@ class Keeper:
         self._reap()
 
     def _hear(self) -> None:
-        """Take note of SIGTERM from outside of the host, which the program has had as well."""
+        """Record SIGTERM from outside of the host, which the program has received as well."""
         if self._outside is not None and self._outside.take():
-            self._doomed.update(self._alive)  # those too that have ended since, at once on the signal
+            self._doomed.update(self._alive)  # also processes that the signal has ended already
             self._stop_signals.hear()
             self._send(kind="heard")
 
     def _look_in_s(self) -> float | None:
-        """Have the census look if it is time; return when it wants to look next, None for never."""
+        """Have the census look if it is due; return the seconds until its next look, None for never."""
         interval_s = self._census.look_interval_s
         if interval_s is None:
             return None
@@ -151,14 +151,14 @@ class Keeper:
         return self._next_look_s - now_s
 
     def _fork_marked(self) -> Mapping[int, int]:
-        """Have the zygote fork the marked processes; returns index -> pid, empty where it fails."""
+        """Have the zygote fork the marked processes; return index -> pid, empty if it fails."""
         if self._zygote is None:
             return {}
         pids, self._why_not_forked = self._zygote.fork(
             self._processes, control=self._control, parent_watched=self._dies_with_keeper
         )
         if not pids:
-            # Whatever it has left behind; nothing of the program runs yet.
+            # Kill the zygote's leftovers; no process of the program runs yet.
             self._census.kill_all()
         return pids
 
@@ -174,7 +174,7 @@ class Keeper:
                     confinement=self._confinement,
                 )
             self._alive[pid] = index
-            # Kept open here it would never come to its end.
+            # Kept open here the pipe would never reach its end of file.
             os.close(process["output_fd"])
             if failure:
                 self._send(kind="note", text=f"Process {index} could not be started: {failure}.")
@@ -182,7 +182,7 @@ class Keeper:
                 self._send(kind="started", index=index, pid=pid)
 
     def _obey(self) -> bool:
-        """Carry one message out; False when the agent has gone."""
+        """Carry out one message; return False when the agent has disconnected."""
         try:
             data = self._control.recv(MAX_MESSAGE_BYTES)
         except ConnectionError:
@@ -190,7 +190,7 @@ class Keeper:
         if not data:
             return False
         message = json.loads(data)
-        # Whoever has ended already, or is about to, ends by itself.
+        # A process that has ended already, or is ending, ends by itself.
         self._reap()
         if message["kind"] == "again":
             self.is_asked_again = True
@@ -208,7 +208,7 @@ class Keeper:
         return True
 
     def _not_exiting(self) -> set[int]:
-        """Return the listed processes whose end has not begun; all that live where that cannot be told."""
+        """Return the listed processes that are not ending; all live ones if that is unknown."""
         live = self._census.live()
         return {pid for pid in self._alive if not live or (pid in live and not live[pid].is_exiting)}
 
@@ -233,7 +233,7 @@ class Keeper:
                 )
 
     def _send(self, **message: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # the agent has gone; the next read says so and ends the loop
+        with contextlib.suppress(ConnectionError):  # disconnected; the next read notices it
             self._control.send(json.dumps(message).encode())
 
 

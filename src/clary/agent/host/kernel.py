@@ -46,11 +46,11 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 _CAPABILITY_VERSION_3 = 0x20080522
-_HIGHEST_CAPABILITY = 63  # the bounding set has at most 64 bits; PR_CAPBSET_READ tells which exist
+_HIGHEST_CAPABILITY = 63  # the bounding set has at most 64 bits; PR_CAPBSET_READ shows which exist
 
 _SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}
 _SECCOMP_SET_MODE_FILTER = 1
-_SECCOMP_SPECULATION_ALLOWED = 4  # kernels before 5.16 would slow every program of the host down without it
+_SECCOMP_SPECULATION_ALLOWED = 4  # without it kernels before 5.16 would slow down every program of the host
 _KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 
@@ -66,9 +66,9 @@ _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 1
 
-# What Docker leaves to a container's root, less MKNOD: Docker can grant that because a devices cgroup stops the use of
-# the nodes, while here a node of the machine's disk would open the disk.
-# Source: moby oci/caps/defaults.go; numbers from linux/capability.h.
+# The capabilities that Docker leaves to a container's root, without MKNOD: Docker can grant it because a devices cgroup
+# prevents the use of the nodes, while here a node of the machine's disk would open the disk. Source: moby
+# oci/caps/defaults.go; numbers from linux/capability.h.
 KEPT_CAPABILITIES = frozenset(
     {
         0,  # CHOWN
@@ -131,15 +131,15 @@ def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: 
 
 
 def unmount(target: str, *, flags: int = 0) -> None:
-    """Take the mount at `target` away."""
+    """Unmount the mount at `target`."""
     _check(_libc().umount2(os.fsencode(target), flags), f"unmount {target}")
 
 
 def make_read_only(target: str) -> None:
     """Make the mount at `target`, and all mounts below it, read-only.
 
-    Before kernel 5.12 only the mount itself changes. Other flags stay: a user namespace may not clear those that it
-    inherited, so they are read back and given again.
+    Before kernel 5.12 only the mount itself changes. Other flags stay: a user namespace may not clear inherited flags,
+    so they are read and set again.
     """
     attributes = _MountAttributes(_MOUNT_ATTR_RDONLY, 0, 0, 0)
     result = _libc().syscall(
@@ -160,13 +160,13 @@ def make_read_only(target: str) -> None:
 
 
 def bind_mapped(source: str, target: str, *, users: int, read_only: bool = False) -> None:
-    """Show `source` and all mounts below it at `target`, with owners as a user namespace counts them.
+    """Show `source` and all mounts below it at `target`, with owners mapped by a user namespace.
 
     Args:
         source: file or folder, of a file system that maps owners (ext4, xfs, btrfs and tmpfs do; kernel >= 5.12).
         target: mount point.
         users: descriptor of the user namespace; a file of user 0 belongs to its root there.
-        read_only: whether nothing can be changed.
+        read_only: whether the mount is read-only.
     """
     what = f"bind {source} at {target} with other owners"
     tree = _libc().syscall(
@@ -212,7 +212,7 @@ def pivot_root_to(folder: str) -> None:
 
 
 def flush_file_system(folder: str) -> None:
-    """Have all that was written to the file system of a folder reach its disk."""
+    """Flush all written data of a folder's file system to its disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _check(_libc().syncfs(descriptor), f"flush the file system of {folder}")
@@ -247,7 +247,7 @@ def adopt_orphans() -> None:
 
 
 def remove_shared_memory(number: int) -> None:
-    """Remove a System V shared memory segment; its memory is freed when nobody is attached to it any more."""
+    """Remove a System V shared memory segment; its memory is freed when no process is attached to it any more."""
     _check(_libc().shmctl(ctypes.c_int(number), ctypes.c_int(_IPC_RMID), None), f"shmctl {number} IPC_RMID")
 
 
@@ -263,7 +263,7 @@ def open_signals(number: int) -> int:
 
 
 def read_sender(descriptor: int) -> int | None:
-    """Read one signal; return the pid of its sender as this process counts, 0 for one beyond its PID namespace.
+    """Read one signal; return the pid of its sender in this PID namespace, 0 for a sender outside.
 
     None if there is no signal.
     """
@@ -287,7 +287,7 @@ def limit_capabilities(kept: frozenset[int] = KEPT_CAPABILITIES) -> None:
         if capability not in kept and libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), 0, 0, 0) == 1:
             _prctl(_PR_CAPBSET_DROP, capability)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    # What is inheritable passes an exec by root whatever the bounding set says, so it has to go as well.
+    # Inheritable capabilities pass an exec by root despite the bounding set, so they are dropped as well.
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
     data = (_CapabilityData * 2)()
     _check(libc.capget(ctypes.byref(header), data), "capget")
@@ -298,7 +298,7 @@ def limit_capabilities(kept: frozenset[int] = KEPT_CAPABILITIES) -> None:
 
 @contextlib.contextmanager
 def files_of(owner: int) -> Iterator[None]:
-    """Have this thread make files as another user and group, with that user's rights to files alone."""
+    """Have this thread make files as another user and group, with only that user's rights to files."""
     libc = _libc()
     libc.setfsgid(ctypes.c_uint(owner))
     libc.setfsuid(ctypes.c_uint(owner))
@@ -318,11 +318,11 @@ def has_call_filters() -> bool:
 def filter_calls(instructions: bytes) -> None:
     """Have the kernel judge every later system call of this process and its descendants by a BPF program.
 
-    Without no_new_privs, so that set-user-id programs work; that takes CAP_SYS_ADMIN in the user namespace.
+    It does not set no_new_privs, so that set-user-id programs work; that needs CAP_SYS_ADMIN in the user namespace.
     """
     program = _FilterProgram(len(instructions) // 8, instructions)
     number = _SECCOMP_NUMBERS[os.uname().machine]
-    for flags in (_SECCOMP_SPECULATION_ALLOWED, 0):  # kernels before 4.17 know no such flag
+    for flags in (_SECCOMP_SPECULATION_ALLOWED, 0):  # kernels before 4.17 do not know the flag
         result = _libc().syscall(
             ctypes.c_long(number),
             ctypes.c_uint(_SECCOMP_SET_MODE_FILTER),
@@ -335,7 +335,7 @@ def filter_calls(instructions: bytes) -> None:
 
 
 def join_new_session_keyring() -> None:
-    """Leave the session's keyring, and every key that hangs on it, for an empty one. Raises: OSError."""
+    """Leave the session's keyring, with all keys that it links, for an empty one. Raises: OSError."""
     number = _KEYCTL_NUMBERS.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, "keyctl: its number on this architecture is not known")

@@ -1,7 +1,7 @@
-"""Removal of everything a program leaves on the machine: its private files and its cgroups.
+"""Removal of a program's leftovers on the machine: its private files and its cgroups.
 
-Where: `program.close` calls it, and `init` when the agent has died. Uses nothing that the first
-process of a host has not loaded already.
+Where: `program.close` calls it, and `init` when the agent has died. It imports only modules that the first process of a
+host has loaded already.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from clary.base import beneath_trees
 from clary.base.beneath import Folder
 
-_CGROUP_LIMIT_S = 10.0  # each; the agent has died: nothing waits for it, and nothing else would remove them
+_CGROUP_LIMIT_S = 10.0  # per cgroup; the agent has died: no process waits, and no other would remove them
 _CGROUP_PAUSE_S = 0.005
 
 
 def remove_tree(folder: str) -> None:
     """Remove `folder` with everything in it, following no link; entries that the user may not remove stay.
 
-    Programs write trees of any depth, with permissions of any kind, and an overlay leaves folders without any.
+    Programs write trees of any depth, with permissions of any kind, and an overlay leaves folders without permissions.
     """
     above, name = os.path.split(folder.rstrip("/"))
     with contextlib.suppress(OSError), Folder.at(above) as parent:
@@ -29,7 +29,7 @@ def remove_tree(folder: str) -> None:
 
 
 def remove_cgroups(folders: Sequence[str], *, home_files: Sequence[str]) -> None:
-    """Leave the host's cgroups for the agent's own and remove them, which is refused while a process is in one."""
+    """Leave the host's cgroups for the agent's own and remove them; the kernel refuses that while one has processes."""
     _go_home(home_files)
     for folder in folders:
         deadline = time.monotonic() + _CGROUP_LIMIT_S
@@ -40,8 +40,8 @@ def remove_cgroups(folders: Sequence[str], *, home_files: Sequence[str]) -> None
                 break
             except OSError:
                 time.sleep(_CGROUP_PAUSE_S)
-                _go_home(home_files)  # should this very process be what is still in one
-        with contextlib.suppress(OSError):  # the last host takes the family's folder with it
+                _go_home(home_files)  # this very process may be the last one in it
+        with contextlib.suppress(OSError):  # the last host removes the family's folder
             os.rmdir(os.path.dirname(folder))
 
 

@@ -1,8 +1,8 @@
-"""Pipes of a program's output: how much they hold, and how long they may stay unread.
+"""Pipes of a program's output: their capacity, and how long they may stay unread.
 
-Where: `program` reads them. A program that prints line by line would wake up its reader for each; a reader that rests
-in between takes many lines at once. The rest is so short that a pipe has to fill at 100 MiB/s meanwhile to hold up its
-writer, who then waits for less than the rest.
+Where: `program` reads them. A program that prints line by line would wake its reader for each line; a reader that rests
+in between takes many lines at once. The rest is so short that only a writer faster than 100 MiB/s fills the pipe, and
+then waits for less than the rest.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 
-PIPE_BYTES = 1024 * 1024  # what Linux grants to any user (pipe(7), pipe-max-size)
-LONGEST_REST_S = 0.008  # of a pipe of that size
+PIPE_BYTES = 1024 * 1024  # the size that Linux grants every user (pipe(7), pipe-max-size)
+LONGEST_REST_S = 0.008  # for a pipe of that size
 
 
 def rest_s_of(pipe: int) -> float:

@@ -1,7 +1,7 @@
-"""Whether private layers can be laid over folders of this machine, tried out and not guessed.
+"""Trial whether private layers can be laid over folders of this machine.
 
-Where: asked before a host is shown a folder that it must not change. A host finds out by itself too, but then it has
-to copy what may be large while its start waits.
+Where: asked before a host is shown a folder that it must not change. A host finds out by itself too, but then it may
+have to copy large folders while its start waits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def why_no_overlay(folder: Path) -> str | None:
 
 def probe() -> None:
     """Lay an overlay as a host would; raises the kernel's error. Runs in a process of its own."""
-    # saves 24 ms of an agent's start: the process that probes imports them, the one that asks does not
+    # saves 24 ms of an agent's start: only the probing process imports them
     from clary.agent.host.init import enter_own_user_namespace
     from clary.agent.host.mounts.machine_view import MachineView
 

@@ -1,8 +1,8 @@
-"""A program on a host: started, listened to, signalled, ended.
+"""A program on a host: its start, output, signals and end.
 
-Where: the supervisor starts one for each order to run. Behind it stand a first process (`init`), which reports over a
-control socket, and one reader thread in the agent, which takes in those reports and the program's output. All methods
-may be called from any thread.
+Where: the supervisor starts one for each order to run. It has a first process (`init`), which reports over a control
+socket, and one reader thread in the agent, which reads those reports and the program's output. All methods may be
+called from any thread.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from clary.contract.launch_plan import Isolation
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-START_LIMIT_S = 60.0  # from the first process's start to every process's exec; much of it is for a slow disk
+START_LIMIT_S = 60.0  # from the first process's start to every process's exec; a slow disk may need most of it
 ANSWER_LIMIT_S = 5.0  # the first process answers in microseconds unless it cannot run at all
-FREE_LIMIT_S = 10.0  # for a host to be put in order for another program; what a program has left in /tmp takes longest
-DRAIN_LIMIT_S = 5.0  # for output that is still in the pipes when the program is gone
+FREE_LIMIT_S = 10.0  # for a host to clean up for another program; a program's files in /tmp take longest
+DRAIN_LIMIT_S = 5.0  # for output still in the pipes after the program's end
 
 _READ_BYTES = 256 * 1024
-_MAX_DRAIN_BYTES = 16 * 1024 * 1024  # taken at an exit from a pipe that descendants keep filling
+_MAX_DRAIN_BYTES = 16 * 1024 * 1024  # most bytes read at an exit from a pipe that descendants keep filling
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class NothingHasRunError(AgentError):
-    """A start that failed before anything of the program could run: it can be started elsewhere."""
+    """A start that failed before any process of the program ran: the program can be started elsewhere."""
 
 
 class Program:
-    """A running program; `start` makes it, `close` ends it for certain."""
+    """A running program; `start` makes it, `close` always ends it."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class Program:
             processes: at least one.
             sandbox: the host; `host_folder` and `ml_folder` exist.
             on_output: called with index and bytes as they are read, from one thread, also before `start` returns.
-                Standard output and standard error of a process come in the order in which they were written. While it
-                runs nothing else is read, so it has to be quick.
+                Standard output and standard error of a process come in the order in which they were written. During the
+                call no other output is read, so it has to be quick.
             clock: time of day for exits that the keeper did not report.
 
         Raises:
@@ -129,16 +129,16 @@ class Program:
         """Start every process in a host that stands by; otherwise as `start`.
 
         Args:
-            first_process: of that host. It belongs to the program from now on, also when this raises.
+            first_process: of that host. It belongs to the program from now on, even if this raises.
             processes: at least one.
-            sandbox: what the host was made with.
-            forks: whether each process can begin in the interpreter that stands ready.
-            binds: what is still missing of the host.
+            sandbox: the sandbox that the host was made with.
+            forks: for each process, whether it can be forked from the standby interpreter.
+            binds: the host's late binds.
             on_output: as for `start`.
             clock: as for `start`.
-            on_free: of a host that can serve one program after the other. `close` calls it if every process had ended:
-                with the first process, which is the caller's then, and why it serves no other program after all; it is
-                ended in that case.
+            on_free: for a host that can serve one program after the other. `close` calls it with the first process,
+                which then belongs to the caller, and the reason if it serves no other program; in that case it has
+                ended.
 
         Raises:
             NothingHasRunError: the host failed before any process began; nothing is left of it.
@@ -166,7 +166,7 @@ class Program:
 
     @property
     def init_pid(self) -> int:
-        """First process of the host, as the machine counts."""
+        """First process of the host, in the machine's numbering."""
         return self._record.init_pid
 
     @property
@@ -176,12 +176,12 @@ class Program:
 
     @property
     def was_signalled(self) -> bool:
-        """Whether somebody other than the agent has signalled SIGTERM to every process of the host."""
+        """Whether a process other than the agent has signalled SIGTERM to every process of the host."""
         return self._record.was_signalled
 
     @property
     def is_memory_limited(self) -> bool:
-        """Whether the kernel keeps the host's memory limit; if not, the agent has to watch it."""
+        """Whether the kernel enforces the host's memory limit; if not, the agent has to watch it."""
         return self._first_process.is_memory_limited
 
     @property
@@ -191,18 +191,18 @@ class Program:
 
     @property
     def num_forked(self) -> int:
-        """How many of the processes began in the interpreter that stood ready; 0 unless the host stood by."""
+        """How many of the processes were forked from the standby interpreter; 0 unless the host stood by."""
         return self._record.num_forked
 
     @property
     def why_not_forked(self) -> str:
-        """The reason in words for which processes that could be forked were started anew; empty if all were forked."""
+        """The reason why processes that could have been forked were started anew; empty if all were forked."""
         return self._record.why_not_forked
 
     def signal_all(self, signal_number: int) -> int:
         """Send the signal to every live process of the program, each exactly once; 0 only counts them.
 
-        Returns: how many were reached, descendants included; 0 when the program is gone.
+        Returns: how many were reached, descendants included; 0 after the program's end.
         """
         number = next(self._order_numbers)
         if not self._first_process.send({"kind": "signal", "number": int(signal_number), "id": number}):
@@ -210,7 +210,7 @@ class Program:
         return self._record.wait_for_answer(number, ANSWER_LIMIT_S)
 
     def kill(self) -> None:
-        """End every process of the program, at once; returns when they are gone.
+        """Kill every process of the program at once; return when they have ended.
 
         Raises:
             AgentError: a process does not vanish within `KILL_LIMIT_S` because it hangs in the kernel.
@@ -247,7 +247,7 @@ class Program:
         return tuple(sorted(self._record.exits_in_order(), key=lambda end: end.ended_at))
 
     def first_failure(self) -> ProcessExit | None:
-        """Return the earliest exit that was neither a success nor the agent's doing."""
+        """Return the earliest exit that was no success and not caused by the agent."""
         return next((end for end in self.exits() if end.exit_code != 0 and not end.is_consequence), None)
 
     def running(self) -> int:
@@ -255,7 +255,7 @@ class Program:
         return self._record.num_running()
 
     def ranks_by_pid(self) -> dict[int, int]:
-        """Return process -> rank of those ranks that run, as the machine counts processes."""
+        """Return process -> rank of the running ranks, in the machine's numbering."""
         return self._record.ranks_by_pid()
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class Program:
         if self._reader is not None:
             self._reader.join(DRAIN_LIMIT_S)
             if self._reader.is_alive():
-                # Some process outside of the program got hold of a pipe and keeps it open.
+                # A process outside of the program has a pipe and keeps it open.
                 os.write(self._wake_write, b"x")
                 self._reader.join()
         self._record.lose_the_rest()
@@ -294,7 +294,7 @@ class Program:
         self.close()
 
     def _launch(self, send: Callable[..., object]) -> None:
-        """Have everything started; `send` gets the processes and the write ends of their output to the host."""
+        """Start all processes; `send` passes them and the write ends of their output pipes to the host."""
         write_ends: list[int] = []
         try:
             for index in range(len(self._processes)):
@@ -324,7 +324,7 @@ class Program:
                 os.close(descriptor)
 
     def _ask_again(self) -> str:
-        """Have the host put in order for another program; returns why it serves none, in words, or an empty text."""
+        """Have the host clean up for another program; return why it serves none, in words, or an empty text."""
         if self._on_free is None:
             return "it serves one program"
         if self._record.num_running():
@@ -353,7 +353,7 @@ class Program:
             os.close(self._init_pidfd)
             self._init_pidfd = None
 
-    # What follows runs in the reader thread.
+    # The methods below run in the reader thread.
 
     def _read(self) -> None:
         poll = select.poll()
@@ -381,11 +381,12 @@ class Program:
                 else:
                     num_read = max(num_read, size_bytes or 0)
             if 0 < num_read < _READ_BYTES // 8:
-                # Few bytes a time: programs write line by line, and waking up costs more than reading many at once.
+                # Few bytes per read: programs write line by line, and a wake-up costs more than reading many lines at
+                # once.
                 rest.poll(self._rest_s * 1000)
 
     def _pass_output(self, descriptor: int) -> int | None:
-        """Read once and pass on; returns the number of bytes, 0 at the end of file, None if there is nothing now."""
+        """Read once and pass on; return the number of bytes, 0 at the end of file, None without output."""
         try:
             data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -398,7 +399,7 @@ class Program:
         return len(data)
 
     def _take_report(self) -> bool:
-        """Take one report in; False when no more will come."""
+        """Take one report; return False after the last one."""
         try:
             data, ancillary, _, _ = self._first_process.control.recvmsg(
                 MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -415,7 +416,7 @@ class Program:
         sender = next((_CREDENTIALS.unpack(content)[0] for _, _, content in ancillary), 0)
         report = json.loads(data)
         if report["kind"] == "exited":
-            # What it wrote is in the pipe by now; a caller that waits for the exit finds it there.
+            # Its output is in the pipe by now, and must be passed on before a caller sees the exit.
             self._drain(report["index"])
         if report["kind"] == "init":
             with contextlib.suppress(ProcessLookupError):

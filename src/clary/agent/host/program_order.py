@@ -27,13 +27,13 @@ def host_order(
     """Return the order as JSON-serialisable data.
 
     Args:
-        processes: what to start.
+        processes: the processes to start.
         sandbox: the host.
-        scratch_folder: new, empty folder for what lives as long as the program does.
+        scratch_folder: new, empty folder for files that live as long as the program.
         cgroup: the host's cgroup.
         output_fds: write end of each process's output pipe, as the first process inherits it.
         standby: interpreter to hold ready until the processes come.
-        late_roots: folders below which binds may arrive together with those processes.
+        late_roots: folders below which late binds of those processes may lie.
     """
     return {
         "isolation": sandbox.isolation.value,
@@ -68,9 +68,9 @@ def process_orders(
     """Return one order for each process that the host's first process is to start.
 
     Args:
-        processes: what to start.
+        processes: the processes to start.
         output_fds: write end of each one's output pipe.
-        forks: whether each can begin in the interpreter that stands ready; None for no.
+        forks: for each process, whether it can be forked from the standby interpreter; None: none can.
     """
     marks = [False] * len(processes) if forks is None else forks
     return [

@@ -21,8 +21,8 @@ class ProgramRecord:
     """The record of one program.
 
     Args:
-        processes: what the program consists of.
-        hostname: name of its host, for sentences.
+        processes: the program's processes.
+        hostname: name of its host, for messages.
         clock: time of day for exits that the keeper did not report.
     """
 
@@ -32,7 +32,7 @@ class ProgramRecord:
         self._clock = clock
         self._changed = threading.Condition()
         self._exits: dict[int, ProcessExit] = {}
-        self._pids: dict[int, int] = {}  # index -> pid as the machine counts
+        self._pids: dict[int, int] = {}  # index -> pid in the machine's numbering
         self._answers: dict[int, int] = {}  # id of a signal order -> processes reached
         self._notes: list[str] = []
         self._is_killed = False
@@ -43,12 +43,12 @@ class ProgramRecord:
         self.failure = ""  # why the host could not be made, or what stopped its first process later
         self.init_pid = 0
         self.not_isolated: tuple[str, ...] = ()
-        self.num_forked = 0  # processes that began in an interpreter that stood ready
-        self.why_not_again: str | None = None  # for another program; empty if it can be one's, None until it is known
-        self.why_not_forked = ""  # a sentence, if some of those that could have begun there did not
+        self.num_forked = 0  # processes forked from the standby interpreter
+        self.why_not_again: str | None = None  # why the host serves no other program; empty if it can, None until known
+        self.why_not_forked = ""  # a sentence, if processes that could have been forked were not
 
     def apply(self, report: Mapping[str, Any], *, sender: int) -> None:
-        """Apply one report; `sender` is the pid of its sender, as the machine counts."""
+        """Apply one report; `sender` is the pid of its sender, in the machine's numbering."""
         with self._changed:
             match report["kind"]:
                 case "init":
@@ -86,12 +86,12 @@ class ProgramRecord:
             self._notes.append(sentence)
 
     def expect_end(self) -> None:
-        """From now on an end without a report counts as the agent's doing."""
+        """Count an end without a report as caused by the agent from now on."""
         with self._changed:
             self._is_killed = True
 
     def lose_the_rest(self) -> None:
-        """No more reports will come: processes that have not ended were killed, and not by their own doing."""
+        """Record that no more reports will come: remaining processes were killed, by no fault of their own."""
         with self._changed:
             self._is_gone = True
             lost = [index for index in range(len(self._processes)) if index not in self._exits]
@@ -112,7 +112,7 @@ class ProgramRecord:
             self._changed.notify_all()
 
     def wait_until_started(self, timeout_s: float) -> bool:
-        """Wait until it is clear whether the host could be made; False if that takes longer."""
+        """Wait until the host is made or has failed; False if that takes longer."""
         return self._wait_for(lambda: self.is_ready or self._is_gone or bool(self.failure), timeout_s)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
@@ -126,7 +126,7 @@ class ProgramRecord:
             return self._answers.pop(number, 0)
 
     def wait_until_free(self, timeout_s: float) -> str:
-        """Return why the host cannot serve another program, once it has been asked; empty if it can."""
+        """Wait for the host's answer; return why it cannot serve another program, empty if it can."""
         self._wait_for(lambda: self.why_not_again is not None or self._is_gone, timeout_s)
         with self._changed:
             return "it has not answered" if self.why_not_again is None else self.why_not_again
@@ -142,7 +142,7 @@ class ProgramRecord:
             return tuple(self._notes)
 
     def has_begun(self) -> bool:
-        """Whether a process has announced itself, which each does before it runs anything of the program."""
+        """Whether a process has announced itself; each does so before it runs the program's code."""
         with self._changed:
             return bool(self._pids)
 
@@ -152,13 +152,13 @@ class ProgramRecord:
             return len(self._processes) - len(self._exits)
 
     def ranks_by_pid(self) -> dict[int, int]:
-        """Return process -> rank of those ranks that run, as the machine counts processes."""
+        """Return process -> rank of the running ranks, in the machine's numbering."""
         with self._changed:
             ranks = {pid: self._processes[index].rank for index, pid in self._pids.items() if index not in self._exits}
         return {pid: rank for pid, rank in ranks.items() if rank is not None}
 
     def running_pids(self) -> list[int]:
-        """Return the pids of processes that have not ended, as the machine counts."""
+        """Return the pids of processes that have not ended, in the machine's numbering."""
         with self._changed:
             return [pid for index, pid in self._pids.items() if index not in self._exits]
 

@@ -1,4 +1,4 @@
-"""The users of a host's programs: the first process opens and tries them, and makes them owners of files.
+"""The users of a host's programs: the first process opens their namespace, checks it, and gives them files.
 
 Where: `init` opens them for a host of a root service; `host_root`, `machine_view` and `late_binds` give files to them;
 `confinement` makes each process one of them. The first process itself stays root of the machine.
@@ -31,11 +31,11 @@ class ProgramUsers:
         self.first_id = first_id
 
     def on_machine(self, inside: int) -> int:
-        """Return the id by which the machine knows a user or group of the programs."""
+        """Return the machine's id for a user or group of the programs."""
         return MappedUsers(namespace_path="", first_id=self.first_id).on_machine(inside)
 
     def own(self, path: str) -> None:
-        """Give a file or folder that is new, and nobody else's, to the programs' root."""
+        """Give a new file or folder to the programs' root."""
         os.chown(path, self.first_id, self.first_id, follow_symlinks=False)
 
     def enter(self) -> None:
@@ -44,7 +44,7 @@ class ProgramUsers:
         os.setgroups(())
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        kernel.limit_capabilities()  # joining has filled the bounding set again
+        kernel.limit_capabilities()  # joining has refilled the bounding set
 
 
 def open_program_users(order: Mapping[str, Any]) -> tuple[ProgramUsers | None, list[str]]:

@@ -19,7 +19,7 @@ class ProcessSpec:
     """One process to start; the program is all of them and their descendants."""
 
     argv: tuple[str, ...]  # argv[0] without a slash is looked up in PATH of `environment`, as a shell would
-    environment: Mapping[str, str]  # complete: nothing of the agent's own is added
+    environment: Mapping[str, str]  # complete: no variable of the agent is added
     working_folder: str  # as the program sees it
     rank: int | None
     local_rank: int
@@ -31,21 +31,21 @@ class Bind:
 
     With `overlay` the program may change what it sees while `source` stays as it is: an environment into which it
     may `pip install`. Where the kernel refuses the overlay, the source is bound writable and `not_isolated` says so;
-    with `copied_otherwise` it is copied to the target instead, which has to be a place of the host's own.
-    With `kept_as` the overlay's layer, which holds what was changed, is found at `host_folder/<kept_as>` once the host
-    has ended by itself or by order; where the kernel refuses the overlay, no host is made.
-    With `keeps_owners` the source stays its owners': programs with users of their own read there what everybody may, at
-    every moment. Without it the machine's root counts as theirs.
+    with `copied_otherwise` it is copied to the target instead, which has to be a place of the host's own. With
+    `kept_as` the overlay's layer, which holds the changes, lies at `host_folder/<kept_as>` once the host has ended by
+    itself or by order; where the kernel refuses the overlay, no host is made. With `keeps_owners` the source keeps its
+    owners: programs with users of their own can read there only files that all users may read. Without it the machine's
+    root counts as the programs' root.
     """
 
     source: str
     target: str
-    below: str | None = None  # of a file system: folder below `source` that is meant, reached without following a link
+    below: str | None = None  # of a file system: folder below `source` to show, reached without following a link
     read_only: bool = False
     overlay: bool = False
     copied_otherwise: bool = False
-    kept_as: str = ""  # one folder name; not for binds that come late
-    keeps_owners: bool = False  # not for binds that come late
+    kept_as: str = ""  # one folder name; not for late binds
+    keeps_owners: bool = False  # not for late binds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,14 @@ class Sandbox:
     hostname: str
     host_folder: str  # existing private folder of this host; changes to the machine's files, /tmp and mounts live here
     ml_folder: str  # seen at /opt/ml
-    network_namespace_path: str | None = None  # joined; None shares the machine's network
-    user_namespace_path: str | None = None  # joined first; None is real root, or this user where that is not available
-    mapped_users: MappedUsers | None = None  # of programs, where the network belongs to them; else root makes some
+    network_namespace_path: str | None = None  # to join; None shares the machine's network
+    user_namespace_path: str | None = None  # to join first; None: real root, or this user without it
+    mapped_users: MappedUsers | None = None  # of programs, if the network belongs to them; otherwise root makes them
     hosts_file: Mapping[str, str]  # name -> address, for /etc/hosts
     resources: Resources
     cgroup_name: str  # of `contract.cgroup_names`; one folder name, unique among hosts that live at the same time
     binds: tuple[Bind, ...] = ()
-    visible_folders: tuple[str, ...] = ()  # of the machine, beside those that every host shows; changes stay private
+    visible_folders: tuple[str, ...] = ()  # of the machine, besides every host's; changes stay private
     shows_whole_machine: bool = False
     hidden_folders: tuple[str, ...] = ()  # empty for the program, except where `binds` put something
 
@@ -75,5 +75,5 @@ class ProgramResult:
     exits: tuple[ProcessExit, ...]  # in the order in which the processes were given
     oom_kills: int  # processes that the kernel killed because the host's memory limit was reached
     peak_memory_bytes: int | None  # None where no cgroup counted it
-    notes: tuple[str, ...]  # what went wrong beside the exits, in sentences
+    notes: tuple[str, ...]  # failures beside the exits, in sentences
     lost_why: str = ""  # a sentence, if the host's first process ended before the program did

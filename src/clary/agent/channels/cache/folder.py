@@ -78,7 +78,7 @@ class CacheFolder:
         self.keeping_lock = root / "keeping-lock"
 
     def make(self) -> None:
-        """Make the folders; harmless when repeated."""
+        """Make the missing folders."""
         self.root.mkdir(mode=_OWN_ONLY, parents=True, exist_ok=True)
         for folder in (self._fresh_objects, self._kept_objects, self._snapshots, self._filling):
             folder.mkdir(parents=True, exist_ok=True)

@@ -32,17 +32,17 @@ from clary.agent.host.limits.process_limits import process_limits
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import Resources
 
-LEAST_PID_MAX = 32_768  # of any Linux, unless somebody has lowered it
+LEAST_PID_MAX = 32_768  # default of any Linux
 _FAMILY_FOLDER = "clary"
-_LEAF_FOLDER = "clary-service"  # for the processes of a cgroup whose other children are to have limits
+_LEAF_FOLDER = "clary-service"  # for the processes of a cgroup whose other children have limits
 _MOVE_ROUNDS = 20  # processes fork while they are moved
 _CONTROLLERS = ("memory", "cpu", "pids")
 _CPU_PERIOD_US = 100_000
-_MAX_WEIGHT_CHECKS = 5  # of the family's weight, while other hosts come and go
+_MAX_WEIGHT_CHECKS = 5  # checks of the family's weight, while other hosts come and go
 _MAKE_ATTEMPTS = 20
 _MAKE_PAUSE_S = 0.001
 _WATCHED = " The agent watches the host's processes instead and ends them when they use more."
-# What the kernel says of a cgroup that is gone, and of one that is being removed (cgroup_mkdir, kernfs).
+# The kernel's errors for a removed cgroup, and for one that is being removed (cgroup_mkdir, kernfs).
 _VANISHED = (errno.ENOENT, errno.ENODEV)
 _TAKE_OVER_LIMIT_S = 2.0
 _REMOVE_LIMIT_S = 5.0
@@ -69,7 +69,7 @@ class CgroupPlace:
     """Where one controller is available: the agent's own cgroup in the hierarchy that has the controller."""
 
     version: int
-    mount: str  # top of the hierarchy as far as it can be seen
+    mount: str  # visible top of the hierarchy
     own: str  # folder of the agent's own cgroup
 
 
@@ -95,7 +95,7 @@ class CgroupTree:
         return min(found, default=LEAST_PID_MAX)
 
     def make(self, folder: str) -> None:
-        """Create a cgroup; one that is there already is fine."""
+        """Create a cgroup unless it exists."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
 
@@ -109,7 +109,7 @@ class CgroupTree:
             return file.read()
 
     def children(self, folder: str) -> list[str]:
-        """Return the folders of the cgroups right below one."""
+        """Return the folders of the cgroups directly below a cgroup."""
         return [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
 
     def write(self, path: str, value: str) -> None:
@@ -125,7 +125,7 @@ class CgroupTree:
 
 
 class HostCgroup:
-    """The cgroups of one host, one in each hierarchy. Make it with `create`; `remove` it in the end."""
+    """The cgroups of one host, one in each hierarchy. Make it with `create`, end it with `remove`."""
 
     def __init__(self, tree: CgroupTree) -> None:
         self._tree = tree
@@ -133,11 +133,11 @@ class HostCgroup:
         self._versions: dict[str, int] = {}
         self._homes: dict[str, str] = {}  # folder -> the agent's own cgroup in the same hierarchy
         self._may_move = True
-        self.limits_memory = False  # whether the kernel keeps the memory limit
+        self.limits_memory = False  # whether the kernel enforces the memory limit
         self.why_memory_is_not_limited = ""
         self.not_enforced: tuple[str, ...] = ()  # sentences
-        self.most_processes: int | None = None  # that a program's user may have where no cgroup counts them
-        self._kills_before = 0  # of programs that were here before
+        self.most_processes: int | None = None  # limit for a program's user if no cgroup counts its processes
+        self._kills_before = 0  # kills of earlier programs
         self._peak: PeakMemory | None = None
 
     @classmethod
@@ -151,8 +151,8 @@ class HostCgroup:
         Args:
             name: of the cgroup.
             resources: of the host.
-            tree: the machine's, unless a test says otherwise.
-            may_move: whether processes of the agent's own cgroup may be moved into a leaf of it if nothing else helps.
+            tree: the machine's by default; tests pass another.
+            may_move: whether processes of the agent's own cgroup may be moved into a leaf of it as a last resort.
 
         Raises:
             AgentError: a cgroup of that name holds processes already; nothing was changed.
@@ -193,7 +193,7 @@ class HostCgroup:
 
     @property
     def visible_folders(self) -> Mapping[str, str]:
-        """Place below /sys/fs/cgroup -> folder, for the view that programs get of their own limits."""
+        """Place below /sys/fs/cgroup -> folder, for the programs' view of their own limits."""
         return {
             ("" if self._versions[controller] == 2 else controller): folder
             for controller, folder in self._folders.items()
@@ -204,7 +204,7 @@ class HostCgroup:
         return self._versions.get(controller)
 
     def count_anew(self) -> None:
-        """Count kills and the largest memory from now on: another program begins."""
+        """Count kills and the peak memory from now on, for another program."""
         self._kills_before += self.oom_kills()
         if (peak := self._peak_memory()) is not None:
             peak.set_back()
@@ -228,7 +228,7 @@ class HostCgroup:
     def peak_memory_bytes(self) -> int | None:
         """Return the largest amount of memory in use so far, or None if it is unknown.
 
-        That is so with version 2 before Linux 5.19, and after `count_anew` before Linux 6.12.
+        It is unknown with version 2 before Linux 5.19, and after `count_anew` before Linux 6.12.
         """
         peak = self._peak_memory()
         return None if peak is None else peak.bytes()
@@ -339,11 +339,11 @@ class HostCgroup:
                         self._tree.write(f"{leaf}/cgroup.procs", pid)
         except OSError:
             with contextlib.suppress(OSError):
-                self._tree.remove(leaf)  # refused where some have moved: there they are as well off as before
+                self._tree.remove(leaf)  # refused if some processes have moved: they may stay there
         return False
 
     def _weigh_family(self, family: str, version: int) -> None:
-        """Set the family's weight to the sum of its hosts' weights, as far as the kernel takes such a number."""
+        """Set the family's weight to the sum of its hosts' weights, bounded by the weights that the kernel accepts."""
         weight = _WEIGHTS[version]
         written = None
         # Another agent may add or remove a host between the look and the write: look again after writing.
@@ -357,7 +357,7 @@ class HostCgroup:
                     return
                 self._tree.write(f"{family}/{weight.file}", str(weight.clamp(total)))
             except OSError:
-                return  # the family has gone with its last host, or may not be written: it weighs what it did
+                return  # the family was removed with its last host, or is read-only: its weight stays
             written = total
 
     def _make_folder(self, place: CgroupPlace, controller: str, name: str) -> str:
@@ -376,7 +376,7 @@ class HostCgroup:
                 if folder not in self._folders.values():
                     self._make_fresh(folder)
             except OSError as error:
-                # Another host that ends at this moment, or the engine behind it, may take the family's folder away.
+                # Another host that ends at this moment, or its engine, may remove the family's folder.
                 if error.errno not in _VANISHED or attempt == _MAKE_ATTEMPTS - 1:
                     raise
                 time.sleep(_MAKE_PAUSE_S)
@@ -385,9 +385,9 @@ class HostCgroup:
         raise AssertionError("the last attempt returns or raises")
 
     def _make_fresh(self, folder: str) -> None:
-        """Create a cgroup whose counters start at zero; one that a dead agent left behind is removed first."""
+        """Create a cgroup whose counters start at zero; remove a dead agent's cgroup of that name first."""
         if os.path.isdir(folder):
-            # What a killed agent leaves behind is ending at this moment.
+            # A killed agent's processes are ending at this moment.
             deadline = time.monotonic() + _TAKE_OVER_LIMIT_S
             while self._tree.read(f"{folder}/cgroup.procs").strip() and time.monotonic() < deadline:
                 time.sleep(_REMOVE_PAUSE_S)
@@ -400,7 +400,7 @@ class HostCgroup:
         self._tree.make(folder)
 
     def _make_family_v2(self, place: CgroupPlace, controller: str) -> str:
-        """Create the family's folder where `controller` can be handed down; returns it."""
+        """Create the family's folder where `controller` can be enabled for children; return it."""
         base = place.own
         while True:
             try:
@@ -418,8 +418,8 @@ class HostCgroup:
     def _hand_down(self, folder: str, controller: str) -> None:
         if controller in self._tree.read(f"{folder}/cgroup.subtree_control").split():
             return
-        # The kernel refuses this for memory alone. With cpu or pids handed down from beside processes it takes what is
-        # below for threads of one domain and lets no process enter there.
+        # Beside processes the kernel refuses this only for memory. For cpu or pids it would treat the cgroups below as
+        # threaded and let no process enter there.
         if self._holds_processes(folder):
             raise OSError(errno.EBUSY, "it holds processes", folder)
         self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
@@ -428,11 +428,11 @@ class HostCgroup:
         try:
             self._tree.read(f"{folder}/cgroup.type")
         except FileNotFoundError:
-            return False  # the root of all, which may hold processes and hand down
+            return False  # the root cgroup, which may hold processes and have controllers enabled
         return bool(self._tree.read(f"{folder}/cgroup.procs").strip())
 
     def _limits_something(self, folder: str) -> bool:
-        # Not pids.max: systemd sets that everywhere, and a host gets one of its own.
+        # Not pids.max: systemd sets it everywhere, and every host gets its own.
         for name in ("memory.max", "cpu.max"):
             with contextlib.suppress(OSError):
                 if not self._tree.read(f"{folder}/{name}").startswith("max"):
@@ -448,8 +448,8 @@ def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPla
         mountinfo: text of /proc/self/mountinfo.
         membership: text of /proc/self/cgroup.
 
-    Version 1 wins where both are mounted, because a controller is in one hierarchy only and a hybrid machine keeps
-    these in version 1.
+    Version 1 takes precedence if both are mounted, because a controller is in one hierarchy only, and a hybrid machine
+    keeps these controllers in version 1.
     """
     own_paths = {}
     for line in membership.splitlines():
@@ -485,13 +485,13 @@ def _below(mount: str, top: str, path: str) -> str:
     """Return the folder of cgroup `path` in a hierarchy whose cgroup `top` is mounted at `mount`."""
     if top != "/" and (path == top or path.startswith(f"{top}/")):
         path = path[len(top) :]
-    if path.startswith("/.."):  # outside of what this cgroup namespace sees
+    if path.startswith("/.."):  # outside of this cgroup namespace
         path = "/"
     return f"{mount}{path}".rstrip("/")
 
 
 def _wanted(resources: Resources) -> dict[str, str]:
-    """Return controller -> start of the sentence for a missing controller; empty if its limit was not asked for."""
+    """Return controller -> start of the sentence for a missing controller; empty if its limit was not requested."""
     memory = cpu = ""
     if resources.memory_bytes is not None:
         memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB by the kernel"
@@ -507,7 +507,7 @@ def _has_quota(resources: Resources) -> bool:
 def _settings(controller: str, version: int, resources: Resources) -> list[tuple[str, str, bool]]:
     """Return (file, value, is needed); the limit holds even if a file that is not needed cannot be written."""
     if controller == "pids":
-        return []  # which depends on the machine
+        return []  # `_limit_processes` sets it, by the machine's limits
     if controller == "memory":
         if resources.memory_bytes is None:
             return []
@@ -520,7 +520,7 @@ def _settings(controller: str, version: int, resources: Resources) -> list[tuple
     settings = [(weight.file, str(weight.clamp(resources.num_cpus * weight.per_cpu)), False)]
     if not _has_quota(resources):
         return settings
-    quota = max(round(resources.num_cpus * _CPU_PERIOD_US), 1000)  # the kernel takes no less than a millisecond
+    quota = max(round(resources.num_cpus * _CPU_PERIOD_US), 1000)  # the kernel accepts at least a millisecond
     if version == 2:
         return [*settings, ("cpu.max", f"{quota} {_CPU_PERIOD_US}", True)]
     return [*settings, ("cpu.cfs_period_us", str(_CPU_PERIOD_US), True), ("cpu.cfs_quota_us", str(quota), True)]

@@ -1,7 +1,7 @@
-"""The keeper of hosts' memory limits on this machine (cgroups or the agent), tried out and not guessed.
+"""The keeper of hosts' memory limits on this machine (cgroups or the agent), found by a trial.
 
-Where: the local engine runs this as a program before the first job; the service, `clary up` and `clary doctor` say it.
-Run: `python -m clary.agent.host.limits.memory_support [--look]` prints one JSON object: `kept_by` and `why`. With
+Where: the local engine runs this as a program before the first job; the service, `clary up` and `clary doctor` report
+it. Run: `python -m clary.agent.host.limits.memory_support [--look]` prints one JSON object: `kept_by` and `why`. With
 `--look` no process is moved into another cgroup, which the first host of a service may have to do.
 """
 
@@ -39,10 +39,10 @@ def keeper_of(*, is_limited: bool, version: int | None, is_root: bool, could_mov
     """Return the keeper of memory limits. Pure.
 
     Args:
-        is_limited: whether a cgroup took one.
-        version: of the cgroups that have memory; None where there are none.
-        is_root: whether root asks; else the cgroup was given to this user.
-        could_move: whether one would take it after the processes beside it have moved.
+        is_limited: whether a cgroup accepted a limit.
+        version: of the cgroups with the memory controller; None without any.
+        is_root: whether this process is root; otherwise the cgroup was delegated to this user.
+        could_move: whether a cgroup would accept it after the processes beside it have moved.
     """
     if not is_limited:
         return MemoryKeeper.DELEGATED if could_move else MemoryKeeper.WATCH

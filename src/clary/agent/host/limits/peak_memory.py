@@ -1,7 +1,7 @@
 """The largest amount of memory that a cgroup has used, counted anew for each program that a host serves.
 
-Where: `cgroups.HostCgroup` asks. Version 1 has one counter for everybody, which can be set back. Version 2 has one for
-each open file since Linux 6.12, and before that one that cannot be set back.
+Where: `cgroups.HostCgroup` asks. Version 1 has one counter for all readers, which can be reset. Version 2 has one per
+open file since Linux 6.12, and before that one that cannot be reset.
 Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst ("memory.peak").
 """
 
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 
 _FILES = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}
-_MAX_BYTES = 64  # of a number
+_MAX_BYTES = 64  # length of a number
 
 
 class PeakMemory:
@@ -28,11 +28,11 @@ class PeakMemory:
         self._path = f"{folder}/{_FILES[version]}"
         self._has_own = version != 1
         self._read = read
-        self._descriptor: int | None = None  # whose counter is read
+        self._descriptor: int | None = None  # open file whose own counter is read
         self._is_lost = False
 
     def bytes(self) -> int | None:
-        """Return the most since the beginning, or since `set_back`; None if the kernel does not say."""
+        """Return the peak since the beginning, or since `set_back`; None if unknown."""
         with contextlib.suppress(OSError, ValueError):
             if self._descriptor is not None:
                 return int(os.pread(self._descriptor, _MAX_BYTES, 0))
@@ -41,7 +41,7 @@ class PeakMemory:
         return None
 
     def set_back(self) -> None:
-        """Count from what is in use now; `bytes` returns None from now on where the kernel cannot do it."""
+        """Reset the peak to the present use; `bytes` returns None from now on if the kernel cannot do so."""
         self.close()
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,15 +1,15 @@
 """Limits on the processes and threads of hosts, so that no host takes the machine's last process id.
 
-Where: `cgroups` writes these limits. Pure. A kernel gives out 32,768 process ids where it has few processors, threads
-counted, and a cgroup may have fewer: a limit of a host that is no smaller ends nothing.
+Where: `cgroups` writes these limits. Pure. A kernel with few processors has 32,768 process ids, threads included, and a
+cgroup may have fewer: a host's limit has to be smaller to have an effect.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_OF_ONE = 32_768  # however many the machine has; a fork bomb ends there
-LEAST_OF_ONE = 256  # a program with a few threads a processor runs
+MOST_OF_ONE = 32_768  # even if the machine has more; ends a fork bomb
+LEAST_OF_ONE = 256  # enough for a program with a few threads per processor
 
 
 class ProcessLimits(NamedTuple):
@@ -20,6 +20,6 @@ class ProcessLimits(NamedTuple):
 
 
 def process_limits(most: int) -> ProcessLimits:
-    """Return the limits where `most` processes can be had: a quarter of them for a host, another for the machine."""
+    """Return the limits for `most` available processes: a quarter for one host, a quarter left to the machine."""
     of_one = max(LEAST_OF_ONE, min(MOST_OF_ONE, most // 4))
     return ProcessLimits(of_one=of_one, of_all=max(of_one, most * 3 // 4))

@@ -4,7 +4,7 @@ Where: `host_root` and `late_binds` mount by the descriptors that this opens, wi
 process. A host is also built beside one that runs already and has the same /opt/ml (`agent.rules`), so the way to a
 mount point may lead through folders that a program owns at that moment; and an absolute link below the root that is
 being built would lead into the old root, the machine's own.
-Source: proc(5), /proc/self/fd: a mount takes such a path for the very folder that was opened.
+Source: proc(5), /proc/self/fd: a mount resolves such a path to the opened folder itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def opened_source(bind: Mapping[str, Any], *, hidden: Sequence[str]) -> Iterator
     Args:
         bind: fields of a `sandbox.Bind`. Without `below`, the source is a canonical path that no stranger can change.
         hidden: folders that a source with `below` may neither hold nor lie in.
-    Raises: OSError: the source does not exist, a link leads there, or it would show what is hidden.
+    Raises: OSError: the source does not exist, a link leads there, or it would show a hidden folder.
     """
     source, below = bind["source"], bind.get("below")
     if below is None:
@@ -68,8 +68,8 @@ def opened_mount_point(root: str, path: str, *, is_folder: bool, users: ProgramU
         root: the host's root, as this process sees it.
         path: absolute and canonical in that root.
         is_folder: whether a folder is mounted there.
-        users: of the programs, who own what is made, if they are others than this process's.
-    Raises: OSError: something cannot be made, or a link stands on the way.
+        users: of the programs, who own new entries, if they differ from this process's user.
+    Raises: OSError: an entry cannot be made, or a link stands on the way.
     """
     above, _, name = path.strip("/").rpartition("/")
     with contextlib.ExitStack() as opened:
@@ -87,10 +87,10 @@ def opened_mount_point(root: str, path: str, *, is_folder: bool, users: ProgramU
 
 
 def make_owned(folder: Folder, name: str, *, is_folder: bool, users: ProgramUsers | None) -> None:
-    """Make a folder or an empty file, unless there is something of that name.
+    """Make a folder or an empty file, unless an entry of that name exists.
 
     Args:
-        users: of the programs, who own what is made, if they are others than this process's.
+        users: of the programs, who own new entries, if they differ from this process's user.
     Raises: OSError.
     """
     try:
@@ -100,7 +100,7 @@ def make_owned(folder: Folder, name: str, *, is_folder: bool, users: ProgramUser
     else:
         return
     if users is not None:
-        # On a mount with owners mapped only they can make anything.
+        # On a mount with mapped owners only these users can make entries.
         with contextlib.suppress(PermissionError), kernel.files_of(users.first_id):
             _make(folder, name, is_folder=is_folder)
             return

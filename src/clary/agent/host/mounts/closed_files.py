@@ -1,15 +1,15 @@
-"""Files of system folders that not everybody may read: found, so that hosts leave them out.
+"""Files of system folders that not all users may read: found, so that hosts leave them out.
 
 Where: `machine_view` asks for each system folder that it gives to programs as their own. Sockets, pipes and devices
-count as closed, too: they lead to the machine's processes. Everything in /etc is looked at for every host, in a few
-milliseconds. What packages fill is large, so there folders are looked at, and the files of those that have changed
-since they were read: a file that is new or replaced changes its folder. A file whose mode alone changes does not change
-its folder. Such a file was readable before, and is found by the full search every few minutes (150,000 files: a
-second). Even folders take a tenth of a second for /usr; so what was found is good for a few seconds, and the agent of a
-job looks once, beside its other work, while the job is being prepared (`refresh`).
+count as closed, too: they lead to the machine's processes. All of /etc is scanned for every host, in a few
+milliseconds. Folders that packages fill are large, so there all folders are checked, but only the files in folders that
+have changed since they were read: a new or replaced file changes its folder. A file whose mode alone changes does not
+change its folder. Such a file was readable before, and the full search every few minutes finds it (150,000 files: a
+second). Even the folders of /usr take a tenth of a second; so a result is valid for a few seconds, and the agent of a
+job scans once, beside its other work, while the job is being prepared (`refresh`).
 
-    /var/cache/clary/NAME.json           [what is closed], as fresh as the file is
-    /var/cache/clary/NAME-folders.json   {"looked_at": when at everything, in s, "folders": {folder: ctime in ns}}
+    /var/cache/clary/NAME.json           [closed paths], as fresh as the file is
+    /var/cache/clary/NAME-folders.json   {"looked_at": time of the full search in s, "folders": {folder: ctime in ns}}
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 
 CACHE_FOLDER = "/var/cache/clary"
 UNCACHED = ("/etc",)
-FRESH_S = 10.0  # a file that was made in /usr since then may be seen
-WHOLE_S = 600.0  # a file of /usr that was closed in place since then may be seen
+FRESH_S = 10.0  # programs may see a file that was made in /usr since then
+WHOLE_S = 600.0  # programs may see a file of /usr that was closed in place since then
 _JUST_NOW_S = 1.0  # agents of several hosts begin at the same moment
 _OPEN_FOLDER = 0o005
-_RACY_NS = 2_000_000_000  # a folder may change once more within one tick of its clock, unseen
+_RACY_NS = 2_000_000_000  # a folder may change again, unseen, within one tick of its clock
 
 
 def find_closed(
@@ -39,12 +39,12 @@ def find_closed(
     fresh_s: float = FRESH_S,
     whole_s: float = WHOLE_S,
 ) -> list[str]:
-    """Return the paths below `folder` that not everybody may read or enter.
+    """Return the paths below `folder` that not all users may read or enter.
 
     Args:
         folder: canonical path.
-        skipped: folders that are not looked into.
-        cache_folder: where the folders that are not in `UNCACHED` are noted.
+        skipped: folders that are not searched.
+        cache_folder: where results are stored, except for folders in `UNCACHED`.
         fresh_s: age up to which a stored result is used.
         whole_s: age of the last full search up to which unchanged folders are skipped.
     """
@@ -88,7 +88,7 @@ def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: li
         looked_at = time.time()
         search.look_into(folder)
     found = sorted(search.closed)
-    with contextlib.suppress(OSError):  # the next host looks at everything again
+    with contextlib.suppress(OSError):  # the next host searches everything again
         os.makedirs(os.path.dirname(cache), mode=0o700, exist_ok=True)
         if search.has_looked:
             # If this process ended between the two, the folders would be recorded as searched without their closed
@@ -108,12 +108,12 @@ class _Search:
         self._folder = folder
         self._skipped = frozenset(skipped)
         self._device = os.stat(folder).st_dev
-        self.stamps: dict[str, int] = {}  # ctime in ns of each folder that was looked into; 0 if it may change unseen
+        self.stamps: dict[str, int] = {}  # ctime in ns of each searched folder; 0 if it may change unseen
         self.closed: set[str] = set()
         self.has_looked = False
 
     def go_on(self, stamps: dict[str, int], closed: list[str]) -> None:
-        """Take over an earlier search and look again into the folders that have changed."""
+        """Take over an earlier search and search changed folders again."""
         self.stamps, self.closed = stamps, set(closed)
         changed = []
         for path, stamp in stamps.items():
@@ -129,7 +129,7 @@ class _Search:
             self.look_into(path)
 
     def look_into(self, folder: str) -> None:
-        """Look into a folder and into those below it that are not known yet."""
+        """Search a folder and the unknown folders below it."""
         self.has_looked = True
         waiting = [folder]
         while waiting:
@@ -146,11 +146,11 @@ class _Search:
                 is_racy = time.time_ns() - status.st_ctime_ns < _RACY_NS
                 self.stamps[here] = 0 if is_racy else status.st_ctime_ns
                 waiting += self._look_at(here)
-            except OSError:  # it went away meanwhile
+            except OSError:  # removed meanwhile
                 continue
 
     def _look_at(self, folder: str) -> list[str]:
-        """Note the closed files directly in a folder; returns its folders."""
+        """Record the closed files directly in a folder; return its folders."""
         folders = []
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -2,12 +2,12 @@
 
 Where: the first process of a host builds it after it has entered its namespaces and before it starts the program.
 A host that stands by gets /opt/ml and the last binds of its program later, from `late_binds`.
-Of the machine it shows the folders that `shown_folders` names, and links on the way to what is bound.
+Of the machine it shows the folders that `shown_folders` names, and links on the way to binds.
 Order: machine, private folders, system files, /opt/ml and binds, hidden folders, the binds inside those, then hidden
-folders turn read-only and the old root is let go. Hiding covers whatever a bind may have brought to such a place; only
-what is meant to be seen there, such as an environment inside a hidden folder, comes after it.
-Every path is made canonical against the machine before the first mount: a symbolic link followed below the new root
-would lead back into the old one.
+folders turn read-only and the old root is unmounted. Hiding covers every file that a bind has brought to such a place;
+only binds that must be visible there, such as an environment inside a hidden folder, come after it. Every path is made
+canonical against the machine before the first mount: a symbolic link followed below the new root would lead back into
+the old one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def build_host_root(
     Args:
         order: the host as `program_order.host_order` describes it.
         in_user_namespace: whether this process has its rights from a user namespace.
-        users: of the programs, if they are others than this process's.
+        of the programs, if they differ from this process's user.
 
-    Takes a mount namespace from which nothing spreads.
+    Takes a mount namespace that propagates no mounts.
 
     Raises:
-        OSError: a mount was refused; the text names it. The mount namespace is then half built and of no use.
+        OSError: a mount was refused; the text names it. The mount namespace is then half built and unusable.
     """
     return _HostRoot(order, in_user_namespace=in_user_namespace, users=users).build()
 
@@ -80,7 +80,7 @@ class _HostRoot:
             key=lambda bind: str(bind["target"]).count("/"),
         )
         hidden = {os.path.realpath(folder) for folder in (*order["hidden_folders"], order["scratch_folder"])}
-        self._never_shown = sorted(hidden)  # in file systems, wherever they lie
+        self._never_shown = sorted(hidden)  # hidden also within bound file systems
         self._hidden = sorted(folder for folder in hidden if not _is_private(folder) and os.path.isdir(folder))
 
     def build(self) -> list[str]:
@@ -124,7 +124,7 @@ class _HostRoot:
         return any(is_within(str(bind["target"]), folder) for folder in self._hidden)
 
     def _make_links(self) -> None:
-        """Make the links on the way to binds and visible folders, where the machine's own are not shown."""
+        """Make the links on the way to binds and visible folders, if the machine's own links are not shown."""
         for place, text in self._links:
             target = self._new_root + place
             if not self._is_covered(place) and not os.path.lexists(target):
@@ -151,7 +151,7 @@ class _HostRoot:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
         kernel.mount("tmpfs", f"{root}/run", kind="tmpfs", flags=flags, options=f"mode=755{owned}")
         self._view.make_folder(f"{root}/run/lock", mode=_STICKY)
-        # On disk and not in memory: what training writes to /tmp would count against the host's memory limit.
+        # On disk and not in memory: files that training writes to /tmp would count against the host's memory limit.
         for name, place in (("tmp", "/tmp"), ("var-tmp", _VAR_TMP)):  # noqa: S108
             os.chmod(f"{self._scratch}/{name}", _STICKY)
             if users is not None:
@@ -161,7 +161,7 @@ class _HostRoot:
 
     def _hide(self) -> None:
         for folder in self._hidden:
-            # A folder inside one that is hidden already is gone.
+            # A folder inside a hidden folder is covered already.
             if os.path.isdir(self._new_root + folder):
                 flags = kernel.MS_NOSUID | kernel.MS_NODEV
                 kernel.mount("tmpfs", self._new_root + folder, kind="tmpfs", flags=flags, options="size=1m,mode=755")
@@ -175,7 +175,7 @@ class _HostRoot:
             os.chmod(source, 0o644)
             self._bind({"source": source, "target": os.path.realpath(path), "read_only": False, "overlay": False})
         if resolver is not None:
-            # resolv.conf is often a link into /run, which is private now.
+            # resolv.conf is often a link into /run, which is private in the host.
             path, content = resolver
             with contextlib.suppress(OSError):
                 self._view.make_folder(os.path.dirname(self._new_root + path))
@@ -199,7 +199,7 @@ class _HostRoot:
                 kernel.make_read_only(mounted)
 
     def _mount_bind(self, bind: Mapping[str, Any], source: str, target: str, *, is_folder: bool) -> bool:
-        """Mount a bind; return whether it is the source itself that is seen, and no layer or copy."""
+        """Mount a bind; return whether the target shows the source itself, and no layer or copy."""
         kept_as = bind.get("kept_as", "")
         if bind["overlay"] and is_folder:
             if self._view.overlay(source, target, is_mapped=True, kept_as=kept_as):

@@ -1,8 +1,8 @@
 """The machine's folders that make up a program's interpreter, and parts of a program that hosts do not show.
 
 Where: `wiring` binds the folders into the host and asks about the program before it starts one.
-Source: `home` of pyvenv.cfg (PEP 405) names the folder of the base interpreter's program; lines of .pth files that are
-no imports are folders (documentation of `site`).
+Source: `home` of pyvenv.cfg (PEP 405) names the folder of the base interpreter's program; lines of .pth files other
+than imports are folders (documentation of `site`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clary.agent.host.mounts.shown_folders import is_shown, shown_folders
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.contract.ml_tree import OPT_ML
 
-# Folders that every host has one of its own of (`agent.host.mounts.machine_view`).
+# Folders of which every host has its own (`agent.host.mounts.machine_view`).
 PRIVATE_TOPS = ("/tmp", "/var/tmp", "/run", "/dev", "/proc", "/sys")  # noqa: S108 - looked at, not written to
 _INTERPRETERS = ("python", "sh", "bash", "dash", "perl", "torchrun", "node", "Rscript", "julia")
 _MAX_PATH_FILES = 200
@@ -25,13 +25,13 @@ _MAX_PATH_FILES = 200
 def interpreter_binds(environment_folder: Path, python: str, *, hidden: Path | None = None) -> tuple[Bind, ...]:
     """Return the binds that show the parts of an environment outside its folder.
 
-    These are folders of whoever made the environment, a project of theirs among them (`pip install -e`), with files
-    that not everybody may read; so they keep their owners.
+    These are folders of the user who made the environment, perhaps with a project (`pip install -e`) and files that not
+    all users may read; so they keep their owners.
 
     Args:
         environment_folder: the environment's own folder.
         python: its interpreter.
-        hidden: folder that hosts hide, whatever holds it.
+        hidden: folder that hosts hide, even within a shown folder.
     """
     wanted = [*_base_folders(environment_folder), *_linked_prefix(environment_folder, python)]
     wanted += _path_folders(environment_folder)
@@ -46,14 +46,14 @@ def interpreter_binds(environment_folder: Path, python: str, *, hidden: Path | N
 
 
 def needs_overlay(environment_folder: Path, *, hidden: Path | None = None) -> bool:
-    """Whether the environment's own folder has to be bound; a system's own interpreter is shown anyhow."""
+    """Whether the environment's own folder has to be bound; a system's own interpreter is shown in any case."""
     return (environment_folder / "pyvenv.cfg").exists() or not _is_shown_anyway(environment_folder, hidden)
 
 
 def why_not_visible(processes: Sequence[ProcessSpec], sandbox: Sandbox) -> str:
-    """Return which command or script of a program lies on this machine where its host shows nothing, in words.
+    """Return a sentence on a program's command or script that exists on this machine, but not in its host.
 
-    Empty if there is none. What is on neither is for the host to report, which knows more.
+    Empty without one. The host itself reports files that exist on neither, since it knows more.
     """
     for process in processes:
         for path in _programs_of(process):
@@ -71,14 +71,14 @@ def _programs_of(process: ProcessSpec) -> Iterable[str]:
     command, *arguments = process.argv
     script = next((argument for argument in arguments if not argument.startswith("-")), "")
     if not os.path.basename(command).startswith(_INTERPRETERS):
-        script = ""  # what a command makes of its arguments is its own affair
+        script = ""  # other commands interpret their arguments themselves
     return [path for path in (command, script) if path.startswith("/")]
 
 
 def _sees(sandbox: Sandbox, path: str) -> bool:
     real = os.path.realpath(path)
     if any(is_within(path, top) for top in (*PRIVATE_TOPS, str(OPT_ML))):
-        return True  # the host's own: the machine's file is another one
+        return True  # the host has its own folder: the machine's file is a different one
     shown = shown_folders(sandbox.visible_folders, is_whole=sandbox.shows_whole_machine)
     bound = (os.path.realpath(bind.target) for bind in sandbox.binds)
     return is_shown(real, shown) or any(is_within(real, folder) for folder in bound)
@@ -95,14 +95,14 @@ def _base_folders(environment_folder: Path) -> list[Path]:
 
 
 def _linked_prefix(environment_folder: Path, python: str) -> list[Path]:
-    """Return the folders of the interpreter that a link in the environment stands for."""
+    """Return the folders of the interpreter that a link in the environment leads to."""
     if not Path(python).is_symlink() or (environment_folder / "pyvenv.cfg").exists():
         return []
     return [Path(python).resolve().parent.parent]
 
 
 def _path_folders(environment_folder: Path) -> list[Path]:
-    """Return folders of packages elsewhere that the environment's .pth files name."""
+    """Return folders of packages outside that the environment's .pth files name."""
     found: list[Path] = []
     files = sorted(environment_folder.glob("lib/python3*/site-packages/*.pth"))[:_MAX_PATH_FILES]
     for file in files:

@@ -1,8 +1,8 @@
 """A host's own /proc, /sys and /dev.
 
 Where: `host_root` mounts them into the new root while the old one can still be reached. Inside a container that hides
-parts of its own /proc the kernel refuses a new one to a user namespace; the machine's is then shown, and the returned
-sentences say so.
+parts of its own /proc the kernel refuses a new one to a user namespace; the machine's /proc is then shown, and the
+returned sentences report it.
 Source: mount_namespaces(7) on locked mounts; OCI runtime specification, "Default devices", and moby's masked paths.
 """
 
@@ -28,7 +28,7 @@ _GPU_DEVICES = (("/dev", "nvidia"), ("/dev/nvidia-caps", ""), ("/dev/dri", ""), 
 _MASKED = (
     "acpi",
     "asound",
-    "interrupts",  # the machine's own counts, which reveal when keys are typed elsewhere
+    "interrupts",  # the machine's counts, which reveal keystrokes on other terminals
     "kcore",
     "keys",
     "latency_stats",
@@ -39,8 +39,8 @@ _MASKED = (
     "timer_stats",
 )
 _READ_ONLY = ("bus", "fs", "irq", "sys")
-_OPEN_TO_ALL = ("pressure",)  # a process that writes there makes the kernel watch the whole machine
-_TERMINAL_GROUP = 5  # "tty" on every distribution; devpts gives it the terminals
+_OPEN_TO_ALL = ("pressure",)  # a process that writes there makes the kernel monitor the whole machine
+_TERMINAL_GROUP = 5  # "tty" on every distribution; devpts makes it the terminals' group
 
 
 def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
@@ -51,7 +51,7 @@ def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
     except PermissionError as error:
         kernel.mount("/proc", target, flags=kernel.MS_BIND | kernel.MS_REC)
         return [f"/proc shows the machine's processes, because a new one was refused: {error.strerror}."]
-    # Root of a user namespace has no rights to most of these files.
+    # Root of a user namespace has no access to most of these files anyway.
     for name in () if in_user_namespace else _MASKED:
         cover(f"{target}/{name}")
     for name in _OPEN_TO_ALL if in_user_namespace else (*_READ_ONLY, *_OPEN_TO_ALL):
@@ -93,7 +93,7 @@ def mount_sys(new_root: str, *, cgroup_views: Mapping[str, str]) -> None:
             place = f"{tree}/{name}".rstrip("/")
             os.makedirs(place, exist_ok=True)
             kernel.mount(folder, place, flags=kernel.MS_BIND)
-            kernel.make_read_only(place)  # kernels before 5.12 do not reach it from the top
+            kernel.make_read_only(place)  # before kernel 5.12 read-only does not propagate from the top
     kernel.make_read_only(target)
 
 
@@ -109,10 +109,10 @@ def mount_dev(
 
     Args:
         new_root: root that is being built.
-        with_gpus: whether the machine's GPU devices appear; which of them a process uses is the launcher's matter.
-        shared_memory_bytes: size limit of /dev/shm; None leaves the kernel's half of the memory.
-        in_user_namespace: whether only one user is known here.
-        users: of the programs, if they are others than this process's.
+        with_gpus: whether the machine's GPU devices appear; the launcher decides which of them a process uses.
+        shared_memory_bytes: size limit of /dev/shm; None leaves the kernel's default, half of the memory.
+        in_user_namespace: whether this user namespace maps only one user.
+        of the programs, if they differ from this process's user.
     """
     target = f"{new_root}/dev"
     owned = "" if users is None else f",uid={users.first_id},gid={users.first_id}"
@@ -125,7 +125,7 @@ def mount_dev(
         os.makedirs(os.path.dirname(place), exist_ok=True)
         status = os.stat(device)
         if users is not None and not status.st_mode & stat.S_IWOTH:
-            # Programs are not in the machine's group that may use it, such as render.
+            # Programs are not in the machine's group with access to it, such as render.
             os.mknod(place, stat.S_IFCHR | stat.S_IMODE(status.st_mode), status.st_rdev)
             users.own(place)
             continue

@@ -1,16 +1,15 @@
-"""Binds that a host gets after it is made: the ones known only with the program that it stood by for.
+"""Binds that a host gets after it is made, because they are known only with its program.
 
-Where: `host_root` shows the folders below which such binds may come; `standing_by` mounts them before anything of the
-program runs, and takes those folders away again.
+Where: `host_root` shows the folders below which such binds may come; `standing_by` mounts them before any process of
+the program runs, and unmounts those folders again.
 
 [Note: visibility of the late roots]
-They hold other jobs' data, and while a host stands by there runs an interpreter in it that has imported packages of one
-job's environment. So they lie in the mount namespace of the keeper alone. The interpreter gets a mount namespace of its
-own, from which they are taken before it executes, and which receives what the keeper mounts later (MS_SLAVE). Access
-rights would not do: the interpreter is root of the host.
-The program's own /opt/ml is such a root, and its first late bind: the agent builds it while the host stands by, for a
-program that perhaps has another environment, and would follow a link that is put there. Until then an empty folder of
-the host's own is seen in its place.
+The late roots hold other jobs' data, and a standby host runs an interpreter that has imported packages of one job's
+environment. So only the keeper's mount namespace has them. The interpreter gets a mount namespace of its own, from
+which they are unmounted before it executes, and which receives the keeper's later mounts (MS_SLAVE). Access rights
+would not suffice: the interpreter is root of the host. The program's own /opt/ml is such a root, and its first late
+bind: the agent builds it while the host stands by, for a program that may have another environment, and would follow a
+link that a process put there. Until then the host shows an empty folder of its own in its place.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str)
     Args:
         new_root: the root, while the old one can still be reached.
         roots: canonical paths on the machine.
-        scratch_folder: of the host; layers for overlays are put there.
+        scratch_folder: of the host; it holds the layers of overlays.
     """
     os.mkdir(new_root + _PLACE, _OWNER_ONLY)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -47,19 +46,19 @@ def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str)
     os.mkdir(layers)
     for source, place in ((layers, _LAYERS), *((root, _root_place(number)) for number, root in enumerate(roots))):
         os.mkdir(new_root + place, _OWNER_ONLY)
-        # A root that holds the folder of this host would show the root that is being built once more.
+        # A root that holds the folder of this host would show the root that is being built a second time.
         flags = kernel.MS_BIND if is_within(scratch_folder, source) else kernel.MS_BIND | kernel.MS_REC
         kernel.mount(source, new_root + place, flags=flags)
 
 
 def share_mounts() -> None:
-    """Let mount namespaces that leave this one receive later mounts from here."""
+    """Let mount namespaces that are split off from this one receive its later mounts."""
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SHARED)
     kernel.mount("none", _PLACE, flags=kernel.MS_REC | kernel.MS_PRIVATE)
 
 
 def leave_late_roots() -> None:
-    """Enter a mount namespace that has no late roots and receives later mounts from the one that is left."""
+    """Enter a new mount namespace that has no late roots and receives later mounts from the old one."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
     kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
@@ -68,14 +67,14 @@ def leave_late_roots() -> None:
 class LateBinds:
     """The late binds of one host: mounted for its program, and, if the roots are kept, unmounted and mounted anew.
 
-    With kept roots the keeper goes on seeing them while the program runs. The program does not: it is in the mount
-    namespace that the interpreter entered, and may not look into the keeper, which cannot be traced.
+    With kept roots the keeper still sees them while the program runs. The program does not: it is in the mount
+    namespace that the interpreter entered, and cannot look into the keeper, which cannot be traced.
 
     Args:
-        roots: as `show_late_roots` got them; without any there can be no binds.
+        roots: as passed to `show_late_roots`; without roots there can be no binds.
         keeps_roots: whether there may be another program.
         in_user_namespace: whether this process has its rights from a user namespace.
-        users: of the programs, if they are others than this process's.
+        of the programs, if they differ from this process's user.
     """
 
     def __init__(
@@ -85,28 +84,28 @@ class LateBinds:
         self._keeps_roots = keeps_roots
         self._in_user_namespace = in_user_namespace
         self._users = users
-        self._num_mounted = 0  # programs that had binds
-        self._targets: list[str] = []  # mounted now, in that order
-        self.why_final = ""  # why what was mounted cannot be taken back
+        self._num_mounted = 0  # number of programs that had binds
+        self._targets: list[str] = []  # present mounts, in order
+        self.why_final = ""  # why the mounts cannot be undone
 
     def mount(self, binds: Sequence[Mapping[str, Any]]) -> list[str]:
         """Mount `binds`; returns sentences on parts that are not isolated.
 
-        The late roots are unmounted and mounts no longer shared then, unless the roots are kept.
+        Afterwards the late roots are unmounted and mounts are no longer shared, unless the roots are kept.
 
         Args:
             binds: source, target, read_only and overlay of each; sources are canonical and lie below one of the roots.
                 One of them is the program's /opt/ml.
 
         Raises:
-            OSError: a mount was refused; the text names it. The host is of no use then.
+            OSError: a mount was refused; the text names it. The host is then unusable.
         """
         if not self._roots:
             return []
         self._num_mounted += 1
         layers = f"{_LAYERS}/{self._num_mounted}"
         os.mkdir(layers)
-        if self._keeps_roots:  # what an overlay needs of it stays with the overlay
+        if self._keeps_roots:  # an overlay holds on to its layers by itself
             kernel.mount(layers, layers, flags=kernel.MS_BIND)
         else:
             kernel.unmount(_target_of(ML_FOLDER), flags=kernel.MNT_DETACH)
@@ -125,9 +124,9 @@ class LateBinds:
         return not_isolated
 
     def unmount(self) -> None:
-        """Take the binds away again, after the last process of the program has ended; the roots must be kept.
+        """Unmount the binds, after the last process of the program has ended; the roots must be kept.
 
-        Raises: OSError: the host is of no use then.
+        Raises: OSError: the host is then unusable.
         """
         for target in reversed(self._targets):
             kernel.unmount(target, flags=kernel.MNT_DETACH)
@@ -168,7 +167,7 @@ class LateBinds:
 
 
 def place_on_roots(path: str, roots: Sequence[str]) -> str:
-    """Return where a path of the machine can be reached in a root with late roots, by whoever sees those.
+    """Return where a path of the machine can be reached in a root with late roots.
 
     Raises: ValueError: it lies below none of them.
     """
@@ -180,7 +179,7 @@ def _root_place(number: int) -> str:
 
 
 def _target_of(path: str) -> str:
-    """Return where a bind seen at `path` is mounted; links in this root may have been put by the interpreter."""
+    """Return where a bind seen at `path` is mounted; the interpreter may have put links into this root."""
     target = os.path.realpath(path)
     if is_within(target, _PLACE):
         raise OSError(f"bind at {path}: something in the host has turned the place into a link to {target}")
@@ -198,7 +197,7 @@ def _place_of(source: str, roots: Sequence[str]) -> str:
 def _read_only_copy(source: str, *, name: str, is_folder: bool) -> str:
     """Return where `source` can be reached read-only.
 
-    Namespaces that receive a mount receive it as it is made; a change to read-only afterwards they would not.
+    Other namespaces receive a mount in its first state, but not a later change to read-only.
     """
     place = f"{_PLACE}/read-only-{name}"
     with opened_mount_point("/", place, is_folder=is_folder) as target:

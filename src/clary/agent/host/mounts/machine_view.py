@@ -1,10 +1,10 @@
-"""The machine's files as a host sees them: the folders that are shown, all of them its own to change.
+"""The machine's files as a host sees them: the shown folders, all of which it may change privately.
 
 Where: `host_root` calls it first. The root is a small tmpfs, or with real root a folder of the host's own; folders on
-the way to what is shown are built anew in it, and every folder that is shown becomes an overlay of its own. Inside a
-user namespace the kernel refuses an overlay of a folder with mounts below, because those are locked to it ("failed to
-clone lowerpath"); such folders are built anew as well. Where no overlay can be made (the host's folder itself lies on
-an overlay or on NFS, or the kernel is older than 5.11) folders are bound as they are, and `shared_folders` names them.
+the way to shown folders are built anew in it, and every shown folder becomes an overlay of its own. Inside a user
+namespace the kernel refuses an overlay of a folder with mounts below, because those are locked to it ("failed to clone
+lowerpath"); such folders are built anew as well. Where no overlay can be made (the host's folder itself lies on an
+overlay or on NFS, or the kernel is older than 5.11) folders are bound as they are, and `shared_folders` names them.
 Source: kernel Documentation/filesystems/overlayfs.rst, "userxattr".
 """
 
@@ -26,8 +26,8 @@ from clary.base.beneath import Folder
 
 PRIVATE_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp")  # noqa: S108 - made anew for every host
 
-LAYERS_FOLDER = "layers"  # of a host's scratch folder
-UPPER_FOLDER = "upper"  # of a layer: what was changed
+LAYERS_FOLDER = "layers"  # in a host's scratch folder
+UPPER_FOLDER = "upper"  # in a layer: its changes
 
 _OPTION_SEPARATORS = frozenset(',:\\"')
 
@@ -37,9 +37,9 @@ class MachineView:
 
     Args:
         new_root: existing folder that becomes the host's root.
-        layers_folder: existing folder for what the program changes; not on an overlay, best on a local disk.
+        layers_folder: existing folder for the program's changes; not on an overlay, best on a local disk.
         in_user_namespace: whether mounts are made with the rights of a user namespace.
-        users: of the programs, if they are others than this process's.
+        of the programs, if they differ from this process's user.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class MachineView:
         self._shown: tuple[ShownFolder, ...] = ()
         self._rebuilt: frozenset[str] = frozenset()  # folders that must not be placed whole
         self._extended: frozenset[str] = frozenset()  # folders in which mount points have to be made
-        self.shared_folders: list[str] = []  # what the program can change on the machine itself
+        self.shared_folders: list[str] = []  # folders of the machine itself that the program can change
         self.missing_folders: list[str] = []  # mounts of the machine that could not be shown, with the reason
         self.strange_folders: list[str] = []  # system folders whose owners could not be mapped
         self.refusal = ""  # why the kernel refused the last overlay
-        self.why_strange = ""  # why it refused the last mapping
+        self.why_strange = ""  # why the kernel refused the last mapping
 
     def lay_out(self, shown: Sequence[ShownFolder], submounts: Sequence[str], *, targets: Iterable[str]) -> None:
         """Place the shown folders; `PRIVATE_FOLDERS` are left empty.
 
         Args:
-            shown: folders of the machine, those that hold others first.
+            shown: folders of the machine, parents first.
             submounts: mount points of the machine, parents first.
             targets: places at which something will be mounted, as canonical paths; their folders are made so that
                 missing ones can be created without touching the machine.
@@ -79,7 +79,7 @@ class MachineView:
                 _nearest_existing(path) for path in targets if not os.path.lexists(path) and is_shown(path, shown)
             )
             cuts = {*self._extended, *(path for path in outer if path != "/")}
-            if self._in_user_namespace or is_whole:  # nothing can be laid on an overlay, or over `/`, here
+            if self._in_user_namespace or is_whole:  # here no mount can be made on an overlay, or over `/`
                 cuts.update(seen)
                 later = []
             self._rebuilt = frozenset(folder for cut in cuts for folder in _parents(cut))
@@ -88,7 +88,7 @@ class MachineView:
         for path in sorted(set(later), key=lambda path: path.split("/")):
             try:
                 self._place_whole(path)
-            except OSError as error:  # a mount that its owner alone may enter, or one that another covers
+            except OSError as error:  # a mount that only its owner may enter, or that another mount covers
                 self.missing_folders.append(f"{path} ({error.strerror})")
 
     def overlay(
@@ -99,9 +99,9 @@ class MachineView:
         Args:
             lower: folder of the machine.
             target: mount point.
-            is_mapped: whether owners are those outside, where programs have users of their own.
-            is_system: whether what not everybody may read is left out.
-            kept_as: name of the layer for who takes it over when the host has ended.
+            is_mapped: whether owners are mapped to the programs' users, if programs have their own.
+            is_system: whether files that not all users may read are left out.
+            kept_as: name of the layer if it is taken over after the host's end.
         """
         layer = f"{self._layers_folder}/{kept_as or self._num_layers}"
         self._num_layers += 1
@@ -111,14 +111,14 @@ class MachineView:
         if not self._in_user_namespace:
             try:
                 self._fill(lower, upper, is_system=is_system)
-            except OSError as error:  # the layer lies where whiteouts cannot
+            except OSError as error:  # the layer's file system takes no whiteouts
                 self.refusal = str(error)
                 return False
         if is_mapped and self._users is not None:
             mapped = self._map(lower, f"{layer}/lower")
             if mapped and self._mount(target, lower=mapped, upper=upper, work=work, is_kept=bool(kept_as)):
                 return True
-            # The file system maps no owners, or the overlay of a kernel before 5.19.
+            # The file system maps no owners, or the kernel's overlay does not (before 5.19).
             self.why_strange = self.why_strange or self.refusal
             self.strange_folders.append(lower)
         return self._mount(target, lower=lower, upper=upper, work=work, is_kept=bool(kept_as))
@@ -133,7 +133,7 @@ class MachineView:
             if self._in_user_namespace:
                 options += ",userxattr"
             elif is_kept:
-                # Whoever takes the layer over finds whole files and folders in it, whatever this kernel's defaults are.
+                # The kept layer has to contain whole files and folders, whatever this kernel's defaults are.
                 options += ",redirect_dir=nofollow,metacopy=off"
             _mount_overlay(target, options)
         except OSError as error:
@@ -145,7 +145,7 @@ class MachineView:
         return True
 
     def _fill(self, lower: str, upper: str, *, is_system: bool) -> None:
-        # The merged folder takes mode and owner from the upper one.
+        # The merged folder takes mode and owner from the upper folder.
         content = UpperLayer(lower, upper, users=self._users)
         content.copy_folder("")
         if is_system:
@@ -155,7 +155,7 @@ class MachineView:
                 content.open_folders(folder)
 
     def bind(self, source: str, target: str) -> str:
-        """Show a file or folder of the machine itself; returns a sentence where owners could not be mapped."""
+        """Show a file or folder of the machine itself; return a sentence if owners could not be mapped."""
         if self._users is not None:
             try:
                 kernel.bind_mapped(source, target, users=self._users.namespace)
@@ -167,7 +167,7 @@ class MachineView:
         return "" if self._users is None else f"the program has there what everybody may, because {said}"
 
     def strangeness(self) -> list[str]:
-        """Return sentences on folders that programs cannot change although they should be theirs."""
+        """Return sentences on folders that programs should be able to change, but cannot."""
         if not self.strange_folders:
             return []
         return [
@@ -181,7 +181,7 @@ class MachineView:
             return
         above, name = os.path.split(path)
         self.make_folder(above)
-        # A way to it that is enough for root may be closed to the users, who make it on a mount with owners mapped.
+        # The way to it may be open to root alone, while on a mount with mapped owners the users make it.
         with Folder(os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
             make_owned(folder, name, is_folder=True, users=self._users)
         os.chmod(path, mode)
@@ -190,7 +190,7 @@ class MachineView:
         if self._in_user_namespace:
             kernel.mount("tmpfs", self._new_root, kind="tmpfs", flags=kernel.MS_NODEV, options="mode=755")
             return
-        # On disk: what programs put beside the machine's folders would count against their memory.
+        # On disk: in memory, files beside the machine's folders would count against the programs' memory.
         if self._users is not None:
             self._users.own(self._new_root)
         os.chmod(self._new_root, 0o755)  # noqa: S103 - every user of the host passes it
@@ -202,9 +202,9 @@ class MachineView:
                 self.make_folder(self._new_root + path, mode=0o700 if path == "/root" else 0o755)
 
     def _map(self, lower: str, place: str) -> str:
-        """Show `lower` at `place` with owners mapped; empty, with `why_strange` set, if that cannot be.
+        """Show `lower` at `place` with mapped owners; return an empty text, with `why_strange` set, on failure.
 
-        It goes with the old root, or with the late roots; to unmount it takes longer than to let it go with them.
+        It vanishes with the old root, or with the late roots; unmounting it alone takes longer.
         """
         assert self._users is not None
         os.mkdir(place)
@@ -254,7 +254,7 @@ class MachineView:
             except FileNotFoundError:
                 if os.path.lexists(path):
                     raise
-                # Somebody on the machine removed it meanwhile: a host that starts a moment later has none either.
+                # A process of the machine removed it meanwhile: a host that starts a moment later lacks it too.
 
     def _place_whole(self, path: str) -> None:
         target = self._new_root + path
@@ -269,7 +269,7 @@ class MachineView:
             self._bind_shared(path)
 
     def _is_system(self, path: str) -> bool:
-        """Whether a path is a system folder; mounts inside one are not."""
+        """Whether a path is a system folder; mounts inside a system folder are not."""
         return any(folder.path == path and folder.is_system for folder in self._shown)
 
     def _bind_shared(self, path: str) -> None:
@@ -285,10 +285,10 @@ class MachineView:
 
 def _mount_overlay(target: str, options: str) -> None:
     try:
-        # The layer ends with the program, so nothing of it has to reach the disk: without this the end of every host
-        # would wait for the whole disk to be flushed.
+        # The layer ends with the program, so its data need not reach the disk: without this option the end of every
+        # host would wait for a flush of the whole disk.
         kernel.mount("overlay", target, kind="overlay", options=f"{options},volatile")
-    except OSError:  # also what kernels before 5.10 say
+    except OSError:  # also on kernels before 5.10
         kernel.mount("overlay", target, kind="overlay", options=options)
 
 

@@ -1,6 +1,6 @@
-"""Which mounts of the machine a host has to see, read from /proc/self/mountinfo.
+"""The machine's mounts that a host has to see, read from /proc/self/mountinfo.
 
-Where: `host_root` needs it, because neither an overlay of `/` nor a plain bind shows what is mounted below. Pure.
+Where: `host_root` needs it, because neither an overlay of `/` nor a plain bind shows the mounts below. Pure.
 Source: proc(5), section /proc/pid/mountinfo.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# Views of the kernel, or mounts that act when touched; a host gets its own or none.
+# Views of the kernel, or automounts; a host gets its own or none.
 _KERNEL_FILE_SYSTEMS = frozenset(
     [
         "autofs",
@@ -57,7 +57,7 @@ def submounts(mountinfo: str, *, covered: Iterable[str] = ()) -> list[str]:
 
 
 def mounted_kinds(mountinfo: str) -> dict[str, str]:
-    """Return mount point -> kind of the file system that is seen there.
+    """Return mount point -> kind of its visible file system.
 
     Args:
         mountinfo: text of /proc/self/mountinfo.

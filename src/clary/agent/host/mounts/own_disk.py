@@ -1,15 +1,15 @@
-"""A disk that a host has to itself, so that it can be full while the machine's is not.
+"""A disk of one host, so that it can be full while the machine's disk is not.
 
 Where: `supervisor.wiring` makes one for hosts of rehearsals whose plan says `disk_bytes`; the service fills it
-(`engines.local.disk_faults`). Root alone may do this.
+(`engines.local.disk_faults`). Only root may do so.
 
     HOST/disk/            a tmpfs of that size, in the agent's own mount namespace
-    HOST/disk/used        one block: a tmpfs that holds nothing could not be made full
-    HOST/disk/ml/         what is seen at HOST/ml, and by the program at /opt/ml
+    HOST/disk/used        one block: an empty tmpfs could not be filled up
+    HOST/disk/ml/         seen at HOST/ml, and by the program at /opt/ml
 
-The mounts end with the last process in the namespace, so a killed agent leaves nothing. What the agent itself puts into
-the tree for the program - input data, which is large, and what Clary and the program say to each other - stays on the
-machine's disk: a program whose disk is full can still be told to stop and say why it failed.
+The mounts end with the last process in the namespace, so a killed agent leaves no mounts. Files that the agent puts
+into the tree for the program - large input data, and messages between Clary and the program - stay on the machine's
+disk: a program whose disk is full can still receive a stop notice and record its failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Resources
 from clary.contract.rehearsals import DISK_FOLDER
 
-LARGEST_SHARE = 0.5  # of the memory that is free
+LARGEST_SHARE = 0.5  # of the free memory
 _USED_BYTES = 4096
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _MIB = 1024 * 1024
@@ -34,7 +34,7 @@ _MIB = 1024 * 1024
 def enter_own_mounts() -> None:
     """Give this process, which has one thread, a mount namespace that receives the machine's later mounts.
 
-    Where: the agent's first deed. A failure is kept for `OwnDisk.mount`, which says it when somebody listens.
+    Where: the agent's first step. A failure is kept for `OwnDisk.mount`, which reports it.
     """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -47,9 +47,9 @@ def enter_own_mounts() -> None:
 
 @dataclass
 class _Mounts:
-    """Whose mounts this process sees."""
+    """The owner of the mount namespace that this process is in."""
 
-    owner_pid: int | None = None  # the process that made them its own; a child of it shares them
+    owner_pid: int | None = None  # the process that made the namespace; its children share it
     why_shared: str = "nobody made one"
 
 
@@ -74,11 +74,11 @@ class OwnDisk:
         self._mounted: list[Path] = []
 
     def mount(self, *, available_bytes: int | None) -> None:
-        """Make it; refused unless this process is in a mount namespace of its own (`enter_own_mounts`).
+        """Mount the disk; refused unless this process is in a mount namespace of its own (`enter_own_mounts`).
 
         Args:
-            available_bytes: of the machine's memory, in which the disk lies; None: unknown.
-        Raises: AgentError; what was mounted is gone then.
+            available_bytes: the machine's free memory, in which the disk lies; None if unknown.
+        Raises: AgentError; the disk is then unmounted again.
         """
         if available_bytes is not None and self._size_bytes > available_bytes * LARGEST_SHARE:
             raise AgentError(
@@ -112,7 +112,7 @@ class OwnDisk:
             ) from error
 
     def hold(self, folder: Path) -> None:
-        """Put another folder of the host, empty by now, on the disk. Raises: AgentError."""
+        """Put another folder of the host, which must be empty, on the disk. Raises: AgentError."""
         inside = self._folder / folder.name
         try:
             inside.mkdir()
@@ -127,9 +127,9 @@ class OwnDisk:
         return replace(resources, memory_bytes=resources.memory_bytes + self._size_bytes)
 
     def close(self) -> None:
-        """Unmount the disk, which discards the files on it; harmless when repeated."""
+        """Unmount the disk, which discards the files on it; a second call does nothing."""
         while self._mounted:
-            with contextlib.suppress(OSError):  # it goes with the agent, then
+            with contextlib.suppress(OSError):  # it ends with the agent
                 kernel.unmount(str(self._mounted.pop()), flags=kernel.MNT_DETACH)
 
     def _show(self, source: Path, target: Path) -> None:

@@ -1,13 +1,13 @@
-"""Which of the machine's folders a host shows, and which of those programs may change as their own.
+"""The machine's folders that a host shows, and those among them that programs may change as their own.
 
 Where: `host_root` lays them out through `machine_view`; the supervisor asks before it starts a program whose files lie
-elsewhere. Everything that is not named here, bound by the plan or made for the host alone is not there for programs.
+elsewhere. Programs see only these folders, the plan's binds and the host's own files.
 
 [Note: whose files are whose]
-Under a root service programs are root of a user namespace. In system folders, which hold what distributions ship,
-the machine's root counts as theirs, so that package managers work; what not everybody may read is left out there
-(`closed_files`). In all other folders the machine's users count as nobody: the kernel lets programs read what everybody
-may read, at every moment, whatever else appears in them.
+Under a root service programs are root of a user namespace. In system folders, which hold files of distributions, the
+machine's root counts as theirs, so that package managers work; files that not all users may read are left out there
+(`closed_files`). In all other folders the machine's users count as nobody: the kernel lets programs read only files
+that all users may read, also files that appear later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from clary.agent.host.mounts.closed_files import UNCACHED, refresh
 from clary.agent.host.mounts.mount_table import is_within
 
-# Package managers write to these; their owners inside are those outside.
+# Package managers write to these; owners inside are those outside.
 _SYSTEM_FOLDERS = (
     "/usr",
     "/bin",
@@ -38,10 +38,10 @@ _SYSTEM_FOLDERS = (
     "/var/cache/apt",
     "/var/cache/debconf",
 )
-# Software that administrators have put there for everybody.
+# Software that administrators have installed for all users.
 _SOFTWARE_FOLDERS = ("/usr/local", "/opt", "/nix/store", "/gnu/store")
-# In `_SOFTWARE_FOLDERS`: where pip and make install with a system's interpreter. Programs may add and replace files
-# in these folders and in those directly inside; files that are there stay the machine's.
+# In `_SOFTWARE_FOLDERS`: folders into which pip and make install with a system's interpreter. Programs may add and
+# replace files in these folders and in those directly inside; existing files stay the machine's.
 WRITABLE_FOLDERS = (
     "/usr/local",
     "/usr/local/lib",
@@ -79,7 +79,7 @@ def shown_folders(visible: Iterable[str], *, is_whole: bool = False) -> tuple[Sh
     """Return the folders to show, parents before the folders inside them.
 
     Args:
-        visible: folders that the settings name; those that are not there are left out.
+        visible: folders that the settings name; missing ones are left out.
         is_whole: whether `/` is shown, too.
     """
     wanted = [("/", False)] if is_whole else []
@@ -95,7 +95,7 @@ def shown_folders(visible: Iterable[str], *, is_whole: bool = False) -> tuple[Sh
 
 
 def look_at_system_folders() -> None:
-    """Scan the system folders for the hosts that start within the next seconds; takes real root."""
+    """Scan the system folders for the hosts that start within the next seconds; needs real root."""
     shown = shown_folders(())
     skipped = [folder.path for folder in shown if not folder.is_system]
     for folder in shown:

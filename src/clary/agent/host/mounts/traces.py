@@ -1,12 +1,12 @@
-"""What a program has left on its host, beside what is thrown away with its binds.
+"""Traces of a program on its host, apart from those that vanish with its binds.
 
-Where: `standing_by` asks before a host serves a second program. A look at the host is taken when everything for the
-program is mounted, and compared with one when the program's last process has ended. What has been added to folders of
-the host's own is removed, and so is everything in /tmp and /var/tmp. Any other difference is a trace, and a host with
-traces serves no other program: a change in a layer over a folder of the machine, a file or folder of the host's own that
-is gone or differs, objects of System V.
+Where: `standing_by` asks before a host serves a second program. The host's state after all mounts for the program is
+compared with its state after the program's last process has ended. New entries in folders of the host's own are
+removed, and so is everything in /tmp and /var/tmp. Any other difference is a trace, and a host with traces serves no
+other program: a change in a layer over a folder of the machine, a file or folder of the host's own that is missing or
+differs, objects of System V.
 
-A change of a file's content is seen by its inode and its change time, which no program can set.
+A change of a file's content shows in its inode and its change time, which no program can set.
 Source: overlayfs.rst, "changes go to the upper folder"; sysvipc(7); mq_overview(7).
 """
 
@@ -22,7 +22,7 @@ from clary.agent.host.mounts.mount_table import mounted_kinds
 from clary.base import beneath_trees
 from clary.base.beneath import Folder
 
-MAX_ENTRIES = 50_000  # of all folders that are compared; a look at so many takes a quarter of a second
+MAX_ENTRIES = 50_000  # in all compared folders; reading so many takes a quarter of a second
 _ROOT_FOLDER = "root"
 _OWN = ("/dev", "/dev/shm", "/dev/mqueue", "/run")  # noqa: S108
 _OWN_FILES = ("hosts", "hostname")  # below /etc
@@ -71,11 +71,11 @@ class Traces:
                 empty(folder)
         for name in _IPC_LISTS:
             with open(f"/proc/sysvipc/{name}") as file:
-                if len(file.readlines()) > 1:  # the first one names the columns
+                if len(file.readlines()) > 1:  # the first line names the columns
                     return f"objects of System V ({name})"
         for path in sorted(self._look_at_own().keys() - self._own_before.keys()):
             above, name = os.path.split(path)
-            with contextlib.suppress(FileNotFoundError), Folder.at(above) as parent:  # it went with its folder
+            with contextlib.suppress(FileNotFoundError), Folder.at(above) as parent:  # removed with its folder
                 beneath_trees.remove_tree(parent, name)
         return _difference(self._own_before, self._look_at_own()) or _difference(
             self._layers_before, self._look_at_layers()
@@ -98,12 +98,12 @@ class Traces:
         return look
 
     def _own_folders(self) -> Iterator[tuple[str, frozenset[str]]]:
-        """Yield the folders of the host's own, each with those below that are left out: other mounts."""
+        """Yield the folders of the host's own, each with the mounts below it, which are skipped."""
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
             kinds = mounted_kinds(table.read())
         mounted = frozenset(kinds)
-        # A root on disk can be reached beneath everything that is mounted in it; one in memory cannot, and one that is
-        # a layer is no folder of its own.
+        # A root on disk can be reached beneath all mounts in it; a root in memory cannot, and a root that is a layer is
+        # no folder of its own.
         yield f"{self._scratch_folder}/{_ROOT_FOLDER}", frozenset()
         if kinds.get("/") == "tmpfs":
             yield "/", mounted
@@ -113,7 +113,7 @@ class Traces:
 
 
 def _difference(before: Look, now: Look) -> str:
-    """Return the first path that one of them lacks or has otherwise; empty if there is none."""
+    """Return the first path that is missing or differs in one of them; empty if they are equal."""
     return min((path for path in now.keys() | before.keys() if now.get(path) != before.get(path)), default="")
 
 
@@ -144,5 +144,5 @@ def _add(look: Look, path: str, status: os.stat_result) -> None:
     if len(look) >= MAX_ENTRIES:
         raise OSError(f"there are more than {MAX_ENTRIES} entries to compare")
     found = (status.st_mode, status.st_uid, status.st_gid, status.st_ino)
-    # What was added to a folder, and removed again, has changed size and time of the folder; use changes a device's.
+    # Entries added and removed again change size and time of a folder; use changes those of a device.
     look[path] = (*found, status.st_size, status.st_ctime_ns) if stat.S_ISREG(status.st_mode) else found

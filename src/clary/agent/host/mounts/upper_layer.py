@@ -52,11 +52,11 @@ class UpperLayer:
     def leave_out(self, closed: Iterable[str]) -> None:
         """Hide closed paths of the lower folder: folders appear empty, files are missing or replaced."""
         for path in closed:
-            with contextlib.suppress(FileNotFoundError):  # it went away meanwhile
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 self._leave_out(path)
 
     def open_folders(self, folder: str) -> None:
-        """Let programs add and replace files in `folder` and its direct subfolders, unless others may not read them."""
+        """Let programs add and replace files in those of `folder` and its direct subfolders that all users may read."""
         with os.scandir(folder) as entries:
             names = ["", *(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))]
         for name in names:
