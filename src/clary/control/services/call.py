@@ -1,4 +1,4 @@
-"""One API call as handlers see it, and the parts of the service that they may use."""
+"""One API call, and the parts of the service that its handler may use."""
 
 from __future__ import annotations
 
@@ -30,46 +30,46 @@ class ObjectLookup(Protocol):
         """Return whether any key of the bucket starts with the prefix; False for a bucket that does not exist."""
 
     async def has_bucket(self, bucket: str) -> bool:
-        """Return whether a bucket is there."""
+        """Return whether a bucket exists."""
 
     async def make_bucket(self, bucket: str) -> None:
-        """Make a bucket unless it is there; raises ObjectStoreError."""
+        """Make a bucket unless it exists; raises ObjectStoreError."""
 
 
 class Admission(Protocol):
-    """Says before a job is stored whether it could ever run here, and how."""
+    """Decides, before a job is stored, whether it could ever run here."""
 
-    has_host_networks: bool  # whether hosts have networks of their job's own
+    has_host_networks: bool  # whether each job has a network of its own
 
     def admit(self, request: Mapping[str, Any]) -> Admitted:
-        """Return the notes on a job that Describe shows: warnings, and how this machine differs from the request.
+        """Return notes on a job for Describe: warnings, and differences of this machine from the request.
 
         Raises: WireError(ResourceLimitExceeded), WireError(ValidationException) for a job that can never run here.
         """
 
     def pending_reason(self, job: TrainingJob) -> str:
-        """Return the reason for which a job waits, or an empty string."""
+        """Return the reason why a job waits, or an empty text."""
 
 
 class WorkFolders(Protocol):
-    """Removes the folders that attempts of jobs have left behind."""
+    """Removes the folders of jobs' attempts."""
 
     async def forget(self, job_name: str) -> None:
         """Remove the work folders of a job whose hosts are released."""
 
 
 class TuningBell:
-    """Tells the loop that carries tuning jobs out which of them to look at; nobody listens in tests of handlers."""
+    """Wakes the loop of tuning jobs for one of them; without listeners, as in tests of handlers, it does nothing."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[str], None]] = []
 
     def connect(self, listener: Callable[[str], None]) -> None:
-        """Have a listener told names from now on."""
+        """Call a listener with every name from now on."""
         self._listeners.append(listener)
 
     def wake(self, name: str) -> None:
-        """Have a tuning job looked at now."""
+        """Have a tuning job handled now."""
         for listener in self._listeners:
             listener(name)
 
@@ -96,7 +96,7 @@ class Services:
     tuning: TuningBell = field(default_factory=TuningBell)
 
     async def find_job(self, name: str) -> TrainingJob | None:
-        """Return the job of a name, live or stored; None for one that does not exist."""
+        """Return the job of a name, live or stored; None if there is none."""
         return self.hub.live_job(name) or await self.store.get_job(name)
 
 
@@ -109,8 +109,8 @@ class Call:
     region: str
     access_key_id: str
     request_id: str
-    unknown_members: tuple[str, ...] = ()  # paths of what the request says and this release's model lacks
-    grants: Grants | None = None  # of the key of a job; None for the owner's, or a job's that opens everything
+    unknown_members: tuple[str, ...] = ()  # paths of the request's members that this release's model lacks
+    grants: Grants | None = None  # of a job's key; None for a key that permits everything
 
     def arn(self, resource: str) -> str:
         """Return the SageMaker ARN of `resource` in the caller's region."""

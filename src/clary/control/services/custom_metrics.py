@@ -1,10 +1,10 @@
-"""CloudWatch's PutMetricData: metrics of a training script's own, kept with its job beside all others.
+"""CloudWatch's PutMetricData: a training script's own metrics, stored with its job beside all others.
 
-Where: `dispatch` for putting; `services.metrics` reads what was put, under its own namespace and dimensions.
-A value belongs to the job whose program puts it, or to the one that the dimension TrainingJobName names; CloudWatch has
-no place of its own here. The unit is kept with the job, the last one that a metric was put with. Values stand at their
-own times whatever StorageResolution says, so that nothing finer than 60 s is lost. Sums of many values
-(StatisticValues) are taken where all of them are the same.
+Where: `dispatch` calls it; `services.metrics` reads the values under their own namespace and dimensions.
+A value belongs to the job whose program puts it, or to the job in the dimension TrainingJobName; other metrics are
+refused. The last unit of a metric is stored with the job. Values keep their own times whatever StorageResolution says,
+so that no time finer than 60 s is lost. Sums of several values (StatisticValues) are accepted only if all values are
+equal.
 Source: PutMetricData, MetricDatum (CloudWatch API reference).
 """
 
@@ -22,19 +22,19 @@ from clary.control.services.call import Call
 from clary.control.store.errors import JobNotFound
 
 JOB_DIMENSION = "TrainingJobName"
-RESERVED = ("AWS/", "/aws/sagemaker/")  # namespaces that hold what the platform measures
+RESERVED = ("AWS/", "/aws/sagemaker/")  # namespaces of the platform's own metrics
 OLDEST, NEWEST = timedelta(days=14), timedelta(hours=2)  # of a timestamp, before and after now
 RESOLUTIONS_S = (1, 60)
-NO_UNIT = "None"  # as CloudWatch calls it
-MAX_UNITS = 500  # kept with a job
-MANY_UNITS = f"PutMetricData: units of the first {MAX_UNITS} metrics are kept; those of others are told as {NO_UNIT}"
-MAX_VALUES = 15_000  # of one request, counted out; CloudWatch takes 1000 data of 150 values, each any number of times
+NO_UNIT = "None"  # CloudWatch's name for it
+MAX_UNITS = 500  # stored with a job
+MANY_UNITS = f"PutMetricData: units of the first {MAX_UNITS} metrics are kept; the others have unit {NO_UNIT}"
+MAX_VALUES = 15_000  # of one request, with repeats; CloudWatch accepts 1000 data of 150 values, each with any count
 
 
 async def put_metric_data(call: Call) -> Mapping[str, Any]:
-    """Keep values with the job that they belong to.
+    """Store values with the job that they belong to.
 
-    Raises: WireError InvalidParameterValue, MissingParameter or InvalidParameterCombination; nothing is kept then.
+    Raises: WireError InvalidParameterValue, MissingParameter or InvalidParameterCombination; then no value is stored.
     """
     params = call.params
     namespace = params["Namespace"]
@@ -78,7 +78,7 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
 
 
 async def _keep_units(call: Call, job_name: str, units: Mapping[str, str]) -> None:
-    """Store the unit of each metric with the job, unless it is stored already, as it is for most puts."""
+    """Store the unit of each metric with the job, unless it is stored already, which is the usual case."""
     job = await call.services.find_job(job_name)
     if job is not None and _with_units(job, units) is not job:
         await call.services.hub.update(job_name, lambda current: _with_units(current, units))
@@ -110,7 +110,7 @@ def stored_name(namespace: str, metric: str, dimensions: Mapping[str, str]) -> s
     Args:
         namespace: of CloudWatch.
         metric: its name there.
-        dimensions: values by names; the job's own counts as none.
+        dimensions: values by names; TrainingJobName is left out.
     """
     told = ", ".join(f"{name}={value}" for name, value in sorted(dimensions.items()) if name != JOB_DIMENSION)
     return f"{namespace}/{metric} [{told}]" if told else f"{namespace}/{metric}"

@@ -1,8 +1,8 @@
-"""ECR, as far as scripts log in to a registry before they start a job.
+"""ECR, only for scripts that log in to a registry before they start a job.
 
-There is no registry here: images are names (`engines.images`), and nothing is pulled. The token opens nothing, and its
-password says so.
-Source: GetAuthorizationToken (Amazon ECR API reference): base64 of user and password, good for twelve hours.
+There is no registry here: images are names (`engines.images`), and no image is pulled. The token permits nothing, and
+its password says so.
+Source: GetAuthorizationToken (Amazon ECR API reference): base64 of user and password, valid for twelve hours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOGIN = b"AWS:there-is-no-registry-here"
 
 
 async def get_authorization_token(call: Call) -> Mapping[str, Any]:
-    """Return a token for each registry that is named, or else for the account's own."""
+    """Return a token for each named registry, or else for the account's own."""
     accounts = call.params.get("registryIds") or [call.services.settings.account_id]
     expires_at = call.services.clock.now() + VALID
     return {

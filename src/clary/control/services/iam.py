@@ -1,6 +1,6 @@
-"""IAM, as far as clients check the execution role before they create a job.
+"""IAM, only for clients that check the execution role before they create a job.
 
-There is one account and one trust domain: whoever holds a key of the service may do everything, and says so.
+There is one account and one trust domain: a key of the service permits everything, and IAM answers accordingly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def get_role(call: Call) -> Mapping[str, Any]:
 
 
 async def list_roles(call: Call) -> Mapping[str, Any]:
-    """List the execution role; others exist once they are named, and nobody remembers their names."""
+    """List only the execution role; every other name is a role, too, but names are not stored."""
     is_wanted = call.params.get("PathPrefix", ROOT) == ROOT
     return {"Roles": [_role(call, call.services.settings.role_name)] if is_wanted else [], "IsTruncated": False}
 
@@ -47,7 +47,7 @@ def _role(call: Call, name: str) -> dict[str, Any]:
 
 
 async def simulate_principal_policy(call: Call) -> Mapping[str, Any]:
-    """Allow each action to each resource, as the service itself does."""
+    """Allow each action on each resource, as the service itself does."""
     resources = call.params.get("ResourceArns") or ["*"]
     results = [
         {"EvalActionName": action, "EvalResourceName": resource, "EvalDecision": "allowed"}
@@ -58,7 +58,7 @@ async def simulate_principal_policy(call: Call) -> Mapping[str, Any]:
 
 
 async def list_attached_role_policies(call: Call) -> Mapping[str, Any]:
-    """List the policies of a role: always an empty list, since no policy is needed."""
+    """List the policies of a role: always an empty list, since roles need no policy."""
     del call
     return {"AttachedPolicies": [], "IsTruncated": False}
 

@@ -1,4 +1,4 @@
-"""CloudWatch's metrics of instances, out of the series that hosts send.
+"""CloudWatch's metrics of instances, from the series that hosts send.
 
 Where: `services.metrics` and `services.metric_data` read these for the dimension `Host`, JOB/algo-N.
 Source: "Amazon SageMaker AI metrics in Amazon CloudWatch" (developer guide), training jobs: CPUUtilization and the
@@ -17,7 +17,7 @@ from clary.control.services.call import Call
 
 UNIT = "Percent"
 MS_PER_S = 1000
-# Metric -> pattern of its series; where several match, they are added.
+# Metric -> pattern of its series; several matching series are added.
 SERIES: Mapping[str, str] = {
     "CPUUtilization": "host/cpu_percent",
     "MemoryUtilization": "host/memory_percent",
@@ -37,7 +37,7 @@ class Statistics:
     count: float
 
     def value(self, statistic: str) -> float | None:
-        """Return a statistic by CloudWatch's name; None for one that is not kept."""
+        """Return a statistic by CloudWatch's name; None for one that is not stored."""
         known = {
             "Average": self.mean,
             "Sum": self.mean * self.count,
@@ -53,10 +53,10 @@ async def statistics_of(
 ) -> dict[int, Statistics]:
     """Return start of a period, in seconds since 1970 -> statistics of an instance metric.
 
-    Least and greatest of several GPUs are the sums of each one's: what all did at one moment is not kept for ever.
+    Least and greatest of several GPUs are the sums of each GPU's: roll-ups do not have their sum at one moment.
 
     Args:
-        call: gives the store.
+        call: has the store.
         metric: a key of `SERIES`.
         job_name: of the job.
         host: such as algo-1.

@@ -1,4 +1,4 @@
-"""Acts on a job that the AWS API and the service's own pages both offer; each reports them in its own words."""
+"""Acts on a job that both the AWS API and the service's own pages offer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clary.control.services.call import Services
 
 
 async def stop_job(services: Services, job: TrainingJob) -> TrainingJob | None:
-    """Signal a job's programs and keep its results; returns before they have ended. None for a job that is over."""
+    """Signal a job's programs and keep its results; returns before they have ended. Returns None for an ended job."""
     if job.is_terminal:
         return None
     grace_s = services.settings.stop_grace_s

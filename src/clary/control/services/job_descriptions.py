@@ -34,10 +34,10 @@ def describe(
 
     Args:
         job: the record.
-        prices: of hosts; their share for spot capacity makes billable time less than training time.
-        settings: say how often hosts measure themselves where neither request nor plan does.
-        now: for what still goes on: the hosts of a warm pool wait.
-        pending_reason: what a waiting job waits for now; replaces the stored message, which may be older.
+        prices: of hosts; the price of spot capacity makes billable time shorter than training time.
+        settings: give the interval of measurements if neither request nor plan does.
+        now: for spans that have not ended, such as the wait of a warm pool.
+        pending_reason: present reason why the job waits; replaces the stored message, which may be older.
     """
     job = readable(job)
     description: dict[str, Any] = {
@@ -74,20 +74,20 @@ def describe(
 
 
 def for_search(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a description that the structure TrainingJob has, as Search answers it."""
+    """Return the members of a description that Search's structure TrainingJob has."""
     return fit(SEARCH_SHAPE, description).document
 
 
 def readable(job: TrainingJob) -> TrainingJob:
     """Return the job with the part of its stored request that has the model's types.
 
-    Another release, or a bad disk, can have left members that this release's model lacks or types otherwise.
+    Another release, or a bad disk, may have left members that this release's model lacks, or has with other types.
     """
     return replace(job, request=fit(REQUEST_SHAPE, job.request).document)
 
 
 def unreadable_members(job: TrainingJob) -> tuple[str, ...]:
-    """Return the dotted paths of the members of a stored request that no answer can hold."""
+    """Return the dotted paths of the stored request's members that no answer can contain."""
     return fit(REQUEST_SHAPE, job.request).left_out
 
 
@@ -106,7 +106,7 @@ def _request_with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profiler(job: TrainingJob, settings: Settings) -> dict[str, Any]:
-    """Return the profiler's members of an answer; a configuration that only switches it off is left out."""
+    """Return the profiler's members of an answer; a configuration that only disables it is left out."""
     request = JobRequest(job.request)
     config = job.request.get("ProfilerConfig")
     if request.is_profiler_disabled:

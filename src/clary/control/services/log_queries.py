@@ -1,8 +1,8 @@
 """CloudWatch Logs Insights: StartQuery, GetQueryResults, StopQuery and DescribeQueries.
 
-A job sees the lines of its own streams alone, and its own queries.
+A job sees only the lines of its own streams, and its own queries.
 Source: the four operations (API reference) and "CloudWatch Logs Insights language query syntax" (user guide).
-docs/logs.md says what of the language is offered.
+docs/logs.md describes the offered part of the language.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from clary.control.wire.serializing import MEMBERS
 LANGUAGE = "CWLI"
 OWNER = "owner"
 MAX_LISTED = 1000  # DescribeQueries, maxResults
-# Later seconds are those of the year 5138: such numbers are milliseconds, which some clients send (awswrangler).
+# Larger numbers are milliseconds, which some clients send (awswrangler): as seconds they would be after 5138.
 _LAST_SECOND = 10**11
-_TOKEN_KEY = secrets.token_bytes(32)  # tokens live no longer than results, which a restart forgets
+_TOKEN_KEY = secrets.token_bytes(32)  # a restart forgets results, and their tokens with them
 
 
 async def start_query(call: Call) -> Mapping[str, Any]:
@@ -75,7 +75,7 @@ async def get_query_results(call: Call) -> Mapping[str, Any]:
     """
     query = _find(call)
     if query.status is QueryStatus.FAILED:
-        # The answer has no member for a reason, and a status alone would leave everybody guessing.
+        # The answer has no member for a reason, and the status alone does not explain the failure.
         raise _invalid(f"Query {query.query_id} has the status Failed: {query.reason}")
     asked_for = call.params.get("maxItems")
     count = MAX_ROWS if asked_for is None else asked_for
@@ -146,7 +146,7 @@ async def describe_queries(call: Call) -> Mapping[str, Any]:
 
 
 def _client(call: Call) -> str | None:
-    """Return the client whose queries the caller may read, or None for the owner: queries of all clients."""
+    """Return the client whose queries the caller may read; None for the owner, who may read all queries."""
     return None if call.grants is None else call.grants.job_id
 
 
@@ -185,7 +185,7 @@ def _check_language(params: Mapping[str, Any]) -> None:
 
 
 def _check_groups(call: Call) -> None:
-    """Raise WireError unless the one log group there is was named in one way."""
+    """Raise WireError unless the request names the only log group, in exactly one way."""
     given = [name for name in ("logGroupName", "logGroupNames", "logGroupIdentifiers") if call.params.get(name)]
     if len(given) != 1:
         raise _invalid(

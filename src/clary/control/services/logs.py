@@ -1,8 +1,8 @@
-"""CloudWatch Logs, as far as clients read training logs.
+"""CloudWatch Logs, for clients that read training logs.
 
 Source: DescribeLogGroups, DescribeLogStreams, GetLogEvents, FilterLogEvents, PutRetentionPolicy, DeleteRetentionPolicy
-(API reference), and the token rules that both SDKs rely on: a forward token always comes back, an unchanged one means
-that nothing newer stands yet.
+(API reference), and the token rules that both SDKs rely on: every answer has a forward token, and an unchanged one
+means that there are no newer lines yet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RETENTION_DAYS = (
 
 
 async def describe_log_groups(call: Call) -> Mapping[str, Any]:
-    """List the one log group there is, unless the request asks for others."""
+    """List the only log group, unless the request asks for others."""
     params = call.params
     is_wanted = (
         LOG_GROUP.startswith(params.get("logGroupNamePrefix", ""))
@@ -53,7 +53,7 @@ async def describe_log_groups(call: Call) -> Mapping[str, Any]:
 
 
 async def put_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Set the number of days that events are kept, in place of the setting's.
+    """Set the number of days for which events are kept, in place of the setting's.
 
     Raises: WireError(InvalidParameterException).
     """
@@ -67,14 +67,14 @@ async def put_retention_policy(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Drop the retention policy: the setting decides again how long events are kept."""
+    """Delete the retention policy: the setting applies again."""
     _check_group(call)
     await call.services.logs.set_retention(None)
     return {}
 
 
 async def describe_log_streams(call: Call) -> Mapping[str, Any]:
-    """List streams of the log group; a token comes back only when more streams really remain.
+    """List streams of the log group; the answer has a token only if more streams remain.
 
     Raises: WireError(InvalidParameterException).
     """
@@ -169,7 +169,7 @@ async def filter_log_events(call: Call) -> Mapping[str, Any]:
 
 
 def is_log_group(identifier: str) -> bool:
-    """Whether a name or an ARN is that of the one log group there is."""
+    """Whether a name or an ARN is that of the only log group."""
     return identifier.rpartition("log-group:")[2].removesuffix(":*") == LOG_GROUP
 
 

@@ -1,6 +1,7 @@
 """CloudWatch's GetMetricData: several metrics at once, in pages of MaxDatapoints. Expression is refused by name.
 
-Source: GetMetricData, MetricDataQuery (CloudWatch API reference). Timestamps fall unless ScanBy says otherwise.
+Source: GetMetricData, MetricDataQuery (CloudWatch API reference). Timestamps descend unless ScanBy asks for ascending
+ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_QUERIES = 500
 MAX_DATAPOINTS = 100_800  # of one answer
 STATISTICS = ("Average", "Sum", "Minimum", "Maximum", "SampleCount")
 ASCENDING = "TimestampAscending"
-_TOKEN_KEY = secrets.token_bytes(32)  # pages are asked for one after the other, by one client of one service
+_TOKEN_KEY = secrets.token_bytes(32)  # a client fetches all pages from the same service, one after the other
 
 
 async def get_metric_data(call: Call) -> Mapping[str, Any]:
@@ -52,7 +53,7 @@ async def get_metric_data(call: Call) -> Mapping[str, Any]:
 
 
 def _identity(params: Mapping[str, Any]) -> str:
-    """Return the question that a page's token belongs to: the request without its page."""
+    """Return the request without its page, as a text: a token is valid only for the same one."""
     return repr([(name, value) for name, value in sorted(params.items()) if name not in ("NextToken", "MaxDatapoints")])
 
 
@@ -67,7 +68,7 @@ def _first_point(params: Mapping[str, Any]) -> int:
 
 
 def _page(results: Sequence[dict[str, Any]], first: int, count: int) -> Iterator[dict[str, Any]]:
-    """Yield the results with the points of one page; a metric without any belongs to the first one.
+    """Yield the results with the points of one page; a metric without points is on the first page.
 
     Args:
         results: of all points.
@@ -90,12 +91,12 @@ def _require_own_account(call: Call, queries: Sequence[Mapping[str, Any]]) -> No
     for query in queries:
         if query.get("AccountId", own) != own:
             raise WireError(
-                "ValidationError", f"AccountId of query {query['Id']!r} is {query['AccountId']}: there is {own} alone."
+                "ValidationError", f"AccountId of query {query['Id']!r} is {query['AccountId']}: expected {own}."
             )
 
 
 def _metric_stat(query: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the query's MetricStat. Raises: WireError for everything that is not one that can be answered."""
+    """Return the query's MetricStat. Raises: WireError for a missing or unsupported one."""
     name = query["Id"]
     if query.get("Expression"):
         raise WireError(

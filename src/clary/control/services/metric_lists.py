@@ -1,7 +1,7 @@
 """CloudWatch's ListMetrics: the metrics of the job or host that a dimension names, or of all jobs, newest first.
 
-Source: ListMetrics, DimensionFilter (CloudWatch API reference): a filter names a dimension, with its value or without;
-RecentlyActive leaves out what has had no value for three hours.
+Source: ListMetrics, DimensionFilter (CloudWatch API reference): a filter names a dimension, with or without its value;
+RecentlyActive leaves out metrics without a value in the last three hours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.control.services.metrics import DIMENSION, HOST_DIMENSION, NAMESPACE,
 from clary.control.store.errors import BadToken
 from clary.control.store.job_queries import JobQuery
 
-JOBS_OF_PAGE = 10  # each costs a look at its record and at what its hosts have measured
+JOBS_OF_PAGE = 10  # each one takes a query of its record and of its hosts' series
 RECENT = timedelta(hours=3)
 
 
@@ -39,7 +39,7 @@ async def list_metrics(call: Call) -> Mapping[str, Any]:
 
 
 async def _jobs(call: Call) -> tuple[list[TrainingJob], str | None]:
-    """Return the job that calls or is named, or a page of all jobs and the token of the next one."""
+    """Return the calling or the named job, or a page of all jobs and the token of the next page."""
     params, store = call.params, call.services.store
     namespace = params.get("Namespace", NAMESPACE)
     own = calling_job(call) if namespace != NAMESPACE else ""
@@ -88,6 +88,6 @@ async def _put_metrics(call: Call, job_name: str, namespace: str) -> list[dict[s
 
 
 def _fits(metric: Mapping[str, Any], filters: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a metric has every dimension of the filters, with the value where one says it."""
+    """Whether a metric has every dimension of the filters, with the filter's value if it has one."""
     values = {item["Name"]: item["Value"] for item in metric["Dimensions"]}
     return all(item["Name"] in values and item.get("Value") in (None, values[item["Name"]]) for item in filters)

@@ -1,8 +1,8 @@
 """Metrics of jobs: CloudWatch's statistics.
 
 Source: GetMetricStatistics (CloudWatch); `services.metric_data` has GetMetricData, `services.metric_lists` ListMetrics.
-Namespace `/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, of what hosts measure
-(`services.instance_metrics`) and of what the service itself keeps.
+Namespace `/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, for measurements of
+hosts (`services.instance_metrics`) and metrics that the service itself stores.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ async def statistics_by_period(
     """Return the statistics of each period with values, by its start in seconds since 1970.
 
     Args:
-        call: in whose name.
+        call: names the caller.
         metric: Namespace, MetricName and Dimensions.
-        start: of the time.
-        end: of it, exclusive.
+        start: of the span.
+        end: of the span, exclusive.
         period_s: periods begin at its multiples since 1970.
-        unit: that is asked for; there is nothing in another one than the metric's own.
+        unit: requested unit; a metric has values only in its own unit.
     """
     if unit is not None and unit != await unit_of(call, metric):
         return {}
     job_name, host, name = job_of(metric), _host_name(metric), metric["MetricName"]
     namespace = metric.get("Namespace") or ""
-    if namespace != NAMESPACE:  # what scripts have put, which CloudWatch's own job dimension does not belong to
+    if namespace != NAMESPACE:  # a script's metric: its dimensions do not include the job's
         job_name, host = _job_of_put(call, metric), ""
         name = _put_name(metric)
     if job_name is None:
@@ -98,7 +98,7 @@ async def statistics_by_period(
     periods: dict[int, list[float]] = {}
     for value in await call.services.store.query_metrics(job_name, stored_name, start, end):
         if math.isnan(value.value):
-            continue  # a loss that is not a number would turn the whole period into one
+            continue  # a NaN loss would make the whole period NaN
         periods.setdefault(int(value.at.timestamp()) // period_s * period_s, []).append(value.value)
     return {
         begin: Statistics(min(numbers), max(numbers), sum(numbers) / len(numbers), float(len(numbers)))
@@ -107,7 +107,7 @@ async def statistics_by_period(
 
 
 async def unit_of(call: Call, metric: Mapping[str, Any]) -> str:
-    """Return the unit of a metric by CloudWatch's name: the one that it was put with, if a script has put it."""
+    """Return the unit of a metric by CloudWatch's name: that of the put, if a script has put the metric."""
     if (metric.get("Namespace") or "") == NAMESPACE:
         return _UNITS.get(metric["MetricName"], NO_UNIT) if _host_name(metric) else NO_UNIT
     job_name = _job_of_put(call, metric)
@@ -126,7 +126,7 @@ def _job_of_put(call: Call, metric: Mapping[str, Any]) -> str | None:
 
 
 def job_of(metric: Mapping[str, Any]) -> str | None:
-    """Return the job that the dimensions name, by itself or by one of its hosts."""
+    """Return the job that the dimensions name, directly or by one of its hosts."""
     of_host = dimension(metric, HOST_DIMENSION)
     return of_host.partition("/")[0] if of_host is not None else dimension(metric, DIMENSION)
 
@@ -137,7 +137,7 @@ def _host_name(metric: Mapping[str, Any]) -> str:
 
 
 def dimension(metric: Mapping[str, Any], name: str) -> str | None:
-    """Return the value of a dimension; None if the metric does not say it."""
+    """Return the value of a dimension; None if the metric does not have it."""
     for item in metric.get("Dimensions") or ():
         if item["Name"] == name:
             value = item.get("Value")  # ListMetrics may name a dimension without its value

@@ -1,8 +1,9 @@
 """Queries over log lines: their clients, their progress and their results.
 
-Where: `services.log_queries` answers StartQuery and its kin from here. A query looks at lines in short slices, in the
-threads of the log store. Of each client one query runs at a time, and `MAX_RUNNING` of all clients take their slices in
-turn; the others are Scheduled. Results stay in memory, bounded by number, size and age; a restart forgets them.
+Where: `services.log_queries` answers StartQuery and related operations with it. A query reads lines in short slices, in
+the threads of the log store. Each client has one running query at a time; up to `MAX_RUNNING` queries of all clients
+take their slices in turn; the other queries are Scheduled. Results stay in memory, bounded by number, size and age; a
+restart forgets them.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from clary.control.store.log_files.log_records import LogRecord
 from clary.control.store.log_files.logs import LogStore
 
 MAX_RUNNING = 4
-MAX_UNFINISHED = 100  # of all clients, as AWS has it
+MAX_UNFINISHED = 100  # of all clients, as in AWS
 MAX_UNFINISHED_PER_CLIENT = 10
 MAX_KEPT_PER_CLIENT = 50
 MAX_KEPT_CHARACTERS = 64 << 20  # of the results of all clients
 KEPT_S = 3600.0
 SLICE_S = 0.05
-WORK_S = 120.0  # the time of all slices of a query; some millions of lines a minute
-WAIT_S = 900.0  # from the start of a query to its end, whatever others do
+WORK_S = 120.0  # sum of a query's slices; they read some millions of lines a minute
+WAIT_S = 900.0  # from the start of a query to its end, waits for other queries included
 
 _log = logging.getLogger(__name__)
 
 
 class QueryStatus(StrEnum):
-    """How far a query is, as GetQueryResults spells it."""
+    """Status of a query, spelt as in GetQueryResults."""
 
     SCHEDULED = "Scheduled"
     RUNNING = "Running"
@@ -51,13 +52,13 @@ _UNFINISHED = (QueryStatus.SCHEDULED, QueryStatus.RUNNING)
 
 
 class TooManyQueries(ClaryError):
-    """A query more than are taken at once."""
+    """Error for a query beyond the limit of unfinished ones."""
 
     default_fault = Fault.USER
 
 
 class QueryNotFound(ClaryError):
-    """No query of that id that the client may see."""
+    """Error for an id without a query that the client may see."""
 
     default_fault = Fault.USER
 
@@ -70,10 +71,10 @@ class LogQuery:
     client: str
     text: str
     created_at: datetime
-    created_s: float  # the same by monotonic time: its results are kept as long as they shall whoever sets the clock
+    created_s: float  # the same by monotonic time, which decides when results are dropped
     evaluation: Evaluation
     status: QueryStatus = QueryStatus.SCHEDULED
-    reason: str = ""  # of a query that failed
+    reason: str = ""  # of a failure
     rows: list[Row] = field(default_factory=list)
     num_characters: int = 0
     duration_s: float = 0.0
@@ -81,7 +82,7 @@ class LogQuery:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the query has ended."""
         return self.status not in _UNFINISHED
 
 
@@ -91,25 +92,25 @@ class Asked:
 
     text: str
     plan: Plan
-    prefix: str  # of the streams that the client may see
+    prefix: str  # of names of the streams that the client may see
     start_ms: int
     end_ms: int
-    log: str  # what @log says
+    log: str  # value of @log
 
 
 class QueryDesk:
     """Runs queries and keeps their results.
 
     Args:
-        logs: whose lines are looked at.
-        clock: says when queries were asked, and how long ago.
+        logs: has the lines.
+        clock: for start times and ages of queries.
     """
 
     def __init__(self, logs: LogStore, clock: Clock) -> None:
         self._logs = logs
         self._clock = clock
-        self._queries: dict[str, LogQuery] = {}  # in the order in which they were asked
-        self._turns: dict[str, asyncio.Lock] = {}  # of each client with unfinished queries
+        self._queries: dict[str, LogQuery] = {}  # in the order of their starts
+        self._turns: dict[str, asyncio.Lock] = {}  # client with unfinished queries -> its lock
         self._places = asyncio.Semaphore(MAX_RUNNING)
         self._slice = asyncio.Lock()
 
@@ -137,12 +138,12 @@ class QueryDesk:
         self._queries[query.query_id] = query
         turn = self._turns.setdefault(client, asyncio.Lock())
         query.task = asyncio.create_task(self._run(query, asked, turn), name=f"log-query:{query.query_id}")
-        # Not within the task: one that is cancelled before its first step has no such moment.
+        # Not within the task: a task that is cancelled before its first step runs no code.
         query.task.add_done_callback(partial(self._ended, query))
         return query.query_id
 
     def find(self, client: str | None, query_id: str) -> LogQuery:
-        """Return a query; None as client sees the queries of all clients.
+        """Return a query; client None may see the queries of all clients.
 
         Raises: QueryNotFound.
         """
@@ -163,7 +164,7 @@ class QueryDesk:
         ]
 
     def stop(self, query: LogQuery) -> bool:
-        """End a query; return False for one that has ended already."""
+        """End a query; return False if it has ended already."""
         if query.is_finished:
             return False
         query.status = QueryStatus.CANCELLED
@@ -199,7 +200,7 @@ class QueryDesk:
             query.duration_s = self._clock.monotonic() - started_s
 
     async def _look(self, query: LogQuery, asked: Asked) -> bool:
-        """Give lines to a query; return False where its time was over before they were."""
+        """Give lines to a query; return False if its time ran out first."""
         scan = self._logs.scan(asked.prefix, start_ms=asked.start_ms, end_ms=asked.end_ms)
         evaluation = query.evaluation
 
@@ -213,16 +214,16 @@ class QueryDesk:
                 began_s = self._clock.monotonic()
                 if await self._logs.advance(scan, take, budget_s=SLICE_S):
                     return True
-                # At least a slice, whatever the clock says: a clock that stands still ends no query.
+                # At least a slice: with a clock that stands still, a query would never end.
                 worked_s += max(self._clock.monotonic() - began_s, SLICE_S)
         return False
 
     def _ended(self, query: LogQuery, task: asyncio.Task[None]) -> None:
-        """Drop the state of an ended query, and old results while all together take too much memory."""
+        """Drop the state of an ended query, and old results as long as all results take too much memory."""
         query.task = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # A defect of ours: its query must not be Running for ever.
+            # A defect of the service: the query must not stay Running for ever.
             query.status, query.reason = QueryStatus.FAILED, f"{type(error).__name__} within the service; see its log"
             _log.error("query %s of log lines failed", query.query_id, exc_info=error)
         query.evaluation.drop()

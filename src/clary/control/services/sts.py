@@ -1,7 +1,7 @@
 """STS: the caller's identity, and temporary keys.
 
 The SDKs rewrite an assumed-role ARN into the role that they pass to CreateTrainingJob, and refuse a user's ARN.
-Temporary keys open what the owner's key opens: there is one trust domain, and a role stands for all of it.
+Temporary keys permit everything that the owner's key permits: there is one trust domain, and every role has its rights.
 Source: AssumeRole, GetSessionToken (AWS STS API reference).
 """
 
@@ -20,12 +20,12 @@ SESSION_NAME = "clary"
 FORBIDDEN = 403
 ROLE_S = 3600
 SESSION_S = 12 * 3600
-# Each would restrict the key to less than the role's rights, which this service cannot enforce.
+# Each of these would restrict the key's rights, which this service cannot enforce.
 _NARROWING = ("Policy", "PolicyArns", "TokenCode", "SerialNumber")
 
 
 async def get_caller_identity(call: Call) -> Mapping[str, Any]:
-    """Say that the caller is a session of the execution role."""
+    """Answer that the caller is a session of the execution role."""
     settings = call.services.settings
     return {
         "UserId": f"AROACLARY:{SESSION_NAME}",
@@ -65,7 +65,7 @@ async def get_session_token(call: Call) -> Mapping[str, Any]:
 
 def _make_key(call: Call, default_s: int) -> dict[str, Any]:
     if call.grants is not None or call.access_key_id.startswith((PREFIX, JOB_KEY_PREFIX)):
-        # Else a key with an end could be renewed for ever.
+        # Otherwise a temporary key could be renewed for ever.
         raise _denied("Temporary keys are made for the owner's key alone: call with AWS_ACCESS_KEY_ID of `clary env`.")
     for name in _NARROWING:
         if call.params.get(name):

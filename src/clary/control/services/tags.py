@@ -53,7 +53,7 @@ async def list_tags(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_tags(call: Call) -> Mapping[str, Any]:
-    """Remove tags; keys that are not there are ignored."""
+    """Remove tags; missing keys are ignored."""
     await call.services.store.remove_tags(await _existing(call), call.params["TagKeys"])
     return {}
 

@@ -1,4 +1,4 @@
-"""How far a job's training is, as the store knows it."""
+"""Reads the progress of a job's training from the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clary.control.services.call import Services
 
 
 async def job_progress(services: Services, job: TrainingJob) -> TrainingProgress | None:
-    """Return how far the job's current attempt is; None while nothing is known."""
+    """Return the progress of the job's current attempt; None while it is unknown."""
     if not job.attempt:
         return None
     said = await services.store.training.progress_of(job.name, job.attempt)

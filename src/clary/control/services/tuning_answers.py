@@ -18,7 +18,7 @@ from clary.control.tuning.tuning_request import Definition, TuningRequest
 from clary.control.wire.fitting import fit
 
 DESCRIPTION_SHAPE = "DescribeHyperParameterTuningJobResponse"
-_NOT_TOLD = ("KeepAlivePeriodInSeconds",)  # of a ResourceConfig that the request has not: the service's own
+_NOT_TOLD = ("KeepAlivePeriodInSeconds",)  # members of ResourceConfig that the service has added to the request
 _SAME_MEMBERS = (
     "HyperParameterTuningJobName",
     "HyperParameterTuningJobConfig",
@@ -37,7 +37,7 @@ def describe_tuning_job(
     Args:
         job: the record.
         trials: of it.
-        live: training jobs of trials that are not over, by name.
+        live: training jobs of unfinished trials, by name.
         parents_best: best trial of the parents of a warm start with identical data and algorithm; None without.
     """
     request = TuningRequest(job.request)
@@ -66,9 +66,10 @@ def describe_tuning_job(
 
 
 def _told_request(request: TuningRequest) -> dict[str, Any]:
-    """Return the members of the request that are told, and two that `HyperparameterTuner.attach` of the SDK reads.
+    """Return the answer's members of the request, and two that `HyperparameterTuner.attach` of the SDK reads.
 
-    These are the hyperparameter that the service adds, and a ResourceConfig, whichever way a request names its hosts.
+    These two are the hyperparameter that the service adds, and a ResourceConfig, even if the request names its hosts
+    in another way.
     """
     told = {name: request.request[name] for name in _SAME_MEMBERS if name in request.request}
     definitions = [
@@ -114,7 +115,7 @@ def trial_summary(job: TuningJob, trial: Trial, live: TrainingJob | None) -> dic
     """Return one row of ListTrainingJobsForHyperParameterTuningJob.
 
     Args:
-        job: that the trial belongs to, or whose answer it stands in.
+        job: of the trial, or the one whose answer contains it.
         trial: the record.
         live: its training job, while that runs.
     """

@@ -1,4 +1,4 @@
-"""Descriptions of tuning jobs, with the trials that they need.
+"""Descriptions of tuning jobs, with their trials.
 
 Where: DescribeHyperParameterTuningJob and Search.
 """
@@ -29,6 +29,6 @@ async def describe_tuning(services: Services, job: TuningJob) -> dict[str, Any]:
 
 
 def live_jobs(services: Services, trials: Sequence[Trial]) -> dict[str, TrainingJob]:
-    """Return name -> training job, for trials that are not over."""
+    """Return name -> training job, for unfinished trials."""
     found = {trial.job_name: services.hub.live_job(trial.job_name) for trial in trials if not trial.is_over}
     return {name: job for name, job in found.items() if job is not None}

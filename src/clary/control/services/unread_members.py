@@ -1,7 +1,7 @@
-"""Members of requests that no handler reads, each with the reason why nothing is lost by it.
+"""Members of requests that no handler reads, each with the reason why it has no effect.
 
-Where: `docs/api.md` lists them. Members of the requests on training jobs stand in `control.jobs.members`; every other
-operation reads each of its members or has it here, and a test holds this list against handlers and models.
+Where: `docs/api.md` lists them. `control.jobs.members` has those of requests on training jobs; every other operation
+reads each of its members or lists it here, and a test compares this list with handlers and models.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UNREAD: Mapping[tuple[str, str], Mapping[str, str]] = {
         "Marker": _ONE_PAGE,
         "MaxItems": _ONE_PAGE,
     },
-    ("cloudwatch", "GetMetricData"): {"LabelOptions": "labels are told as they are sent, and have no time in them"},
+    ("cloudwatch", "GetMetricData"): {"LabelOptions": "labels are returned as sent, without times"},
     ("cloudwatch", "ListMetrics"): {"IncludeLinkedAccounts": _ONE_ACCOUNT},
     ("cloudwatch", "PutMetricData"): {
         "EntityMetricData[].Entity": "a request with EntityMetricData is refused",

@@ -242,7 +242,7 @@ async def test_a_token_of_another_question_and_another_account_are_refused(plane
             await data_of(plane, "loss", **wrong)
         assert error.value.code == "InvalidNextToken"
     query = {"Id": "q", "AccountId": "123456789012", "MetricStat": {"Metric": {}, "Period": 60, "Stat": "Sum"}}
-    with pytest.raises(WireError, match="AccountId of query 'q' is 123456789012: there is 000000000000 alone"):
+    with pytest.raises(WireError, match="AccountId of query 'q' is 123456789012: expected 000000000000"):
         await data_of(plane, MetricDataQueries=[query])
 
 

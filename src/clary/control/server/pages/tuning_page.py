@@ -9,7 +9,7 @@ The page of a tuning job has the members of its row, those of `tuning_facts.fact
 
     {"trials": [{"number", "job", "definition", "status", "state", "value", "parameters", "created_at", "started_at",
       "ended_at", "continues", "stop_reason", "failure_reason", "curve"}],
-           continues: number of the trial whose checkpoints it goes on from, or 0; curve: values of the objective, 200
+           continues: number of the trial whose checkpoints it continues, or 0; curve: values of the objective, 200
            at most
      "best_so_far": [[number of the trial, ended at, best value]],         in the order of ends; times in milliseconds
      "importance": {hyperparameter: share}, or null and "importance_why"}

@@ -39,13 +39,13 @@ async def create_trial_component(call: Call) -> Mapping[str, Any]:
 
 
 async def describe_trial_component(call: Call) -> Mapping[str, Any]:
-    """Say all that is known of a component, with its metrics in short."""
+    """Return all members of a component, with a summary of its metrics."""
     component = await job_components.find_component(call, call.params["TrialComponentName"])
     return (await describe_all(call, [component]))[0]
 
 
 async def update_trial_component(call: Call) -> Mapping[str, Any]:
-    """Change the named members; parameters and artifacts without mention keep their values."""
+    """Change the named members; other parameters and artifacts keep their values."""
     params = call.params
     component = await job_components.find_component(call, params["TrialComponentName"])
     now = call.services.clock.now()
@@ -72,7 +72,7 @@ async def update_trial_component(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_trial_component(call: Call) -> Mapping[str, Any]:
-    """Forget a component that belongs to no trial."""
+    """Delete a component that belongs to no trial."""
     with naming.api_errors():
         gone = await call.services.store.experiments.remove(Kind.COMPONENT, call.params["TrialComponentName"])
     return {"TrialComponentArn": gone.arn}
@@ -101,7 +101,7 @@ async def list_trial_components(call: Call) -> Mapping[str, Any]:
 
 
 async def describe_all(call: Call, components: Sequence[Tracked]) -> list[dict[str, Any]]:
-    """Return the members of components; a stored member wins over the one that follows from the component's job."""
+    """Return the members of components; a stored member overrides the one from the component's job."""
     metrics = await metric_summaries(call, components)
     found = []
     for thing in components:
@@ -125,7 +125,7 @@ async def _members(call: Call, thing: Tracked) -> dict[str, Any]:
         "TrialComponentArn": thing.arn,
         "DisplayName": thing.name,
         **source,
-        **{name: {} for name in MAPS},  # clients read them without asking whether they are there
+        **{name: {} for name in MAPS},  # clients expect these members
         **merged,
         **naming.times(thing),
     }

@@ -24,7 +24,7 @@ async def create_experiment(call: Call) -> Mapping[str, Any]:
 
 
 async def describe_experiment(call: Call) -> Mapping[str, Any]:
-    """Say all that is known of an experiment."""
+    """Return all members of an experiment."""
     return describe(await naming.find(call, Kind.EXPERIMENT, call.params["ExperimentName"]))
 
 
@@ -42,7 +42,7 @@ async def update_experiment(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_experiment(call: Call) -> Mapping[str, Any]:
-    """Forget an experiment that has no trials."""
+    """Delete an experiment that has no trials."""
     with naming.api_errors():
         gone = await call.services.store.experiments.remove(Kind.EXPERIMENT, call.params["ExperimentName"])
     return {"ExperimentArn": gone.arn}

@@ -1,8 +1,8 @@
 """The trial component of a training job: its name, its creation, and its members.
 
-Where: CreateTrainingJob with an ExperimentConfig makes one; for any other job it is made when somebody first asks for
-it by name. Status, times, parameters and artifacts are read from the job as it stands; when the job is deleted, what
-they were is kept.
+Where: CreateTrainingJob with an ExperimentConfig makes one; for any other job the first request
+for it by name makes it. Status, times, parameters and artifacts are read from the job's record; when the job is
+deleted, their last values are stored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_PARAMETERS = 300
 
 @dataclass(frozen=True)
 class Placing:
-    """Where a new job's component belongs."""
+    """Experiment and trial of a new job's component."""
 
     trial: str | None
     new_trial_of: str | None  # experiment that gets a trial for this job
@@ -44,7 +44,8 @@ class Placing:
 async def place(call: Call, request: Mapping[str, Any]) -> Placing | None:
     """Return where the request's ExperimentConfig puts the job; None without one.
 
-    Raises: WireError(ValidationException) for an experiment or trial that does not exist, or do not belong together.
+    Raises: WireError(ValidationException) for an experiment or trial that does not exist, or that do not belong
+    together.
     """
     config = request.get("ExperimentConfig")
     if not config:
@@ -71,13 +72,13 @@ async def place(call: Call, request: Mapping[str, Any]) -> Placing | None:
 
 
 async def create(call: Call, job: TrainingJob, placing: Placing, tags: Mapping[str, str]) -> None:
-    """Make the component of a job that was just stored; one of an earlier job of the name makes room.
+    """Make the component of a job that was just stored; it replaces that of an earlier job of the name.
 
     Args:
         call: CreateTrainingJob.
         job: as stored.
-        placing: from `place`; a trial is made if it names an experiment alone.
-        tags: of the job, which the component gets too.
+        placing: from `place`; a trial is made if it names only an experiment.
+        tags: of the job; the component gets them, too.
     Raises: WireError as `api_errors`.
     """
     store = call.services.store.experiments
@@ -86,7 +87,7 @@ async def create(call: Call, job: TrainingJob, placing: Placing, tags: Mapping[s
         if placing.new_trial_of is not None:
             trial = f"{job.name}-aws-trial"
             new_trial = naming.new_record(call, Kind.TRIAL, trial, {}, parent=placing.new_trial_of)
-            with suppress(TrackedExists):  # of an earlier job of the name
+            with suppress(TrackedExists):  # made for an earlier job of the name
                 await store.create(new_trial, {})
         document = {} if placing.display_name is None else {"DisplayName": placing.display_name}
         component = _record(call, job, document)
@@ -94,7 +95,7 @@ async def create(call: Call, job: TrainingJob, placing: Placing, tags: Mapping[s
 
 
 async def find_component(call: Call, name: str) -> Tracked:
-    """Return a component by its name or ARN; that of a job is made if need be.
+    """Return a component by its name or ARN; a job's component is made if it does not exist yet.
 
     Raises: WireError(ResourceNotFound).
     """
@@ -108,14 +109,14 @@ async def find_component(call: Call, name: str) -> Tracked:
         return await _ensure(call, job)
     if found.document.get(KEPT):
         job = await call.services.find_job(found.source.rpartition("/")[2])
-        if job is not None and job.created_at != found.created_at:  # a later job of the name
+        if job is not None and job.created_at != found.created_at:  # it is a later job of the same name
             found = _record(call, job, {})
             await store.create(found, {}, replaces=True)
     return found
 
 
 async def ensure_of_source(call: Call, source_arn: str) -> None:
-    """Create the component of the job with the ARN (in any case), unless it exists or there is no such job."""
+    """Create the component of the job with an ARN (in any case), if there is such a job and it has none."""
     store = call.services.store.experiments
     known = await store.all_of(TrackedQuery(kind=Kind.COMPONENT, source=source_arn))
     if known:
@@ -142,14 +143,14 @@ async def keep(call: Call, job: TrainingJob) -> None:
 
 
 async def job_of(call: Call, thing: Tracked) -> TrainingJob | None:
-    """Return the job that a component speaks for; None for one of its own, or of a job that was deleted."""
+    """Return the job that a component describes; None if it has no job, or the job was deleted."""
     if not thing.source or thing.document.get(KEPT):
         return None
     return await call.services.find_job(thing.source.rpartition("/")[2])
 
 
 def describe_job(job: TrainingJob) -> dict[str, Any]:
-    """Return the members of a job's component that follow from the job alone."""
+    """Return the members of a job's component that follow from the job's record."""
     job = readable(job)
     failure = "" if job.failure is None else job.failure.reason
     message = f"Status: {job.status}, secondary status: {job.secondary_status}, failure reason: {failure}."
@@ -217,7 +218,7 @@ def _parameters(request: JobRequest) -> dict[str, dict[str, Any]]:
 
 
 def _value(text: str) -> dict[str, Any]:
-    """Return a hyperparameter, which is text, as a number if it reads as one."""
+    """Return the text of a hyperparameter as a number if it is one."""
     try:
         number = float(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Artifacts, and which trial component they came from or went into.
+"""Artifacts, and the trial components that produced or used them.
 
-Source: CreateArtifact, AddAssociation and their like. An artifact's ARN ends in a digest of what it is made of, so that
-one file with one ETag is one artifact.
+Source: CreateArtifact, AddAssociation and their like. An artifact's ARN ends in a digest of its source, so that one
+file with one ETag is one artifact.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def create_artifact(call: Call) -> Mapping[str, Any]:
 
 
 async def describe_artifact(call: Call) -> Mapping[str, Any]:
-    """Say all that is known of an artifact."""
+    """Return all members of an artifact."""
     return _describe(await _artifact(call, call.params["ArtifactArn"]))
 
 
@@ -204,6 +204,6 @@ def _name_of(thing: Tracked) -> str:
 
 
 def _digest(source: Mapping[str, Any]) -> str:
-    """Return the name of the artifact that is made of a source."""
+    """Return the name of the artifact of a source."""
     types = sorted((item["SourceIdType"], item["Value"]) for item in source.get("SourceTypes") or ())
     return hashlib.sha256(json.dumps([source["SourceUri"], types]).encode()).hexdigest()[:DIGEST_LENGTH]

@@ -1,7 +1,7 @@
-"""Functions that all handlers of experiments use: they make records, errors, pages and answers.
+"""Functions for all handlers of experiments: they make records, errors, pages and answers.
 
-Source: the errors of each operation in SageMaker's model; the words `already exists` are what `sagemaker.experiments`
-looks for.
+Source: the errors of each operation in SageMaker's model; `sagemaker.experiments` looks for the words
+`already exists`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def new_record(call: Call, kind: Kind, name: str, document: Mapping[str, Any], *
     """Return a new record; `owners` are its parent and its source.
 
     Args:
-        call: gives the time, the region and the account.
+        call: has the time, the region and the account.
         kind: of the record.
-        name: as the client spells it; the ARN has it in small letters.
+        name: as the client spells it; the ARN has it in lower case.
         document: members that Describe returns.
         owners: `parent` is the name of the experiment of a trial, `source` the ARN or URI that the record stands for.
     """
@@ -80,7 +80,7 @@ async def find(call: Call, kind: Kind, name: str) -> Tracked:
     """Return a record; raises WireError(ResourceNotFound).
 
     Args:
-        call: gives the store.
+        call: has the store.
         kind: of the record.
         name: in any case.
     """
@@ -91,7 +91,7 @@ async def find(call: Call, kind: Kind, name: str) -> Tracked:
 
 
 def listing(call: Call, kind: Kind, **filters: str | None) -> TrackedQuery:
-    """Return the query of a List request; it sorts the newest first unless the request asks for another order."""
+    """Return the query of a List request; the newest come first unless the request names another order."""
     params = call.params
     return TrackedQuery(
         kind=kind,
@@ -104,7 +104,7 @@ def listing(call: Call, kind: Kind, **filters: str | None) -> TrackedQuery:
 
 
 async def page_of(call: Call, query: TrackedQuery) -> tuple[list[Tracked], dict[str, str]]:
-    """Return one page of records, and NextToken as a member of the answer where another page follows."""
+    """Return one page of records, and NextToken as a member of the answer if another page follows."""
     limit = call.params.get("MaxResults") or DEFAULT_PAGE
     with api_errors():
         found, token = await call.services.store.experiments.page(
@@ -121,13 +121,13 @@ def times(thing: Tracked) -> dict[str, Any]:
 def document_of(thing: Tracked, shape_name: str) -> dict[str, Any]:
     """Return the members of a stored document that the answer's shape has.
 
-    Another release or a bad disk may have left more in the document.
+    Another release or a bad disk may have left other members in the document.
     """
     return fit(shape_name, thing.document).document
 
 
 def only(members: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return the members that a smaller structure of the model has."""
+    """Return only the members that a smaller structure of the model has."""
     return {name: value for name, value in members.items() if name in names}
 
 

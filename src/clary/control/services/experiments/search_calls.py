@@ -1,7 +1,8 @@
 """Search over training jobs, tuning jobs, experiments, trials and trial components.
 
 Where: records are described as their Describe operations do, with tags and parents, and filtered one by one
-(`search_filters`). Where the expression names a job, component, trial or experiment outright, only those are read.
+(`search_filters`). If the expression requires the name of a job, component, trial or experiment, only that record is
+read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from clary.control.wire.fitting import fit
 
 TUNING_SHAPE = "HyperParameterTuningJobSearchEntity"
 DEFAULT_SORT = "LastModifiedTime"
-AT_ONCE = 200  # records read and looked at before others have their turn
+AT_ONCE = 200  # records that are read and filtered before other requests get a turn
 MAX_MEMBERS = 10  # components that a trial lists
 _Key = tuple[int, int, Any, str]  # whether the value is missing, number or text, the value, the name
 
@@ -39,7 +40,7 @@ _Key = tuple[int, int, Any, str]  # whether the value is missing, number or text
 class _Found:
     """One record: its name, and the members that filters read and the answer gives.
 
-    Of a training job only `key` is kept, which says that it fits: thousands of records are much to hold.
+    For a fitting training job only `key` is stored: thousands of records would need much memory.
     """
 
     name: str
@@ -48,17 +49,17 @@ class _Found:
 
 
 async def search(call: Call) -> Mapping[str, Any]:
-    """Return the page of records that an expression holds for."""
+    """Return the page of records that match an expression."""
     params = call.params
     expression = params.get("SearchExpression")
     search_filters.check(expression)
     finder = _FINDERS.get(params["Resource"])
     if finder is None or params.get("CrossAccountFilterOption") == "CrossAccount":
-        return {"Results": [], "TotalHits": {"Value": 0, "Relation": "EqualTo"}}  # there are none of it here
+        return {"Results": [], "TotalHits": {"Value": 0, "Relation": "EqualTo"}}  # no such records exist here
     member, find = finder
     check_properties(member, expression, sort_by=params.get("SortBy"), conditions=_conditions(call))
     records = await find(call, expression)
-    # On a thread: thousands of records would hold up everybody else on the loop.
+    # In a thread: thousands of records would block the event loop.
     chosen = await asyncio.to_thread(_matching, records, expression, _conditions(call))
     page, token = await asyncio.to_thread(_page, call, chosen)
     shown = await _shown_jobs(call, page) if find is _training_jobs else [item.record for item in page]
@@ -70,7 +71,7 @@ async def search(call: Call) -> Mapping[str, Any]:
 
 
 def named(expression: Mapping[str, Any] | None, path: str) -> str | None:
-    """Return the value that an expression demands of a property outright; None if it leaves it open."""
+    """Return the value that an expression requires of a property; None if it does not require one."""
     if not expression or expression.get("Operator", "And") != "And":
         return None
     for item in expression.get("Filters") or ():
@@ -96,7 +97,7 @@ def _fits(
 
 
 def _page(call: Call, chosen: Sequence[_Found]) -> tuple[list[_Found], str | None]:
-    """Return the page that the request asks for, and the token of the next."""
+    """Return the page that the request asks for, and the token of the next page."""
     params = call.params
     by = _sorted_by(call)
     descending = params.get("SortOrder", "Descending") == "Descending"
@@ -129,12 +130,12 @@ def _key(name: str, record: Mapping[str, Any], by: str) -> _Key:
 
 def _comes_after(key: _Key, after: tuple[Any, ...], *, descending: bool) -> bool:
     if key[0] != after[0]:
-        return bool(key[0] > after[0])  # what has no value comes last in both directions
+        return bool(key[0] > after[0])  # records without a value come last in both directions
     return bool(key < after if descending else key > after)
 
 
 async def _training_jobs(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
-    """Return the jobs that fit, read a few at a time."""
+    """Return the matching jobs, read a few at a time."""
     store = call.services.store
     name, status = named(expression, "TrainingJobName"), named(expression, "TrainingJobStatus")
     found: list[_Found] = []

@@ -1,8 +1,8 @@
 """Search expressions over records as the API describes them. Pure.
 
-Where: `search_calls` evaluates them; the tests hold them against an oracle.
-A property is a path of members, whatever their case: `Metrics.loss.Last`, `Tags.team`, `HyperParameters.lr`. A path may
-lead to many values, through a list: a filter holds if one of them fits. NotEquals and NotExists hold if none does.
+Where: `search_calls` evaluates them; tests compare them with an oracle.
+A property is a path of members, in any case: `Metrics.loss.Last`, `Tags.team`, `HyperParameters.lr`. A path through a
+list may lead to many values: a filter holds if one of them fits. NotEquals and NotExists hold if no value does.
 Source: Filter, NestedFilters and SearchExpression of the API reference.
 """
 
@@ -22,12 +22,12 @@ ORDERS = {
     "LessThanOrEqualTo": lambda left, right: left <= right,
 }
 PRESENCE = ("Exists", "NotExists")
-MAX_DEPTH = 5  # of expressions in expressions
+MAX_DEPTH = 5  # of nested expressions
 _PARAMETER = ({"NumberValue"}, {"StringValue"})
 
 
 def check(expression: Mapping[str, Any] | None, *, depth: int = 1) -> None:
-    """Refuse an expression that means nothing; raises WireError(ValidationException)."""
+    """Refuse an invalid expression; raises WireError(ValidationException)."""
     if expression is None:
         return
     if depth > MAX_DEPTH:
@@ -45,7 +45,7 @@ def check(expression: Mapping[str, Any] | None, *, depth: int = 1) -> None:
 
 
 def matches(record: Record, expression: Mapping[str, Any] | None) -> bool:
-    """Return whether an expression that was checked holds; one that is empty always does."""
+    """Return whether a checked expression holds; an empty one always does."""
     if not expression:
         return True
     found = [_filter_holds(record, item["Name"], item) for item in expression.get("Filters") or ()]
@@ -57,7 +57,7 @@ def matches(record: Record, expression: Mapping[str, Any] | None) -> bool:
 
 
 def is_visible(record: Record, conditions: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether VisibilityConditions leave a record in: it lacks each key, or has it with the wanted value."""
+    """Return whether VisibilityConditions show a record: for each key it has the wanted value, or lacks the key."""
     for condition in conditions:
         found = list(values_at(record, condition.get("Key", "")))
         if found and condition.get("Value", "") not in found:
@@ -84,7 +84,7 @@ def values_at(record: Record, path: str) -> Iterator[Any]:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number, or text that reads as one, as a number."""
+    """Return a number, or the number that a text contains; None for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -113,7 +113,7 @@ def _walk(value: Any, rest: str) -> Iterator[Any]:
 
 
 def _named(item: Any, rest: str) -> Any:
-    """Return a member of a list under its own name, where it has one: a tag under its key, a metric under its name."""
+    """Return a member of a list under its own name, if it has one: a tag under its key, a metric under its name."""
     if not rest or not isinstance(item, Mapping):
         return item
     if item.keys() == {"Key", "Value"}:
@@ -125,14 +125,14 @@ def _plain(value: Mapping[str, Any]) -> Any:
     """Return the one value that a small structure stands for; else the structure."""
     if value.keys() in _PARAMETER:
         return next(iter(value.values()))
-    for name in ("Last", "Value"):  # of a metric's summary; of a metric, an artifact and a tag
+    for name in ("Last", "Value"):  # `Last` of a metric's summary; `Value` of a metric, an artifact and a tag
         if name in value:
             return value[name]
     return value
 
 
 def _nested_holds(record: Record, nested: Mapping[str, Any]) -> bool:
-    """Whether one member of a list fits all filters by itself."""
+    """Whether a single member of a list fits all filters."""
     name = nested["NestedPropertyName"]
     return any(
         all(_filter_holds(member, item["Name"][len(name) + 1 :], item) for item in nested["Filters"])

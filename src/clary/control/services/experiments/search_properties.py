@@ -1,7 +1,7 @@
 """Properties that a search may name: those of the resource's structure in SearchRecord. Pure.
 
-Where: `search_calls` checks a request with this before it reads records. A filter on a property that there is not would
-find nothing, or with NotExists everything, and nobody would say why.
+Where: `search_calls` checks a request with this before it reads records. A filter on an unknown property would match no
+record, or with NotExists every record, without an error.
 Source: Filter ("You must specify a valid property for the resource"), VisibilityConditions and SearchRecord (API
 reference).
 """
@@ -15,10 +15,10 @@ from typing import Any
 from clary.base.errors import WireError
 from clary.control.wire.models import service
 
-OPEN = ("metrics",)  # of training jobs too: by names that programs choose
+OPEN = ("metrics",)  # members with names that programs choose; training jobs have it, too
 TAGS = "tags."
 MAX_SHOWN = 100  # characters of a property in a refusal
-_NAMES = ({"Key", "Value"}, {"MetricName"})  # of members of a list that stand under a name of their own
+_NAMES = ({"Key", "Value"}, {"MetricName"})  # members of items that `search_filters` finds under their own names
 
 
 def check_properties(
@@ -74,7 +74,7 @@ def _check(shape: Any, name: str, where: str) -> None:
 
 
 def _leads_somewhere(shape: Any, rest: str) -> bool:
-    """Whether records of a shape may have something at a path, in small letters."""
+    """Whether records of a shape may have a value at a path, which is in lower case."""
     if not rest or shape.type_name == "map":
         return True
     if shape.type_name == "list":

@@ -1,4 +1,4 @@
-"""Metrics of trial components in short: least, greatest, mean, standard deviation, last and count."""
+"""Summaries of trial components' metrics: least, greatest, mean, standard deviation, last and count."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from clary.control.services.call import Call
 from clary.control.store.tracking.component_metrics import Owner, Summary
 from clary.control.store.tracking.experiment_rows import Tracked
 
-KEPT = "IsKept"  # in the document of a component whose job was deleted
+KEPT = "IsKept"  # marks the document of a component whose job was deleted
 
 
 def owner_of(thing: Tracked) -> Owner:
-    """Return where the values of a component lie: with its job as long as that is there."""
+    """Return the owner of a component's values: its job as long as that exists."""
     is_of_job = bool(thing.source) and not thing.document.get(KEPT)
     return Owner(name=thing.source.rpartition("/")[2], of_job=True) if is_of_job else Owner(name=thing.key)
 
@@ -44,5 +44,5 @@ def _structure(item: Summary, *, source_arn: str) -> dict[str, Any]:
         "MetricName": item.name,
         "SourceArn": source_arn,
         "TimeStamp": item.last_at,
-        **{name: number for name, number in numbers.items() if math.isfinite(number)},  # JSON has no others
+        **{name: number for name, number in numbers.items() if math.isfinite(number)},  # JSON has no infinities or NaN
     }

@@ -26,7 +26,7 @@ async def create_trial(call: Call) -> Mapping[str, Any]:
 
 
 async def describe_trial(call: Call) -> Mapping[str, Any]:
-    """Say all that is known of a trial."""
+    """Return all members of a trial."""
     return describe(await naming.find(call, Kind.TRIAL, call.params["TrialName"]))
 
 
@@ -44,7 +44,7 @@ async def update_trial(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_trial(call: Call) -> Mapping[str, Any]:
-    """Forget a trial that has no components."""
+    """Delete a trial that has no components."""
     with naming.api_errors():
         gone = await call.services.store.experiments.remove(Kind.TRIAL, call.params["TrialName"])
     return {"TrialArn": gone.arn}
@@ -64,7 +64,7 @@ async def list_trials(call: Call) -> Mapping[str, Any]:
 
 
 async def associate_trial_component(call: Call) -> Mapping[str, Any]:
-    """Make a component belong to a trial; it may do so already."""
+    """Add a component to a trial; a repeated call does nothing."""
     component = await job_components.find_component(call, call.params["TrialComponentName"])
     now = call.services.clock.now()
     with naming.api_errors():
@@ -73,7 +73,7 @@ async def associate_trial_component(call: Call) -> Mapping[str, Any]:
 
 
 async def disassociate_trial_component(call: Call) -> Mapping[str, Any]:
-    """Take a component out of a trial; both stay."""
+    """Remove a component from a trial; both continue to exist."""
     with naming.api_errors():
         trial, component = await call.services.store.experiments.part(
             call.params["TrialName"], call.params["TrialComponentName"]

@@ -1,7 +1,7 @@
 """BatchPutMetrics and BatchGetMetrics: values that programs report for trial components, with steps.
 
-Source: sagemaker-metrics. What is put to the component of a training job is a metric of the job as well, as those of
-its metric definitions are: CloudWatch's operations and FinalMetricDataList have it.
+Source: sagemaker-metrics. Values for the component of a training job are metrics of the job as well, like those of its
+metric definitions: CloudWatch's operations and FinalMetricDataList show them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.control.store.errors import JobNotFound
 from clary.control.store.tracking.component_metrics import Summary
 from clary.control.store.tracking.experiment_rows import Kind
 
-MAX_POINTS = 1000  # of one answer to one query; the rest is cut off and the answer says so
+MAX_POINTS = 1000  # of one answer to one query; the answer says whether more were cut off
 _WIDTHS_S = {"OneMinute": 60, "FiveMinute": 300, "OneHour": 3600, "IterationNumber": None}
 _STATISTICS: Mapping[str, Callable[[Summary], float]] = {
     "Min": lambda item: item.least,
@@ -61,7 +61,7 @@ async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
 
 
 async def batch_get_metrics(call: Call) -> Mapping[str, Any]:
-    """Answer each query by itself: one that can not be answered spoils no other."""
+    """Answer each query by itself: a failing query does not affect the others."""
     return {"MetricQueryResults": [await _answer(call, query) for query in call.params["MetricQueries"]]}
 
 
@@ -85,7 +85,7 @@ async def _answer(call: Call, query: Mapping[str, Any]) -> dict[str, Any]:
         limit=MAX_POINTS,
     )
     statistic = _STATISTICS[query["MetricStat"]]
-    points = [(begin, value) for begin, item in found if math.isfinite(value := statistic(item))]  # JSON has no others
+    points = [(begin, value) for begin, item in found if math.isfinite(value := statistic(item))]  # as JSON needs
     return {
         "Status": "Truncated" if is_cut else "Complete",
         "XAxisValues": [begin for begin, _ in points],
@@ -98,11 +98,11 @@ def _refusal(message: str) -> dict[str, Any]:
 
 
 async def _job_name(call: Call, component: str) -> str | None:
-    """Return the name of the job whose component has the name, or None if it belongs to no job or does not exist."""
+    """Return the name of the job of a component; None if it does not exist, or has no job."""
     if not component.lower().endswith(job_components.SUFFIX):
         return None
     name = component[: -len(job_components.SUFFIX)]
-    if call.services.hub.live_job(name) is not None:  # the way of nearly every call
+    if call.services.hub.live_job(name) is not None:  # the usual case
         return name
     stored = await call.services.store.experiments.get(Kind.COMPONENT, component)
     if stored is None:

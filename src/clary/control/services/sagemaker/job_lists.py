@@ -17,9 +17,9 @@ SORT_KEYS = {"Name": SortBy.NAME, "CreationTime": SortBy.CREATION_TIME, "Status"
 
 
 async def list_training_jobs(call: Call) -> Mapping[str, Any]:
-    """List summaries of jobs; newest first unless asked otherwise. Raises: WireError(ValidationException)."""
+    """List summaries of jobs; newest first by default. Raises: WireError(ValidationException)."""
     params = call.params
-    # No job of this service has a training plan, or is ever seen in one of the model's other statuses.
+    # No job of this service has a training plan, or one of the model's other statuses.
     is_foreign = params.get("TrainingPlanArnEquals")
     if is_foreign or params.get("StatusEquals") not in (None, *TrainingJobStatus):
         return {"TrainingJobSummaries": []}

@@ -11,15 +11,15 @@ from clary.base.errors import WireError
 from clary.control.jobs.job_request import JobRequest
 from clary.control.wire.patterns import can_run_away, has_groups
 
-# To compile `(?i)[\0-\uffff]` takes milliseconds for each such set: a request has room for thousands.
+# Each set such as `(?i)[\0-\uffff]` takes milliseconds to compile, and a request may contain thousands.
 COMPILING_LIMIT_S = 0.5
 
 
 async def check_metrics(request: JobRequest) -> tuple[str, ...]:
     """Return warnings about patterns that capture no value or may take very long on some lines.
 
-    Patterns are never matched here: agents do that in a process of its own, with a limit. All are parsed, which finds
-    nearly all errors; they are compiled as long as that takes `COMPILING_LIMIT_S` together.
+    Patterns are never matched here: agents do that in a process of its own, with a limit. All patterns are parsed,
+    which finds nearly all errors; they are compiled until `COMPILING_LIMIT_S` have passed.
 
     Raises: WireError(ValidationException) for the first pattern that does not compile, with the place of the error.
     """
@@ -55,7 +55,7 @@ def _check(request: JobRequest) -> tuple[str, ...]:
 def _looks(regex: str, *, compiles: bool) -> tuple[bool, bool]:
     """Return whether a pattern has a group, and whether it may take very long; raises as `re.compile` does."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python's advice on sets, which changes nothing here
+        warnings.simplefilter("ignore")  # Python's warnings about sets do not matter here
         found = has_groups(regex, 0), can_run_away(regex, 0)
         if compiles:
             re.compile(regex)

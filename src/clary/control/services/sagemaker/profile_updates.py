@@ -18,10 +18,10 @@ async def follow(services: Services, job: TrainingJob, config: Mapping[str, Any]
     An update asks for no window if it disables the profiler, or has ProfilingParameters without one. An update
     that has neither member changes nothing.
 
-    A step that is over already means the next one.
+    If the requested step has passed already, the window begins at the next one.
 
     Args:
-        config: ProfilerConfig of the update; None if it says nothing.
+        config: ProfilerConfig of the update; None without one.
     Raises: WireError while another profile of the job is being taken.
     """
     if config is None or job.is_terminal:

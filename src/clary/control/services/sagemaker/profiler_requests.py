@@ -1,7 +1,7 @@
 """Checks, warnings and merging of the profiler's members in CreateTrainingJob and UpdateTrainingJob.
 
-Warnings on rules of the debugger that will end in Error stand here too, since some of them are rules of the profiler.
-Source: ProfilerConfig, ProfilerRuleConfiguration (AWS API reference): the intervals that there are, names of rules.
+Warnings on rules of the debugger that will end in Error are here, too, since some of them are rules of the profiler.
+Source: ProfilerConfig, ProfilerRuleConfiguration (AWS API reference): valid intervals, names of rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rules = Sequence[Mapping[str, Any]]
 
 
 def check_profiler(request: Mapping[str, Any]) -> None:
-    """Refuse intervals and places that do not exist, and rules of one name.
+    """Refuse invalid intervals and places, and rules of the same name.
 
     Raises: WireError(ValidationException).
     """
@@ -51,7 +51,7 @@ def check_profiler(request: Mapping[str, Any]) -> None:
 
 
 def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -> tuple[str, ...]:
-    """Return sentences on rules that will end in Error, mean others or are not evaluated, windows and an interval.
+    """Return warnings on rules that will end in Error, stand for other rules or are not evaluated, and on the profiler.
 
     Args:
         request: of the job.
@@ -80,7 +80,7 @@ def _of_debugger(request: Mapping[str, Any]) -> list[str]:
     found = []
     for plan in rule_plans(request):
         if plan.source_uri and plan.rule:
-            continue  # a class of the user's file, which nobody has read yet
+            continue  # a class of the user's file, which was not read yet
         if plan.rule in (*RULES, *MEANT, REPORT):
             found.append(
                 f"rule {plan.name}: {plan.rule} is a rule of the profiler and sees no tensors: put it "

@@ -1,6 +1,6 @@
-"""Objects that a job will fetch when its hosts start, and that are not there when it is created: said at once.
+"""Warns at a job's creation of missing objects that its hosts will fetch.
 
-Where: `training_jobs` warns of them. Input channels are refused instead, as by the real service.
+Where: `training_jobs` calls it. Missing input channels are refused instead, as by the real service.
 """
 
 from __future__ import annotations

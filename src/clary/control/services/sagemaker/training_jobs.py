@@ -36,15 +36,15 @@ from clary.control.settings import Settings
 from clary.control.store.errors import JobExists
 from clary.control.tuning.tuning_job import Trial
 
-# Members of the stored request that UpdateTrainingJob changes; of a structure, only what it names.
+# Members of the stored request that UpdateTrainingJob changes; in a structure, only the given members.
 UPDATABLE_MEMBERS = ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
 
 NOT_FOUND = "Requested resource not found."
-RELEASE_WAIT_S = 20.0  # for the hosts of a job that has just ended, before it is deleted
+RELEASE_WAIT_S = 20.0  # for the release of an ended job's hosts, before the job is deleted
 
 
 async def create_training_job(call: Call) -> Mapping[str, Any]:
-    """Check a request as a whole and store the job; nothing has started when it returns.
+    """Check a request as a whole and store the job; the job has not started when it returns.
 
     Raises: WireError(ResourceInUse).
     """
@@ -68,9 +68,9 @@ async def store_training_job(
     """Do the work of `create_training_job`, also for a trial of a tuning job.
 
     Args:
-        call: whose parameters are those of CreateTrainingJob.
-        trial: that is stored with the job; None for a job of its own.
-        tuning_job_arn: that the job names.
+        call: has the parameters of CreateTrainingJob.
+        trial: stored with the job; None for other jobs.
+        tuning_job_arn: of the trial's tuning job.
         notes: further warnings.
     Raises: WireError; TrialRefused.
     """
@@ -160,17 +160,17 @@ def _profiler_warnings(call: Call, request: Mapping[str, Any]) -> tuple[str, ...
 
 
 def _restart_rule(request: JobRequest, settings: Settings) -> RestartRule:
-    """Return how often the job is tried again: as RetryStrategy says, else only if it can go on where it was."""
+    """Return how often the job is tried again: by RetryStrategy, else only if it has checkpoints."""
     max_restarts = request.max_retries
     if max_restarts is None:
         max_restarts = settings.max_restarts if request.checkpoint_local_path is not None else 0
-    # A rank of a rehearsal is killed on purpose: what comes of it is what the rehearsal is for.
+    # A rehearsal kills ranks on purpose, to test whether the job recovers.
     includes_programs = settings.restart_programs or is_rehearsal(request.request)
     return RestartRule(max_restarts=max_restarts, includes_programs=includes_programs)
 
 
 async def describe_training_job(call: Call) -> Mapping[str, Any]:
-    """Say all that is known of a job."""
+    """Return all members of a job's description."""
     job = await find_job(call)
     reason = call.services.admission.pending_reason(job)
     services = call.services
@@ -184,7 +184,7 @@ async def describe_training_job(call: Call) -> Mapping[str, Any]:
 async def stop_training_job(call: Call) -> Mapping[str, Any]:
     """Ask a job to end; its programs are signalled and its results are kept.
 
-    Raises: WireError(ValidationException) for a job that does not exist or is over.
+    Raises: WireError(ValidationException) for a job that does not exist or has ended.
     """
     job = await find_job(call)
     if await stop_job(call.services, job) is None:
@@ -213,7 +213,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     def change(current: TrainingJob) -> TrainingJob:
         request = _updated_request(current, wanted)
         plan = current.plan
-        if plan is not None and "ProfilerConfig" in wanted:  # its hosts get it in the answer to their next report
+        if plan is not None and "ProfilerConfig" in wanted:  # hosts get the interval in the answer to their next report
             interval_s = metrics_interval_s(JobRequest(request), call.services.settings)
             plan = {**plan, "metrics_interval_s": interval_s}
         about_profiler = _profiler_warnings(call, readable(replace(current, request=request)).request)
@@ -229,7 +229,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
 
 
 def _updated_request(job: TrainingJob, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a job's request after an update; raises WireError where the job is in no state for it."""
+    """Return a job's request after an update; raises WireError if the job's state does not permit it."""
     if "ResourceConfig" in wanted and not warm_pools.can_be_updated(job):
         raise _has_no_pool(job)
     if job.is_terminal and "ResourceConfig" not in wanted:
@@ -246,7 +246,7 @@ def _updated_request(job: TrainingJob, wanted: Mapping[str, Any]) -> Mapping[str
 
 
 async def delete_training_job(call: Call) -> Mapping[str, Any]:
-    """Forget a job that is over, with its logs, dumps, rehearsals and tags; its results in S3 stay.
+    """Delete an ended job, with its logs, dumps, rehearsals and tags; its results in S3 stay.
 
     Raises: WireError(ValidationException).
     """
@@ -254,7 +254,7 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
     async with call.services.hub.deletion:
         if (await find_job(call)).created_at != job.created_at:
             raise WireError("ValidationException", NOT_FOUND)  # deleted meanwhile, and the name is in use again
-        # The record goes last: until then nobody can take the name, and a deletion that fails can be repeated.
+        # The record is deleted last: until then the name stays taken, and a failed deletion can be repeated.
         await forget_files(call.services, job.name)
         await job_components.keep(call, job)
         await call.services.hub.delete(job.name)
@@ -262,7 +262,7 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
 
 
 async def _released_job(call: Call) -> TrainingJob:
-    """Return the job once nothing of it is left on any machine; clients may delete it as soon as it says Completed."""
+    """Return the job once all its hosts are released; clients may delete it as soon as its status is Completed."""
     clock = call.services.clock
     deadline_s = clock.monotonic() + RELEASE_WAIT_S
     while True:
@@ -291,7 +291,7 @@ async def _released_job(call: Call) -> TrainingJob:
 
 
 async def find_job(call: Call) -> TrainingJob:
-    """Return the job that the call names; raises the real service's words for one that does not exist."""
+    """Return the job that the call names; raises the real service's error if it does not exist."""
     job = await call.services.find_job(call.params["TrainingJobName"])
     if job is None:
         raise WireError("ValidationException", NOT_FOUND)

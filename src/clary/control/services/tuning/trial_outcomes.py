@@ -1,4 +1,4 @@
-"""The outcome of a trial, read from its training job and from the values that it told.
+"""The outcome of a trial, from its training job and the values that this has reported.
 
 Where: `tuning_keeper` stores it when the training job has ended.
 """
@@ -14,8 +14,8 @@ from clary.control.services.call import Services
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob
 from clary.control.tuning.tuning_request import TuningRequest
 
-MOST_VALUES = 1000  # of a trial's curve
-EVER_FROM, EVER_TO = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)  # clocks of hosts may be off
+MOST_VALUES = 1000  # in a trial's curve
+EVER_FROM, EVER_TO = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)  # hosts' clocks may be wrong
 
 
 async def outcome_of(services: Services, job: TuningJob, trial: Trial, training: TrainingJob) -> TrialOutcome:
@@ -33,7 +33,7 @@ async def outcome_of(services: Services, job: TuningJob, trial: Trial, training:
     runtime_s = 0 if started_at is None or ended_at is None else max(1, round((ended_at - started_at).total_seconds()))
     has_failed = training.status is TrainingJobStatus.FAILED
     failure = training.failure if has_failed else None
-    # What a program told before it failed is nobody's best: there is no model behind it.
+    # A failed program has left no model: its values can not be the best.
     is_known = value is not None and math.isfinite(value) and not has_failed
     return TrialOutcome(
         status=training.status,
@@ -50,13 +50,13 @@ async def outcome_of(services: Services, job: TuningJob, trial: Trial, training:
 async def curve_of(
     services: Services, training: TrainingJob, metric: str, *, is_live: bool = False
 ) -> tuple[float, ...]:
-    """Return the finite values of the objective that a training job has told, in order.
+    """Return the finite values of the objective that a training job has reported, in order.
 
     Args:
         services: of the service.
         training: the record.
         metric: name of the objective.
-        is_live: whether it may tell more.
+        is_live: whether the training job still runs.
     """
     if is_live and not any(one.name == metric for one in training.final_metrics):
         return ()

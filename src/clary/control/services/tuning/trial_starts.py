@@ -1,6 +1,6 @@
 """Starts the trials of a tuning job: asks the search, and stores each with its training job.
 
-Where: `tuning_keeper` says when. Training jobs go through the same door as those of clients.
+Where: `tuning_keeper` calls it. Training jobs are created by the same function as those of clients.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class TrialStarter:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._parents: dict[str, tuple[Observation, ...]] = {}  # tuning job -> trials that it begins with
+        self._parents: dict[str, tuple[Observation, ...]] = {}  # tuning job -> trials of its parents
 
     def forget(self, name: str) -> None:
-        """Forget a tuning job that is over."""
+        """Forget an ended tuning job."""
         self._parents.pop(name, None)
 
     async def start(self, job: TuningJob, trials: Sequence[Trial], curves: Curves) -> Trial:
@@ -41,8 +41,8 @@ class TrialStarter:
 
         Args:
             job: in progress.
-            trials: all of it.
-            curves: values that its running training jobs have told.
+            trials: all its trials.
+            curves: values that its running training jobs have reported.
         Raises: TrialRefused if the store knows more than the caller; WireError if the training job can not be created.
         """
         request = TuningRequest(job.request)
@@ -60,7 +60,7 @@ class TrialStarter:
             parameters = await asyncio.to_thread(propose, question)
         first = None if going_on is None else going_on.first
         name = trial_name(job, number)
-        tags = await self._services.store.get_tags(job.arn)  # those that were added since too
+        tags = await self._services.store.get_tags(job.arn)  # with tags that were added later
         region = job.arn.split(":")[3]
         call = Call(
             services=self._services,
@@ -90,7 +90,7 @@ class TrialStarter:
         return trial
 
     async def _next_number(self, job: TuningJob, trials: Sequence[Trial]) -> int:
-        """Return the number of the next trial; one whose record was set aside has left its training job behind."""
+        """Return the number of the next trial; skip those of training jobs whose trials' records were set aside."""
         number = 1 + max((trial.number for trial in trials), default=0)
         try:
             while await self._services.find_job(trial_name(job, number)) is not None:
@@ -100,9 +100,9 @@ class TrialStarter:
         return number
 
     async def _parent_observations(self, job: TuningJob, definition: Definition) -> tuple[Observation, ...]:
-        """Return the trials of the parents of a warm start; a parent that was deleted since counts as empty.
+        """Return the trials of the parents of a warm start; a deleted parent counts as empty.
 
-        A grid has none either: each of its points has its own trial.
+        A grid gets none: each of its points has its own trial.
         """
         if TuningRequest(job.request).strategy == "Grid":
             return ()
@@ -117,13 +117,13 @@ class TrialStarter:
 def question_of(
     job: TuningJob, definition: Definition, observations: Sequence[Observation], *, number: int
 ) -> Question:
-    """Return the question that the search is asked.
+    """Return the question for the search.
 
     Args:
         job: the record.
         definition: of the training job.
-        observations: trials of it, those of parents first.
-        number: of the trial that is asked about.
+        observations: trials of this definition, those of parents first.
+        number: of the trial to propose.
     """
     return Question(
         strategy=TuningRequest(job.request).strategy,

@@ -15,7 +15,7 @@ async def stop_tuning(services: Services, job: TuningJob) -> TuningJob:
     Args:
         services: of the service.
         job: the record.
-    Raises: WireError(ValidationException) for one that is over; TuningJobNotFound for one that is gone.
+    Raises: WireError(ValidationException) for an ended one; TuningJobNotFound for a deleted one.
     """
     now = job.now(services.clock)
 

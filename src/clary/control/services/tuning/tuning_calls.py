@@ -31,7 +31,7 @@ SEED_BITS = 31
 
 
 async def create_tuning_job(call: Call) -> Mapping[str, Any]:
-    """Check a request as a whole, training jobs included, and store the tuning job; nothing has started then.
+    """Check a request as a whole, training jobs included, and store the tuning job; no trial has started then.
 
     Raises: WireError(ResourceInUse, ValidationException, ResourceLimitExceeded).
     """
@@ -70,7 +70,7 @@ async def create_tuning_job(call: Call) -> Mapping[str, Any]:
 
 
 async def describe(call: Call) -> Mapping[str, Any]:
-    """Say all that is known of a tuning job. Raises: WireError(ResourceNotFound)."""
+    """Return all members of a tuning job's description. Raises: WireError(ResourceNotFound)."""
     return await describe_tuning(call.services, await _find(call))
 
 
@@ -146,7 +146,7 @@ async def stop_tuning_job(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_tuning_job(call: Call) -> Mapping[str, Any]:
-    """Forget a tuning job that is over; its training jobs and their results stay.
+    """Delete an ended tuning job; its training jobs and their results stay.
 
     Raises: WireError(ResourceNotFound, ValidationException).
     """
@@ -173,7 +173,7 @@ async def _find(call: Call) -> TuningJob:
 
 
 async def _with_parents_metrics(call: Call, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a request whose only definition lacks metrics with those of a parent.
+    """Add a parent's metrics to a request whose only definition has none.
 
     `identical_dataset_and_algorithm_tuner` and `transfer_learning_tuner` of the SDK leave them out.
     """
@@ -198,7 +198,7 @@ async def _check_parents(call: Call, request: TuningRequest) -> None:
 
 
 def _some_point(space: Space, request: TuningRequest) -> dict[str, str]:
-    """Return hyperparameters of a trial as it may come, to try out whether its training job would be taken."""
+    """Return hyperparameters of a possible trial, to check whether its training job would be accepted."""
     strategy = request.strategy if request.strategy == "Grid" else "Random"
     return propose(Question(strategy=strategy, space=space, is_maximized=True, observations=(), seed=0, number=0))
 

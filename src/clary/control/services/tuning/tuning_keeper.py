@@ -1,8 +1,8 @@
-"""The loop that carries out tuning jobs: starts their training jobs, ends some early, notes how each ended.
+"""The loop that carries out tuning jobs: starts their training jobs, ends some early, stores each outcome.
 
-Where: one task of the service. Training jobs go through the same door as those of clients. Nothing is kept here that
-the store does not have: a trial is stored with its training job, so that a service that is killed at any moment goes
-on with the next number. Decisions are `control.tuning`'s; `trial_starts` starts trials, `trial_outcomes` reads ends.
+Where: one task of the service. Training jobs are created by the same function as those of clients. All state is in
+the store: a trial is stored with its training job, so a service that was killed at any moment continues with the next
+number. Decisions are `control.tuning`'s; `trial_starts` starts trials, `trial_outcomes` reads ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from clary.control.tuning.trial_requests import keep_alive_of, trial_name
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob, TuningStatus
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-TICK_S = 1.0  # between looks at tuning jobs in progress when nothing changes
+TICK_S = 1.0  # between looks at tuning jobs in progress without a change
 
 log = logging.getLogger(__name__)
 
@@ -52,23 +52,23 @@ class TuningKeeper:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._has_begun = False  # whether the tuning jobs of an earlier service are known
-        self._active: set[str] = set()  # names of tuning jobs in progress
-        self._due: set[str] = set()  # of those that something has changed for
-        self._judged: set[str] = set()  # of those that may end a trial by the values it tells
+        self._active: set[str] = set()  # tuning jobs in progress, by name
+        self._due: set[str] = set()  # changed ones among them
+        self._judged: set[str] = set()  # those that may stop a trial by its values
         self._changed = asyncio.Event()
         self._starter = TrialStarter(services)
-        self._curves: dict[str, tuple[float, ...]] = {}  # training job that runs -> values that it was judged by
+        self._curves: dict[str, tuple[float, ...]] = {}  # running training job -> last judged values
         services.hub.listen(self._note)
         services.tuning.connect(self.wake)
 
     def wake(self, name: str) -> None:
-        """Have a tuning job looked at now: it was created, or is to stop."""
+        """Have a tuning job handled now: it was created, or has to stop."""
         self._active.add(name)
         self._due.add(name)
         self._changed.set()
 
     def wake_all(self) -> None:
-        """Have every tuning job in progress looked at: time has passed."""
+        """Have every tuning job in progress handled, since time has passed."""
         self._due |= self._active
 
     async def run(self) -> None:
@@ -82,29 +82,29 @@ class TuningKeeper:
                 self.wake_all()
 
     async def look_at_due(self) -> None:
-        """Look at the tuning jobs for which something has changed; the first time at all that are not over."""
+        """Handle the changed tuning jobs; the first time, all unfinished ones."""
         try:
             if not self._has_begun:
                 for job in await self._services.store.tuning.unfinished():
-                    if job.anchor is None or not job.anchor.holds:  # the machine was started again
+                    if job.anchor is None or not job.anchor.holds:  # the machine was rebooted
                         await self._services.store.tuning.change(job.name, self._anchored)
                     self.wake(job.name)
                 self._has_begun = True
-        except Exception:  # boundary: a database that is away comes back
+        except Exception:  # boundary: the database may be unavailable for a while
             log.exception("tuning jobs could not be read; the next look tries again")
         self._changed.clear()
         due, self._due = sorted(self._due & self._active), set()
         for name in due:
             try:
                 await self._look_at(name)
-            except Exception:  # boundary: one tuning job must not keep the others from theirs
+            except Exception:  # boundary: one tuning job's failure must not affect the others
                 log.exception("tuning job %s: this look failed; the next one tries again", name)
 
     def _anchored(self, job: TuningJob) -> TuningJob:
         return replace(job, anchor=ClockAnchor.lay(self._services.clock, not_before=job.modified_at))
 
     def _note(self, before: TrainingJob | None, job: TrainingJob) -> None:
-        """Have a tuning job looked at of which a training job has ended, or has told a value that it is judged by."""
+        """Have a tuning job handled if one of its training jobs has ended, or reported a value for early stopping."""
         if not job.tuning_job_arn:
             return
         name = job.tuning_job_arn.rpartition("/")[2]
@@ -132,7 +132,7 @@ class TuningKeeper:
             await self._end(job, trials)
 
     async def _with_outcome(self, job: TuningJob, trial: Trial) -> Trial:
-        """Return a trial with its outcome, which is stored first, if its training job has ended."""
+        """Return a trial; if its training job has ended, store its outcome and return the trial with it."""
         if trial.is_over:
             return trial
         services = self._services
@@ -171,7 +171,7 @@ class TuningKeeper:
         return await self._services.store.tuning.change(job.name, change)
 
     async def _end(self, job: TuningJob, trials: Sequence[Trial]) -> None:
-        """Stop running trials, if the end asks for it; once all have ended give their hosts back and set the status."""
+        """Stop running trials if the kind of end requires it; once all have ended, release hosts and set the status."""
         running = [trial for trial in trials if not trial.is_over]
         if job.stops_running:
             for trial in running:
@@ -196,10 +196,10 @@ class TuningKeeper:
         self._starter.forget(name)
 
     async def _give_hosts_back(self, job: TuningJob, trials: Sequence[Trial]) -> None:
-        """Let the hosts that wait for a next trial go, unless the request itself has them wait.
+        """Release the hosts that wait for a next trial, unless the request itself keeps them.
 
-        Their keep-alive period ends, so that the reconciler takes them back, which knows whether another job has just
-        taken them over.
+        This ends their keep-alive period; the reconciler, which knows whether another job has just taken them over,
+        then takes them back.
         """
         request = TuningRequest(job.request)
         waiting = {one.name for one in request.definitions if keep_alive_of(one) is not None}
@@ -211,7 +211,7 @@ class TuningKeeper:
                 await self._services.hub.update(training.name, _without_keep_alive)
 
     async def _stop_hopeless(self, job: TuningJob, trials: Sequence[Trial]) -> None:
-        """Stop the trials that early stopping or Hyperband gives up."""
+        """Stop trials by early stopping or Hyperband."""
         request = TuningRequest(job.request)
         is_hyperband = request.strategy == "Hyperband"
         if not is_hyperband and not request.stops_early:
@@ -220,7 +220,7 @@ class TuningKeeper:
         for trial in trials:
             if trial.is_over:
                 continue
-            if trial.stop_reason:  # by a service that may have been killed before it stopped the training job
+            if trial.stop_reason:  # the last service may have been killed before it stopped the training job
                 await self._stop(trial, trial.stop_reason)
                 continue
             training = self._services.hub.live_job(trial.job_name)
@@ -229,7 +229,7 @@ class TuningKeeper:
             definition = request.definition(trial.definition)
             curve = await curve_of(self._services, training, definition.objective.metric, is_live=True)
             if len(curve) <= len(self._curves.get(trial.job_name, ())):
-                continue  # nothing new since it was judged last
+                continue  # no new value since the last judgement
             if why := await self._why_hopeless(job, definition, trial, trials, curve):
                 await self._stop(trial, why)
             self._curves[trial.job_name] = curve
@@ -258,19 +258,19 @@ class TuningKeeper:
         training = self._services.hub.live_job(trial.job_name)
         if training is None or training.is_terminal or training.end_cause is not None:
             return
-        if not trial.stop_reason:  # first: a service that is killed in between still says why it was stopped
+        if not trial.stop_reason:  # first, so that the reason is stored if the service is killed in between
             await self._services.store.tuning.put_trial(replace(trial, stop_reason=why))
         log.info("training job %s: %s", trial.job_name, why)
         await stop_job(self._services, training)
 
     async def _start_trials(self, job: TuningJob, trials: Sequence[Trial], number: int) -> None:
-        """Start so many trials, or end the tuning job if one can not be created."""
+        """Start this number of trials, or end the tuning job if one can not be created."""
         known = list(trials)
         for _ in range(number):
             try:
                 known.append(await self._starter.start(job, known, self._curves))
             except TrialRefused:
-                self.wake(job.name)  # the store knows more than this look: the next one reads it anew
+                self.wake(job.name)  # the store has changed since this look: the next one reads it anew
                 return
             except WireError as error:
                 name = trial_name(job, 1 + max((trial.number for trial in known), default=0))
@@ -281,7 +281,7 @@ class TuningKeeper:
 
 
 def _without_keep_alive(training: TrainingJob) -> TrainingJob:
-    """Return an ended training job whose hosts wait no longer for another one."""
+    """Return an ended training job whose hosts do not wait for another one any more."""
     if not warm_pools.is_available(training):
         return training
     resources = {**training.request["ResourceConfig"], "KeepAlivePeriodInSeconds": 0}
