@@ -1,6 +1,6 @@
-"""A model whose modules lie on pipeline ranks: this rank's part, and the replication of its parameters.
+"""A model whose modules lie on pipeline ranks: this rank's part, and the replicas of its parameters.
 
-Where: what `DistributedModel` is, once the first step, or its constructor, has placed modules.
+Where: base of `DistributedModel`, whose constructor or first step places the modules.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ class PlacedModel(torch.nn.Module):
     """Names and owners of the modules of a model.
 
     Args:
-        module: the model that is wrapped.
+        module: the wrapped model.
     """
 
     def __init__(self, module: torch.nn.Module, runtime: Runtime) -> None:
         super().__init__()
-        self._modules["module"] = module  # under this name: it is in the names of parameters
+        self._modules["module"] = module  # the attribute's name is part of names of parameters
         self._runtime = runtime
         self._owners: dict[str, int] = {}
         self.partitioned = False
 
     @property
     def inner(self) -> torch.nn.Module:
-        """The model that is wrapped."""
+        """The wrapped model."""
         found = self._modules["module"]
         assert found is not None
         return found
 
     @property
     def module(self) -> Any:
-        """The model that is wrapped, inside the attributes through which scripts for older versions reach it."""
+        """The wrapped model, inside the attributes through which scripts for older versions reach it."""
         return LayerAround(self.inner)
 
     @property
@@ -97,7 +97,7 @@ class PlacedModel(torch.nn.Module):
                 yield module
 
     def virtual_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield the same as `named_parameters`: no parameter is virtual here."""
+        """Yield the items of `named_parameters`: no parameter is virtual here."""
         yield from self.named_parameters()
 
     # Tensor parallelism.
@@ -119,11 +119,11 @@ class PlacedModel(torch.nn.Module):
         return False
 
     def is_scaled_batch_parameter(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether a parameter sees the batch of its whole tensor group, so that it is averaged over rdp alone."""
+        """Whether a parameter sees the batch of its whole tensor group, so that it is averaged only over rdp."""
         return id(parameter) in self._parameters_of_groups()
 
     def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
-        """Whether a buffer is one of a distributed module, which sees the batch of its whole tensor group.
+        """Whether a buffer belongs to a distributed module, which sees the batch of its whole tensor group.
 
         Args:
             buffer: of any shape.
@@ -139,7 +139,7 @@ class PlacedModel(torch.nn.Module):
         return ((name, one) for name, one, along in self._parameters_and_axes() if along is Along.RDP)
 
     def _parameters_and_axes(self) -> Iterator[tuple[str, torch.nn.Parameter, Along]]:
-        """Yield this rank's parameters, and over which ranks each is replicated."""
+        """Yield this rank's parameters, each with the ranks over which it is replicated."""
         of_groups = self._parameters_of_groups()
         for name, parameter in self.local_named_parameters():
             yield name, parameter, Along.RDP if id(parameter) in of_groups else Along.DP
@@ -155,7 +155,7 @@ class PlacedModel(torch.nn.Module):
         return {name: parameter for name, parameter in self.inner.named_parameters() if id(parameter) in own}
 
     def _parameters_of_groups(self) -> set[int]:
-        """Return the ids of parameters that are averaged over rdp alone."""
+        """Return the ids of parameters that are averaged only over rdp."""
         has_one_batch = self._runtime.configuration.prescaled_batch
         return {
             id(parameter)

@@ -1,6 +1,6 @@
-"""A model whose replicas average gradients: it follows their arrival, and reduces them, also by a hook.
+"""A model whose replicas average gradients: it tracks their arrival, and reduces them, also by a hook.
 
-Where: what `DistributedModel` is; the optimizer asks it whether gradients are reduced before it steps.
+Where: base of `DistributedModel`; before a step the optimizer has it reduce gradients.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from clary.train.parallel.runtime import Runtime
 from clary.train.parallel.stateful_model import StatefulModel
 from clary.train.parallel.step import microbatch
 
-# The backward pass that runs was begun by `DistributedModel.backward`, which has divided already.
+# Whether `DistributedModel.backward`, which divides the seeds itself, began the running backward pass.
 _is_seeded: ContextVar[bool] = ContextVar("clary_is_seeded", default=False)
 
 
 class ReducingModel(StatefulModel):
-    """Follows the gradients of steps and reduces them.
+    """Tracks the gradients of steps and reduces them.
 
     Args:
-        module: the model that is wrapped.
+        module: the wrapped model.
         averages: whether gradients of a step are the mean over its microbatches.
         passes_per_step: steps with a backward pass between two reductions.
-        bucket_bytes: of gradients that travel together.
-        overlaps: whether they travel while the backward pass goes on.
+        bucket_bytes: bytes of gradients that are sent together. overlaps: whether they are sent during the backward
+            pass.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class ReducingModel(StatefulModel):
         self._averages, self._passes_per_step = averages, passes_per_step
         self._bucket_bytes, self._overlaps = bucket_bytes, overlaps
         self._num_passes = 0  # since the last reduction
-        self._has_gradients = False  # of this step; set as they come
-        self._is_dirty = False  # gradients have come since the last reduction
+        self._has_gradients = False  # passes of this step; set as they begin
+        self._is_dirty = False  # whether gradients have arrived since the last reduction
         self._is_in_step = False
-        # Of the step that runs, and of all since the optimizer's last: whether the model was called for training, and
-        # whether a backward pass has begun. One without the other is a mistake that nobody would see.
+        # For the running step, and for all since the optimizer's last step: whether the model was called for training,
+        # and whether a backward pass has begun. One without the other is a silent mistake.
         self._goes = Passes()
         self._has_gone = Passes()
         self._reducer: GradientReducer | None = None
         self._ordered: OrderedSums | None = None
-        self._hook_handles: list[Any] = []  # on parameters
-        self._watched: Watched | None = None  # once modules have their ranks
+        self._hook_handles: list[Any] = []  # hooks on parameters
+        self._watched: Watched | None = None  # set once modules have their ranks
         self._communication_hook: CommunicationHook | None = None
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
@@ -76,7 +76,7 @@ class ReducingModel(StatefulModel):
             hook: takes a bucket (`buffer()`, `gradients()`, `parameters()`, `index()`, `is_last()`), whose gradients
                 are not divided; returns a future of the means. Called in the order of buckets, on all replicas alike.
 
-        Raises: RuntimeError if there is a hook; ValueError where the optimizer reduces gradients to shards.
+        Raises: RuntimeError if there is a hook; ValueError if the optimizer reduces gradients to shards.
         """
         self._check_means("register_comm_hook")
         if self._communication_hook is not None:
@@ -93,16 +93,15 @@ class ReducingModel(StatefulModel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> contextlib.AbstractContextManager[None]:
-        """Train in here with different numbers of batches on replicas: gradients of an ended one count as zero.
+        """Train in this block with different numbers of batches per replica: gradients of an ended one count as zero.
 
-        At the end all take the parameters of a replica that had the most; states of optimizers stay apart.
+        At the end all replicas take the parameters of one with the most batches; states of optimizers may differ.
 
         Args:
-            divide_by_initial_world_size: gradients are means over all replicas; over those that have not ended if not.
-            enable: whether replicas differ; without it nothing is done here.
-            throw_on_early_termination: raise on all replicas once one has ended.
-
-        Raises: ValueError where ranks cannot end apart: with a pipeline or slices, with shards, with half precision.
+            divide_by_initial_world_size: whether means are over all replicas; else over those that have not ended.
+                enable: whether replicas may differ; False makes the block do nothing.
+            throw_on_early_termination: raise on all replicas once one has ended. Raises: ValueError if ranks must end
+                together: with a pipeline or slices, with shards, with half precision.
         """
         if not enable:
             return contextlib.nullcontext()
@@ -122,15 +121,15 @@ class ReducingModel(StatefulModel):
         )
 
     def reduce_gradients(self) -> None:
-        """Average the gradients that have come since it was called last, over replicas. All ranks call it."""
+        """Average the gradients since the last call over replicas. All ranks call it."""
         self._num_passes, self._has_gradients, self._is_dirty = 0, False, False
         if self.sharded is not None or self._runtime.configuration.shard_optimizer_state:
-            return  # the optimizer reduces to those who step
+            return  # the optimizer reduces to the ranks that step
         assert self._reducer is not None
         self._reducer.reduce()
 
     def settle_gradients(self) -> bool:
-        """Average this replica's unreduced gradients, or take part in an average of other replicas. All ranks call it.
+        """Average this replica's unreduced gradients, or take part in other replicas' average. All ranks call it.
 
         Returns: whether any replica had gradients, as far as this rank knows.
         """
@@ -142,29 +141,28 @@ class ReducingModel(StatefulModel):
         return self._reducer.settle()
 
     def check_backward(self, *, have_gradients: bool) -> None:
-        """See that gradients have come where the model was called for training.
+        """Check that there are gradients if the model was called for training.
 
         Args:
-            have_gradients: whether any replica has some: one alone may leave out a backward pass.
-
-        Raises: ParallelError if not.
+            have_gradients: whether any replica has gradients: some replicas may leave out a backward pass. Raises:
+                ParallelError if there are none.
         """
         if self._has_gone.forward and not self._has_gone.backward and not have_gradients:
             raise ParallelError(NO_BACKWARD)
 
     @property
     def is_joined(self) -> bool:
-        """Whether replicas may end apart now, see `join`."""
+        """Whether replicas may end at different steps now, see `join`."""
         return self._reducer is not None and self._reducer.is_joined
 
     def count_step(self) -> None:
-        """Take note that the optimizer has stepped."""
+        """Count a step of the optimizer."""
         self._has_gone = Passes()
         if self._reducer is not None:
             self._reducer.count_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, those of shards and masters too."""
+        """Clear all gradients, including those of shards and masters."""
         self._num_passes, self._has_gradients, self._is_dirty = 0, False, False
         super().zero_grad(set_to_none)
         if self.sharded is not None:
@@ -176,16 +174,16 @@ class ReducingModel(StatefulModel):
             stepper.zero_grad(set_to_none)
 
     def group_of(self, parameter: torch.nn.Parameter) -> dist.ProcessGroup:
-        """Return the ranks that hold a parameter of this rank alike."""
+        """Return the ranks that hold equal values of a parameter of this rank."""
         return self._groups_of[id(parameter)]
 
     @property
     def has_unreduced_gradients(self) -> bool:
-        """Whether gradients have come that nobody has averaged: outside of steps, or in an open accumulation."""
+        """Whether there are gradients that are not averaged: from outside of steps, or in an open accumulation."""
         return self._is_dirty and microbatch() is None
 
     def _follow_gradients(self) -> None:
-        """Hook trained parameters, so that gradients are seen as they come, and averaged over replicas.
+        """Hook trained parameters, so that gradients are tracked as they arrive, and averaged over replicas.
 
         Called once modules have their ranks. Replicas are made equal first; a sharded model averages by itself.
         """
@@ -197,9 +195,9 @@ class ReducingModel(StatefulModel):
         self._watched = Watched(self.inner)
 
     def follow_changes(self) -> None:
-        """Follow the gradients of parameters that were frozen and are trained from now on. All ranks call it.
+        """Track the gradients of newly trained parameters that were frozen before. All ranks call it.
 
-        Raises: ParallelError where they cannot be followed, or for parameters that came into the model later.
+        Raises: ParallelError if they cannot be tracked, or for parameters that were added to the model later.
         """
         names = [] if self._watched is None else self._watched.newly_trained()
         if not names:
@@ -217,7 +215,7 @@ class ReducingModel(StatefulModel):
         """Make the reducer of gradients; return the parameters that are trained.
 
         Args:
-            are_equal: whether replicas have the same values; they are given them if not.
+            are_equal: whether replicas have the same values; if not, they get the values of one.
         """
         configuration = self._runtime.configuration
         replicated = [
@@ -234,7 +232,7 @@ class ReducingModel(StatefulModel):
         self._reducer = GradientReducer(
             trained,
             bucket_bytes=self._bucket_bytes,
-            # Ordered sums are there at the end of a step alone; where state is spread the optimizer reduces.
+            # Ordered sums are ready only at the end of a step; where state is spread the optimizer reduces.
             overlaps=self._overlaps and self._ordered is None and not configuration.shard_optimizer_state,
         )
         if self._communication_hook is not None:
@@ -243,9 +241,9 @@ class ReducingModel(StatefulModel):
 
     @contextlib.contextmanager
     def _gradients_followed(self) -> Iterator[None]:
-        """Send buckets as they are complete, or add gradients up in order, while a step runs in here; then reduce.
+        """Send complete buckets, or collect gradients in order, while a step runs in this block; then reduce.
 
-        State after failure: the step is not counted; where buckets were under way the next reduction raises.
+        State after failure: the step is not counted; if buckets were sent already, the next reduction raises.
         """
         self._has_gradients, self._goes, self._is_in_step = False, Passes(), True
         reducer, has_failed = self._reducer, True
@@ -268,7 +266,7 @@ class ReducingModel(StatefulModel):
                 self.reduce_gradients()
 
     def _check_means(self, name: str) -> None:
-        """Refuse a call that changes how replicas average gradients where they do not."""
+        """Refuse a call that changes the averaging of gradients if the optimizer reduces them."""
         if self._is_sharded or self._runtime.configuration.shard_optimizer_state:
             raise ValueError(
                 f"{name}: with sharded data parallelism or shard_optimizer_state gradients are reduced to those who "
@@ -276,7 +274,7 @@ class ReducingModel(StatefulModel):
             )
 
     def _make_replicas_equal(self, source: int) -> None:
-        """Give all replicas the values of one, by its rank in each group."""
+        """Give all replicas the values of one replica, by its rank in each group."""
         groups = self._runtime.groups
         with torch.no_grad():
             for one in self._replicated:
@@ -303,7 +301,7 @@ class ReducingModel(StatefulModel):
 
 @contextlib.contextmanager
 def seeded_backward() -> Iterator[None]:
-    """Run a backward pass in here whose seeds are divided by the number of microbatches already."""
+    """Run a backward pass in this block, with seeds already divided by the number of microbatches."""
     token = _is_seeded.set(True)
     try:
         yield

@@ -1,9 +1,9 @@
 """The runtime of a parallel program: configuration, mesh, groups, device. One for each process.
 
-Where: `initialize` first, once, on every rank; all else calls `current()`. torch.distributed is initialised here unless
-the program has done so already.
+Where: every rank calls `initialize` first, once; other modules call `current()`. `initialize` initialises
+torch.distributed unless the program has.
 
-A rank learns its place from its launcher: torchrun's variables, or Open MPI's; without either it is alone.
+A rank reads its place from its launcher's variables: torchrun's or Open MPI's; without either it is the only rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clary.train.parallel.layout.agreement import check_keys
 from clary.train.parallel.layout.mesh import Along, Mesh
 from clary.train.parallel.layout.place import Place, find_place, find_timeout_s
 
-_MASTER_PORT = 29500  # where neither launcher nor configuration names one; torch's habit
+_MASTER_PORT = 29500  # if neither launcher nor configuration sets a port; torch's default
 
 
 @dataclass
@@ -34,10 +34,9 @@ class Runtime:
     """One rank of a parallel program.
 
     Args:
-        device: where this rank computes.
+        device: of this rank's computation.
         timeout_s: of every wait for another rank.
-        model: the one DistributedModel, once it is made.
-        optimizer: the one DistributedOptimizer, once it is made.
+        model: the only DistributedModel, once it is made. optimizer: the DistributedOptimizer, once it is made.
     """
 
     configuration: Configuration
@@ -50,7 +49,7 @@ class Runtime:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh: each rank's place in the degrees."""
+        """The mesh: each rank's place on the axes."""
         return self.groups.mesh
 
     @property
@@ -75,7 +74,7 @@ def is_initialized() -> bool:
 def current() -> Runtime:
     """Return the runtime of this process.
 
-    Raises: RuntimeError if it has none yet.
+    Raises: RuntimeError before `initialize`.
     """
     if _runtime is None:
         raise RuntimeError("model parallelism is not initialised: call smp.init() first, on every rank")
@@ -87,9 +86,9 @@ def initialize(configuration: Configuration) -> Runtime:
 
     Raises:
         ValueError: the number of ranks does not fit the degrees, ranks were given different keys, or
-            CLARY_PARALLEL_TIMEOUT_S is no positive number.
-        RuntimeError: it is initialised with other keys already, or `tsm.init` was called, or ranks do not join in time
-            (with torch's message).
+            CLARY_PARALLEL_TIMEOUT_S is not a positive number.
+        RuntimeError: the process is initialised with other keys already, `tsm.init` was called, or ranks do not join in
+            time (with torch's message).
     """
     global _runtime
     if _runtime is not None:
@@ -100,7 +99,7 @@ def initialize(configuration: Configuration) -> Runtime:
     timeout_s = find_timeout_s(os.environ)
     place = find_place(os.environ)
     is_untold = place.size == 1
-    if dist.is_initialized():  # the program itself initialised torch.distributed: its ranks are used
+    if dist.is_initialized():  # the program itself initialised torch.distributed: use its ranks
         place = Place(dist.get_rank(), dist.get_world_size(), place.local_rank, place.local_size)
     mesh = configuration.mesh(place.size)  # before any rank waits for another
     if not dist.is_initialized():
@@ -118,7 +117,7 @@ def initialize(configuration: Configuration) -> Runtime:
 def reset() -> None:
     """Drop the runtime, and close its model; torch.distributed stays as it is.
 
-    For programs that initialise twice, such as tests.
+    Use it in programs that initialise twice, such as tests.
     """
     global _runtime
     if _runtime is not None and _runtime.model is not None:
@@ -159,7 +158,7 @@ def _join(configuration: Configuration, place: Place, device: torch.device, time
     if "MASTER_ADDR" not in os.environ:
         raise RuntimeError(f"MASTER_ADDR is not set: rank {place.rank} of {place.size} cannot find rank 0")
     port = configuration.ddp_port or int(os.environ.get("MASTER_PORT", _MASTER_PORT))
-    # torchrun's agent has the store at MASTER_PORT already; a port of the configuration's own is rank 0's to open.
+    # torchrun's agent serves the store at MASTER_PORT already; on a port from the configuration rank 0 opens it.
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not configuration.ddp_port
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],

@@ -1,6 +1,6 @@
 """The state of a model that lies on many ranks: this rank's part of it, or the whole.
 
-Where: what `DistributedModel` is; `checkpoint.folders` calls it.
+Where: base of `DistributedModel`; `checkpoint.folders` calls it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from clary.train.parallel.sharded.state import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # `typing` has it since Python 3.11
 
 
 class StatefulModel(PlacedModel):
-    """Saves and loads.
+    """Saves and loads the state of a model.
 
     Args:
-        module: the model that is wrapped.
+        module: the wrapped model.
     """
 
     def __init__(self, module: torch.nn.Module, runtime: Runtime) -> None:
@@ -50,7 +50,7 @@ class StatefulModel(PlacedModel):
         self.tensor_slices = slices_of(self.inner)
         self.partition_hooks = Hooks()
         self._stored_states: list[tuple[State, bool, bool]] = []
-        self._parts_handles: list[Any] = []  # of what refuses to tell a state of parts, see `mistakes.parts`
+        self._parts_handles: list[Any] = []  # hooks that refuse `state_dict` of parts, see `mistakes.parts`
 
     def local_state_dict(self, *_args: Any, **_kwargs: Any) -> State:
         """Return the part of the state that lies on this rank, marked as partial. Raises: RuntimeError."""
@@ -61,10 +61,10 @@ class StatefulModel(PlacedModel):
         return local_state(self.inner, self._owners, self._runtime.pipeline_rank)
 
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> State:
-        """Return the state of the whole model, under the names of the wrapped one. All ranks of a model call it.
+        """Return the state of the whole model, under the wrapped model's names. All ranks of a model call it.
 
         Args:
-            gather_to_rank0: only the first rank of each model returns it, the others {}.
+            gather_to_rank0: whether only the first rank of each model returns it; the others return {}.
         """
         is_whole = self._runtime.mesh.degree(Along.MP) == 1
         if self.sharded is not None:
@@ -80,11 +80,11 @@ class StatefulModel(PlacedModel):
         return full_state(part, self._runtime, to_first_only=to_first_only)
 
     def load_state_dict(self, state_dict: State, strict: bool = True, same_partition_load: bool = False) -> Any:
-        """Load a whole state, or this rank's part; once modules lie where they will, if they do not yet.
+        """Load a whole state, or this rank's part; if modules are not placed yet, load it once they are.
 
         Args:
-            same_partition_load: a part is of this very partition; else parts are gathered from all ranks first, which
-                all call it then.
+            same_partition_load: whether a part is of the same partition; else parts are first gathered from all ranks,
+                so all ranks must call it.
 
         Raises: RuntimeError if names or shapes differ.
         """
@@ -94,7 +94,7 @@ class StatefulModel(PlacedModel):
         found = self._load(state_dict, strict, same_partition_load)
         stepper = getattr(self._runtime.optimizer, "stepper", None)
         if stepper is not None:
-            stepper.take_parameters()  # copies of parameters that it steps on would bring the old values back
+            stepper.take_parameters()  # its masters would restore the old values
         return found
 
     def load_stored_states(self) -> None:
@@ -127,7 +127,7 @@ class StatefulModel(PlacedModel):
     def cpu(self) -> Self:
         """Gather all stages to every rank, in host memory; slices stay slices. All ranks of a model call it.
 
-        It trains no more.
+        The model cannot be trained afterwards.
         """
         state = self.state_dict()
         for handle in self._parts_handles:

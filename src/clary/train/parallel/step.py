@@ -1,7 +1,7 @@
-"""The function of one training step, run once a microbatch.
+"""The decorator of a training step, whose function runs once per microbatch.
 
-Where: scripts decorate theirs with it; a call cuts the arguments (`microbatches`), has the model placed at the first
-call, runs the function in the order that the pipeline takes, averages gradients, and returns all results.
+Where: scripts decorate their step function. A call cuts the arguments (`microbatches`), places the model if it is the
+first call, runs the function in the order of the pipeline, averages gradients, and returns all results.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.step`.
 """
 
@@ -28,7 +28,7 @@ class Microbatch:
     """The microbatch that is computed on this thread.
 
     Args:
-        is_traced: the model is looked at, nothing is trained.
+        is_traced: whether the model is only traced, not trained.
     """
 
     number: int
@@ -45,7 +45,7 @@ def microbatch() -> Microbatch | None:
 
 
 def is_tracing() -> bool:
-    """Whether the step's function is run to look at the model, and not to train it."""
+    """Whether the step's function runs to trace the model, and not to train it."""
     return (one := _current.get()) is not None and one.is_traced
 
 
@@ -61,12 +61,11 @@ def step(
     Args:
         non_split_inputs: names of arguments that every microbatch gets whole.
         input_split_axes: axes other than 0, by name of an argument.
-        detach_outputs: whether results leave their graphs, which frees activations.
+        detach_outputs: whether results are detached from their graphs, which frees activations.
 
-    Returns: a function of the same arguments; its tensors come back as `StepOutput`, other leaves as lists, one item a
-        microbatch.
-    Raises: what `split_arguments` and the function raise; `ParallelError` where another rank failed, or where it is
-        called without a DistributedModel, or with the model that was wrapped.
+    Returns: a function of the same arguments; its tensors are returned as `StepOutput`, other leaves as lists, one item
+    per microbatch. Raises: errors of `split_arguments` and of the function; `ParallelError` if another rank failed, or
+    if it is called without a DistributedModel, or with the original model.
     """
     if function is None:
         return functools.partial(
@@ -95,7 +94,7 @@ def step(
         def body(number: int, *, is_traced: bool = False) -> Any:
             with _entered(Microbatch(number, total, is_traced)):
                 result = wrapped(*pieces[number][0], **pieces[number][1])
-                # At once: graphs of early microbatches need not wait for the last one.
+                # Detached now, so that graphs of early microbatches are freed before the last one.
                 return map_leaves(result, _detached) if detach_outputs else result
 
         model = now.model

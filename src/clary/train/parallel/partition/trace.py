@@ -107,8 +107,8 @@ def _costs(root: torch.nn.Module, sums: dict[str, _Sum]) -> list[ModuleCost]:
 
 
 def indivisible_modules(root: torch.nn.Module) -> frozenset[str]:
-    """Return the modules with the attribute `is_indivisible`: they read their children's parameters without calling them,
-    so they must lie on one rank with all modules below them.
+    """Return the modules with the attribute `is_indivisible`: they must lie on one rank with all modules below them,
+    since they read their children's parameters without calling them.
     """
     return frozenset(name for name, module in root.named_modules() if getattr(module, "is_indivisible", False))
 

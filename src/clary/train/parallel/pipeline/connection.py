@@ -1,6 +1,6 @@
-"""Connects the ranks that hold one model together, and opens the server over their streams.
+"""Connects the ranks that together hold one model, and opens the server over their streams.
 
-Where: `DistributedModel`, once, when it places its modules; all ranks do so at the same time.
+Where: `DistributedModel` calls it once, when it places its modules, on all ranks at the same time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _numbers = itertools.count()  # of servers that this process has opened; the sam
 def open_server(runtime: Runtime, serve: Serve) -> Server:
     """Return the server of this rank.
 
-    Ranks of a tensor group follow its first rank; with `deterministic_server` all that hold the same stage follow the
-    first of them.
-    Raises: BootstrapError if ranks do not come or cannot be reached.
+    Ranks of a tensor group follow its first rank; with `deterministic_server` all ranks that hold the same stage follow
+    the first of them.
+    Raises: BootstrapError if ranks do not connect or cannot be reached.
     """
     configuration, mesh, rank = runtime.configuration, runtime.mesh, runtime.rank
     linked = Along.WORLD if configuration.deterministic_server else Along.MP

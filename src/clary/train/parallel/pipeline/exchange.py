@@ -1,21 +1,22 @@
 """Activations and gradients on their way between the ranks of a pipeline.
 
-Where: `executor` sends and receives here what the actions of its schedule give and need.
+Where: `executor` sends results and receives inputs of its schedule's actions here.
 
-[Note: no deadlock] A send never waits: it is posted, and its tensor held until it is known to have gone. A receive is
-waited for when its action comes, and posted a few receives earlier, so that a neighbour that is ahead finds it there.
-So a rank waits for nothing but the actions that its own needs, and those have been simulated to come.
+[Note: no deadlock] A send never waits: it is posted, and its tensor held until the send is known to be complete. A
+receive is posted a few receives early, so that a neighbour that is ahead finds it, and waited for when its action
+begins. So a rank waits only for the actions that its next action needs, and a simulation has shown that those will run.
 
-[Note: sends that have gone] No backend tells without waiting whether a send is done. But the schedule does: when
-something arrives from a rank that it made after it took what was sent to it, that send has gone. Only then is it waited
-for, which returns at once, and its tensor released; what is left is waited for at the end of the step.
+[Note: sends that have gone] No backend reports without waiting whether a send is complete. The schedule shows it: if a
+rank made a tensor after it took an earlier send, the arrival of that tensor proves that send complete. Only then this
+rank waits for the send, which returns at once, and releases its tensor; the step waits for the remaining sends at its
+end.
 
-[Note: shapes] Dtypes and shapes of a link are sent once, ahead of its first tensors. Gradients have the shapes of what
-they are gradients of.
+[Note: shapes] Dtypes and shapes of a link are sent once, ahead of its first tensors. Gradients have the shapes of their
+activations.
 
-[Note: host memory] Tensors travel in host memory, matched by tag, as gloo, smddp and MPI do; a GPU's are copied. Where
-ranks agreed that they lend each other memory of their GPUs (`hand_over`), what stands for a tensor travels in its
-place. NCCL matches by order alone, and two ranks that send to each other at once would wait for each other.
+[Note: host memory] Tensors travel in host memory, matched by tag, as gloo, smddp and MPI do; a GPU's tensors are
+copied. Where ranks agreed to lend each other memory of their GPUs (`hand_over`), a record travels in place of a tensor.
+NCCL matches by order alone, and two ranks that send to each other at once would wait for each other.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, needs
 Tensors = tuple[torch.Tensor, ...]
 
 MAX_TENSORS = 16  # between two stages
-_HEAD_BYTES = 4096  # of the text that describes shapes
-_RECORD_BYTES = 2048  # of what stands for a tensor that is lent
+_HEAD_BYTES = 4096  # of the record that describes shapes
+_RECORD_BYTES = 2048  # of the record of a lent tensor
 # Tags of pipelines lie above those that scripts and `groups` use.
 _FIRST_HEAD_TAG, _FIRST_TENSOR_TAG = 1 << 16, 1 << 17
 _END_TAG, _NEVER_TAG = (1 << 16) - 1, (1 << 16) - 2
@@ -57,7 +58,7 @@ class Transfer:
 
     @property
     def is_activation(self) -> bool:
-        """Whether it goes up, from forward to forward."""
+        """Whether it goes from one forward to the next."""
         return self.source.kind is Kind.FORWARD
 
     def __str__(self) -> str:
@@ -92,9 +93,9 @@ class Exchange:
 
     Args:
         group: the ranks of the schedule, in its order; see [Note: host memory].
-        device: where received tensors are to be.
+        device: the target of received tensors.
         timeout_s: of one wait.
-        hand_over: what goes to whom in the memory of GPUs; None: nothing.
+        hand_over: which tensors are lent to which rank in the memory of GPUs; None lends none.
     """
 
     def __init__(
@@ -115,17 +116,17 @@ class Exchange:
         self.rank = dist.get_rank(group)
         self._rank_of = schedule.rank_of()
         self._place = {action: place for actions in schedule.ranks for place, action in enumerate(actions)}
-        self._shapes: dict[tuple[int, int], list[_Shape]] = {}  # by the stages of a link, of activations
+        self._shapes: dict[tuple[int, int], list[_Shape]] = {}  # shapes of activations, by the stages of a link
         self._kept: dict[Transfer, Tensors] = {}  # between two stages of this rank
         self._posted: dict[Transfer, list[tuple[Any, torch.Tensor]]] = {}
         self._sends: dict[int, list[_Send]] = {}  # by rank
 
     def forget_shapes(self) -> None:
-        """Have shapes told again. All ranks call it between the same steps."""
+        """Have shapes sent again. All ranks call it between the same steps."""
         self._shapes.clear()
 
     def is_local(self, transfer: Transfer) -> bool:
-        """Tell whether both stages are this rank's."""
+        """Whether both stages are this rank's."""
         return self._rank_of[transfer.source.stage] == self._rank_of[transfer.sink.stage]
 
     def send(self, transfer: Transfer, tensors: Sequence[torch.Tensor]) -> None:
@@ -133,7 +134,7 @@ class Exchange:
 
         Raises:
             RankLost: the receiver has ended.
-            ValueError: too many tensors, or not those that were told.
+            ValueError: too many tensors, or other shapes than were sent before.
         """
         if self.is_local(transfer):
             self._kept[transfer] = tuple(tensors)
@@ -144,7 +145,7 @@ class Exchange:
             self._post_send(transfer, self._ready_to_go(transfer, tensor.detach()), self._tag(transfer, number))
 
     def post(self, transfer: Transfer) -> None:
-        """Get ready to receive something, if its shape is known and that was not done yet."""
+        """Post the receive of a transfer, if its shapes are known and it is not posted yet."""
         shapes = self._shapes_of(transfer)
         if self.is_local(transfer) or transfer in self._posted or shapes is None:
             return
@@ -156,7 +157,7 @@ class Exchange:
     def receive(self, transfer: Transfer) -> Tensors:
         """Wait for the tensors that an action needs; activations require a gradient if the sender's do.
 
-        Raises: RankLost if the sender has ended, or sends nothing in time.
+        Raises: RankLost if the sender has ended, or does not send in time.
         """
         if self.is_local(transfer):
             return self._kept.pop(transfer)
@@ -176,9 +177,9 @@ class Exchange:
         return tuple(tensors)
 
     def finish(self) -> None:
-        """Wait until all that was sent has gone.
+        """Wait until all sends are complete.
 
-        Raises: RankLost if a receiver has ended, or does not take it in time.
+        Raises: RankLost if a receiver has ended, or does not receive in time.
         """
         for sends in self._sends.values():
             for one in sends:
@@ -186,22 +187,22 @@ class Exchange:
             sends.clear()
 
     def end_together(self, losses: torch.Tensor | None, home: int) -> torch.Tensor:
-        """Wait until all ranks have come and all that was sent has gone, and tell all ranks the losses.
+        """Wait until all ranks have called it and all sends are complete; return the losses on all ranks.
 
         Args:
             losses: [microbatches], float64, on rank `home`; None on all others.
             home: the rank of the pipeline that has the losses.
 
-        Raises: RankLost if a rank has ended, or does not come in time.
+        Raises: RankLost if a rank has ended, or does not call it in time.
         """
-        # Receives are waited for first: gloo fails a receive when the peer ends, but a send only when its time is over.
+        # Receives are waited for first: gloo fails a receive when the peer ends, but a send only at its timeout.
         word = torch.zeros(1)
         sends = []
         if losses is None:
             losses = torch.empty(self._schedule.num_microbatches, dtype=torch.float64)
             own = f"after its last action {self._schedule.ranks[self.rank][-1].words}"
             sends.append(self._end_send(word, home, telling := f"{own} told rank {home} so"))
-            self._end_receive(losses, home, f"{own} waited for rank {home} to say that all are done")
+            self._end_receive(losses, home, f"{own} waited for rank {home} to report that all are done")
         else:
             telling = "told the other ranks the losses"
             others = [rank for rank in range(len(self._members)) if rank != self.rank]
@@ -216,18 +217,18 @@ class Exchange:
 
     def tell_failure(self, words: str) -> str:
         """Write this rank's failure into the group's store; returns the failure of the first rank that failed."""
-        # The store may have ended with the rank that held it; older torch does not give it out.
+        # The store may have ended with its rank; older torch does not expose it.
         with contextlib.suppress(RuntimeError, AttributeError):
             return str(self._group.get_group_store().compare_set(_FAILURE_KEY, "", words).decode())
         return words
 
     def close(self) -> None:
-        """End the group, so that ranks that wait for this one learn of it at once. Nothing can be sent any more."""
+        """End the group, so that ranks that wait for this rank fail at once. It cannot send afterwards."""
         self._kept.clear()
         if len(self._members) == 1:
             return
         if dist.get_backend(self._group) == "gloo":
-            # It has no abort across ranks; but a receive whose time is over closes its connection, which peers notice.
+            # It has no abort across ranks; but a receive that times out closes its connection, which peers notice.
             for rank, member in enumerate(self._members):
                 if rank != self.rank:
                     with contextlib.suppress(RuntimeError):
@@ -271,7 +272,7 @@ class Exchange:
         told = json.loads(head.numpy().tobytes())
         return [_Shape(getattr(torch, name.removeprefix("torch.")), tuple(sizes), wants) for name, sizes, wants in told]
 
-    # Memory of GPUs that is lent.
+    # Lent memory of GPUs.
 
     def _ready_to_go(self, transfer: Transfer, tensor: torch.Tensor) -> torch.Tensor:
         hand_over, rank = self._hand_over, self._rank_of[transfer.sink.stage]
@@ -279,7 +280,7 @@ class Exchange:
             return tensor.to("cpu").contiguous()
         record = hand_over.lender.lend(tensor)
         if len(record) > _RECORD_BYTES:
-            raise ValueError(f"what stands for a lent tensor has {len(record)} bytes; expected at most {_RECORD_BYTES}")
+            raise ValueError(f"the record of a lent tensor has {len(record)} bytes; expected at most {_RECORD_BYTES}")
         return torch.frombuffer(bytearray(record.ljust(_RECORD_BYTES, b"\0")), dtype=torch.uint8)
 
     def _room_for(self, transfer: Transfer, shape: _Shape) -> torch.Tensor:
@@ -296,7 +297,7 @@ class Exchange:
         rank = self._rank_of[transfer.source.stage]
         return self._hand_over is not None and self._hand_over.is_lent_by(rank, shape.num_bytes)
 
-    # torch.distributed, and what is said of its failures.
+    # torch.distributed, and messages of its failures.
 
     def _tag(self, transfer: Transfer, number: int) -> int:
         link = 2 * transfer.source.stage + transfer.is_activation
@@ -315,7 +316,7 @@ class Exchange:
             return dist.irecv(tensor, self._members[rank], group=self._group, tag=tag), tensor
 
     def _release_sends(self, transfer: Transfer) -> None:
-        """Release the sends that this arrival shows to be complete; see [Note: sends that have gone]."""
+        """Release the sends that this arrival proves complete; see [Note: sends that have gone]."""
         rank, place = self._rank_of[transfer.source.stage], self._place[transfer.source]
         held = []
         for one in self._sends.get(rank, []):

@@ -6,8 +6,8 @@
     losses = pipeline.step(inputs, targets)     # gradients are in the parameters
     optimizer.step()
 
-Where: above `schedule` (what to do when), `stage` (how to do it) and `exchange` (what goes between). A list is
-simulated before it runs; a step that fails anywhere fails on all ranks.
+Where: above `schedule` (the order of actions), `stage` (their computation) and `exchange` (transfers between stages). A
+list is simulated before it runs; a step that fails anywhere fails on all ranks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from clary.train.parallel.pipeline.record import ActionRun, Run
 from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, simulate
 from clary.train.parallel.pipeline.stage import Stage
 
-DEFAULT_TIMEOUT_S = 300.0  # of one wait for another rank, who may be compiling its kernels
-NUM_RECEIVES_AHEAD = 2  # posted before their actions; each holds a buffer of its tensors
+DEFAULT_TIMEOUT_S = 300.0  # of one wait for another rank, which may be compiling its kernels
+NUM_RECEIVES_AHEAD = 2  # receives posted ahead of their actions; each holds a buffer of its tensors
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -40,25 +40,26 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 class Pipeline:
     """The stages of one rank, and the schedule that it runs with the other ranks of its group.
 
-    All ranks make it alike and call `step` alike. After an error the group is closed and the pipeline does no more:
+    All ranks make it and call `step` in the same way. After an error the group is closed and the pipeline is unusable:
     start the program again, from a checkpoint.
 
     Args:
-        stages: by index, the modules of the stages that the schedule gives this rank; see `Stage`. Each takes what the
-            one before gives.
+        stages: by index, the modules of the stages that the schedule gives this rank; see `Stage`. Each takes the
+            outputs of the stage before.
         schedule: for as many ranks as the group has, in its order.
         group: carries tensors in host memory and matches them by tag, as gloo and smddp do.
-        loss_fn: of what the last stage gives and the microbatch's targets; a mean over the microbatch, of one element.
-        device: of the stages; of one kind on all ranks. Between GPUs of one host tensors stay in their memory where
-            that can be; see `hand_over`.
+        loss_fn: called with the last stage's outputs and the microbatch's targets; returns a mean over the microbatch,
+            of one element.
+        device: of the stages; of one kind on all ranks. Tensors between GPUs of one host stay in GPU memory where
+            possible; see `hand_over`.
         timeout_s: of every wait for another rank.
-        ends_together: whether a step ends when all ranks have done their lists. Then all get the losses, and a rank
-            that ends in its last actions is noticed at once; otherwise ranks go on when they are done, only the rank of
-            the last stage has the losses, and such an end is noticed in the next step.
+        ends_together: whether a step ends when all ranks have done their lists. Then all ranks get the losses, and the
+            loss of a rank in its last actions is noticed at once. Otherwise each rank returns when its list is done,
+            only the rank of the last stage has the losses, and such a loss is noticed in the next step.
 
     Raises:
-        ScheduleError: the schedule would not end; nothing was sent.
-        ValueError: stages or ranks are not those of the schedule.
+        ScheduleError: the schedule would not end; no rank has sent anything. ValueError: stages or ranks do not match
+            the schedule.
     """
 
     def __init__(
@@ -105,14 +106,14 @@ class Pipeline:
         """Run all microbatches forwards and backwards; gradients of their mean add up in the parameters' `grad`.
 
         Args:
-            inputs: on the rank of the first stage, tensors for it: one or a tuple. Their axis 0 is cut into
+            inputs: on the rank of the first stage, its input: a tensor or a tuple. Their axis 0 is cut into
                 microbatches of equal length.
             targets: on the rank of the last stage, for `loss_fn`: a tensor or a tuple, cut likewise, or None.
         Returns: the losses of all microbatches, shape [microbatches], float64; None on the other ranks if
             `ends_together` is off.
         Raises:
             ParallelError: an action failed here; the text names rank, stage, microbatch and action.
-            RankLost: another rank has ended, or sends nothing in time; the text names who and what was waited for.
+            RankLost: another rank has ended, or does not send in time; the text names the rank and the transfer.
             ValueError: microbatches do not divide the batch.
         """
         if self._failure:
@@ -133,9 +134,9 @@ class Pipeline:
         return losses
 
     def gather_last_run(self) -> Run:
-        """Return the last step of all ranks, times since the first of them began. All ranks call it.
+        """Return the last step of all ranks, in times since the first rank began. All ranks call it.
 
-        Between hosts times are as wrong as their clocks.
+        Times of different hosts differ by the error of their clocks.
         """
         own = (self._began_at_s, self.last_run)
         gathered: list[Any] = [None] * len(self.schedule.ranks)
@@ -153,7 +154,7 @@ class Pipeline:
         )
 
     def forget_shapes(self) -> None:
-        """Let the next step have batches of other shapes. All ranks call it between the same steps."""
+        """Allow other shapes of batches in the next step. All ranks call it between the same steps."""
         self._exchange.forget_shapes()
 
     def _run(self, inputs: Any, targets: Any) -> torch.Tensor | None:
@@ -220,16 +221,16 @@ class Pipeline:
         return ()
 
     def _seed(self, microbatch: int) -> torch.Tensor:
-        """Return the gradient of a microbatch's loss: the step's loss is the mean of all."""
+        """Return the gradient of a microbatch's loss: the step's loss is the mean over microbatches."""
         return torch.full_like(self._losses[microbatch], 1 / self.schedule.num_microbatches)
 
     def _find_made(self) -> dict[Action, Transfer]:
-        """Return the transfer of each own action whose result another stage needs."""
+        """Return the transfer of each action of this rank whose result another stage needs."""
         transfers = (transfer_to(action, self.schedule) for actions in self.schedule.ranks for action in actions)
         return {one.source: one for one in transfers if one is not None and one.source.stage in self._stages}
 
     def _cut(self, name: str, value: Any) -> list[Any]:
-        """Cut a batch into microbatches: inputs into tuples, targets into values of the given kind."""
+        """Cut a batch into microbatches: inputs into tuples, targets into values of the given type."""
         num_microbatches = self.schedule.num_microbatches
         if name == "inputs" and isinstance(value, torch.Tensor):
             value = (value,)

@@ -1,20 +1,20 @@
-"""A backward pass in two halves: the gradient of the input now, those of the weights when there is time.
+"""A backward pass in two halves: the gradient of the input first, the gradients of the weights later, in idle time.
 
 Where: `stage` runs these for the actions I and W of a schedule.
 
 [Note: halves] A graph of autograd is walked from the outputs to its leaves. A node that leads to an input of the stage
-is on the spine. Where the spine has an edge to something that leads to weights alone, there is a joint: the node of a
-matrix product, say, whose one edge leads to the layer before and whose other edge leads to the weight. The first half
-runs autograd for the inputs only, so that the engine leaves out every product that serves a weight, and notes what
-gradient each joint was given. The second half begins at each joint with that gradient and runs to its weights. Nothing
-of the spine is computed twice.
+is on the spine. A joint is a node of the spine with an edge to nodes that lead only to weights: the node of a matrix
+product, say, whose one edge leads to the layer before and whose other edge leads to the weight. The first half runs
+autograd for the inputs only, so that the engine leaves out every product for a weight, and keeps the gradient that each
+joint receives. The second half begins at each joint with that gradient and runs to its weights. No node of the spine is
+computed twice.
 
 A weight that several joints lead to would be counted twice if the halves ran at each of them, for one joint may lead to
-the other; its gradient is computed whole in the first half. So are those behind a joint that is a function written in
-Python, which computes all its gradients at once and may communicate while it does.
+the other; its gradient is computed whole in the first half. So are gradients behind a joint that is a function written
+in Python, since it computes all its gradients at once and may communicate meanwhile.
 
 A hook on a hidden tensor that is the output of a joint runs in both halves; a module checkpointed without reentry is
-computed anew for each of its joints. Where that matters, take a schedule with whole backwards.
+recomputed for each of its joints. If that matters, use a schedule with whole backwards.
 Source: the idea is that of torch.distributed.pipelining's public notes on zero-bubble schedules.
 """
 
@@ -29,7 +29,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Node = Any
-REENTRANT = "CheckpointFunctionBackward"  # calls autograd itself, which only a whole backward allows
+REENTRANT = "CheckpointFunctionBackward"  # node that calls autograd itself, which only a whole backward allows
 
 
 @dataclass
@@ -37,16 +37,16 @@ class WeightHalf:
     """The second half of a backward pass: the gradients of weights.
 
     Args:
-        parts: of every joint, and of outputs that no input leads to: where autograd begins, with which gradients, and
-            the weights that it serves.
-        whole: the weights that the first half has served already.
+        parts: of every joint, and of outputs that do not lead to an input: the nodes where autograd begins, their
+            gradients, and the weights that it computes gradients for.
+        whole: the weights whose gradients the first half has computed.
     """
 
     parts: list[tuple[list[Any], list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
     whole: list[torch.Tensor] = field(default_factory=list)
 
     def run(self) -> None:
-        """Add the gradients of the weights to their `grad`, and let the graph go."""
+        """Add the gradients of the weights to their `grad`, and release the graph."""
         for edges, gradients, weights in self.parts:
             torch.autograd.backward(edges, gradients, inputs=weights)
         self.parts.clear()
@@ -61,7 +61,7 @@ def backward_input(
         outputs: that require a gradient; any shapes.
         gradients: of the outputs, of their shapes.
         inputs: leaves that require a gradient.
-    Returns: the second half, which holds on to the graph; None if this graph has no halves, and nothing was done.
+    Returns: the second half, which keeps the graph; None if the graph cannot be halved, and nothing was computed.
     """
     graph = _Graph(outputs, inputs)
     if graph.is_indivisible:
@@ -96,9 +96,9 @@ def backward_input(
 class _Graph:
     """Spine, joints and weights of a backward pass; see [Note: halves].
 
-    spine: nodes that lead to an input. weights_of: by joint, the leaves that it alone leads to. apart: the leaves that
-    only outputs off the spine lead to. whole: the leaves that the first half serves. is_indivisible: whether there is a
-    node that must run as part of a whole backward.
+    spine: nodes that lead to an input. weights_of: by joint, the leaves that only it leads to. apart: the leaves that
+        only outputs off the spine lead to. whole: the leaves whose gradients the first half computes. is_indivisible:
+        whether the graph has a node that must run as part of a whole backward.
     """
 
     def __init__(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
@@ -108,7 +108,7 @@ class _Graph:
         self.is_indivisible = any(node.name() == REENTRANT for node in order)
         self.spine: set[Node] = set()
         leaves: dict[Node, frozenset[Node]] = {}  # of nodes off the spine: the weights that they lead to
-        behind: dict[Node, frozenset[Node]] = {}  # of joints: the same, without those that the spine leads on to
+        behind: dict[Node, frozenset[Node]] = {}  # of joints: the weights that lie behind them off the spine
         for node in order:
             children = _children(node)
             if node in ends or any(child in self.spine for child in children):

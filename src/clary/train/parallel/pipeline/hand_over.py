@@ -1,11 +1,11 @@
-"""Which way tensors go between two ranks of a pipeline: in the memory of GPUs, or in host memory.
+"""The way of tensors between two ranks of a pipeline: in the memory of GPUs, or in host memory.
 
 Where: `connection` (the module server) and `executor` (schedules) agree with all their ranks once, at their start.
-`choose_way` is pure; `agree` tries what was chosen with a small tensor before it is relied on.
+`choose_way` is pure; `agree` tests each chosen way with a small tensor first.
 
-[Note: why not NCCL] It matches by order alone, so two ranks that send to each other at once would wait for each other,
-and it refuses two ranks on one GPU. Memory that is lent (`lending`) has neither limit, and its copies take NVLink where
-there is one.
+[Note: why not NCCL] NCCL matches by order alone, so two ranks that send to each other at once would wait for each
+other, and it refuses two ranks on one GPU. Lent memory (`lending`) has neither limit, and its copies use NVLink if
+available.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 from clary.base.string_enum import StrEnum
 
 VARIABLE = "CLARY_PIPELINE_HAND_OVER"  # "host": never lend memory of this rank's GPU
-LEAST_BYTES = 1 << 18  # of a tensor that is lent; to open what is lent costs more than to copy less. Not measured yet
+LEAST_BYTES = 1 << 18  # smallest lent tensor: opening a loan costs more than copying fewer bytes. Not measured yet
 _PROBE_LENGTH = 64
 
 _LOG = logging.getLogger(__name__)
 
-Gather = Callable[[Any], Sequence[Any]]  # returns what all ranks gave, by rank
+Gather = Callable[[Any], Sequence[Any]]  # returns the values of all ranks, by rank
 
 
 class Way(StrEnum):
-    """Where bytes travel."""
+    """The memory through which tensors travel."""
 
     HOST = "host memory"
     DEVICE = "GPU memory"
@@ -41,7 +41,7 @@ class Seat:
     """The place where a rank computes, and its ability to lend memory.
 
     Args:
-        host: equal for ranks that can share memory, and for no others.
+        host: equal only for ranks that can share memory.
         gpu: the name of its GPU, equal for all processes of the machine; "" without one.
         visible: the names of all GPUs that its process sees.
         refusal: why memory of its GPU cannot be lent; "" if it can.
@@ -62,7 +62,7 @@ class Decision:
 
 
 class Lender(Protocol):
-    """Gives memory of this rank's GPU to other processes of the host, and takes theirs; see `lending.CudaLender`."""
+    """Lends memory of this rank's GPU to other processes of the host, and borrows theirs; see `lending.CudaLender`."""
 
     device: torch.device
 
@@ -70,11 +70,11 @@ class Lender(Protocol):
         """Return a record of a tensor's present values. One process borrows them, once.
 
         Args:
-            tensor: of any shape and strides; it may change at once.
+            tensor: of any shape and strides; it may change after the call.
         """
 
     def borrow(self, record: bytes) -> torch.Tensor:
-        """Return a tensor of this rank's own with the values that were lent."""
+        """Return a new tensor of this rank with the lent values."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ class HandOver:
     """The ways of one rank.
 
     Args:
-        to: by rank that receives.
-        source: by rank that sends.
+        to: ways by receiving rank. source: ways by sending rank.
     """
 
     lender: Lender
@@ -91,11 +90,11 @@ class HandOver:
     source: Mapping[int, Decision]
 
     def is_lent_to(self, rank: int, num_bytes: int) -> bool:
-        """Whether a tensor of so many bytes goes to a rank in the memory of GPUs."""
+        """Whether a tensor of this size goes to a rank in the memory of GPUs."""
         return num_bytes >= LEAST_BYTES and self.to[rank].way is Way.DEVICE
 
     def is_lent_by(self, rank: int, num_bytes: int) -> bool:
-        """Whether a tensor of so many bytes comes from a rank in the memory of GPUs."""
+        """Whether a tensor of this size comes from a rank in the memory of GPUs."""
         return num_bytes >= LEAST_BYTES and self.source[rank].way is Way.DEVICE
 
 
@@ -114,9 +113,9 @@ def choose_way(sender: Seat, receiver: Seat) -> Decision:
 
 
 def refusal_of(environ: Mapping[str, str], allocator: str) -> str:
-    """Return why a rank does not lend memory of its GPU, "" if it does. Pure.
+    """Return the reason why a rank does not lend memory of its GPU, "" if it does. Pure.
 
-    Raises: ValueError for a value of the variable that is not known.
+    Raises: ValueError for an unknown value of the variable.
     """
     asked = environ.get(VARIABLE, "auto") or "auto"
     if asked not in ("auto", "host"):
@@ -129,10 +128,10 @@ def refusal_of(environ: Mapping[str, str], allocator: str) -> str:
 
 
 def agree(rank: int, own: Seat, make_lender: Callable[[], Lender], gather: Gather) -> HandOver | None:
-    """Decide with all ranks about all ways, and try those between GPUs. All ranks call it at the same time.
+    """Decide all ways with all ranks, and test those between GPUs. All ranks call it at the same time.
 
     Args:
-        rank: the own one, as `gather` counts.
+        rank: this rank, as `gather` counts.
         make_lender: called if this rank takes part in a way between GPUs.
     Returns: None if no tensor of this rank travels in the memory of GPUs.
     """
@@ -142,7 +141,7 @@ def agree(rank: int, own: Seat, make_lender: Callable[[], Lender], gather: Gathe
     source = {one: choose_way(seats[one], own) for one in others}
     if not any(_lends(one, other) for one in seats for other in seats if one is not other):
         _tell(rank, to)
-        return None  # on all ranks alike: all have the same seats
+        return None  # equal on all ranks, since all have the same seats
     is_taking_part = any(one.way is Way.DEVICE for one in (*to.values(), *source.values()))
     lender = make_lender() if is_taking_part else None
     lent = gather({one: _try_to_lend(lender, rank) for one, found in to.items() if found.way is Way.DEVICE})
@@ -159,7 +158,7 @@ def _lends(sender: Seat, receiver: Seat) -> bool:
 
 
 def _try_to_lend(lender: Lender | None, rank: int) -> bytes | str:
-    """Lend a small tensor on trial; return its record, or the reason in words for which it could not be lent."""
+    """Lend a small tensor on trial; return its record, or the reason why it could not be lent."""
     assert lender is not None
     try:
         return lender.lend(torch.full((_PROBE_LENGTH,), float(rank), device=lender.device))
@@ -168,7 +167,7 @@ def _try_to_lend(lender: Lender | None, rank: int) -> bytes | str:
 
 
 def _try_to_borrow(lender: Lender | None, lent: bytes | str, rank: int) -> str:
-    """Borrow a rank's trial tensor; return the reason for which that failed, or ""."""
+    """Borrow a rank's trial tensor; return the reason of a failure, or ""."""
     assert lender is not None
     if isinstance(lent, str):
         return lent

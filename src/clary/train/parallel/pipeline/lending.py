@@ -1,11 +1,10 @@
-"""Memory of a GPU that other processes of the host may read, by CUDA's handles for it.
+"""Lends memory of a GPU to other processes of the host, by CUDA's handles.
 
-Where: `hand_over` decides whether it is used, `links` and `exchange` send what `lend` returns in place of the values.
+Where: `hand_over` decides whether it is used, `links` and `exchange` send the record of `lend` in place of the values.
 
-[Note: whose memory] What is lent is a copy, made on the GPU: the sender may change its tensor at once. torch counts who
-uses the copy, and takes its memory back when nobody does. The receiver makes a copy of its own on a stream of its own
-and waits for it, so it waits for what the sender computes, and for nothing of what it computes itself; then it drops
-the tensor.
+[Note: whose memory] `lend` copies the tensor on the GPU, so the sender may change it at once. torch counts the users of
+the copy, and frees it when there are none. The receiver copies it on a separate stream and waits for that, so it waits
+for the sender's computation, but not for its own; then it drops the lent copy.
 
 Source: `torch.multiprocessing.reductions`, and the note "CUDA IPC" in torch/csrc/CudaIPCTypes.h.
 No GPU has run this so far; docs/numbers/gpu.md.
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-_PLACE_OF_DEVICE = 6  # among the arguments of `rebuild_cuda_tensor`
+_PLACE_OF_DEVICE = 6  # index among the arguments of `rebuild_cuda_tensor`
 
 
 class CudaLender:
@@ -40,9 +39,9 @@ class CudaLender:
         """Return a record of a tensor's present values, as the caller's stream computes them.
 
         Args:
-            tensor: of any shape and strides; it may change at once.
+            tensor: of any shape and strides; it may change after the call.
 
-        Raises: RuntimeError where CUDA shares no memory.
+        Raises: RuntimeError if CUDA cannot share memory.
         """
         with torch.no_grad(), torch.cuda.device(self.device):
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
@@ -51,13 +50,13 @@ class CudaLender:
         return pickle.dumps((self._names[arguments[_PLACE_OF_DEVICE]], arguments), protocol=pickle.HIGHEST_PROTOCOL)
 
     def borrow(self, record: bytes) -> torch.Tensor:
-        """Return a tensor of this rank's own with the values that were lent; `arrived` before it is used.
+        """Return a new tensor of this rank with the lent values; call `arrived` before its use.
 
-        Raises: RuntimeError if CUDA does not open what was lent.
+        Raises: RuntimeError if CUDA cannot open the lent memory.
         """
         name, given = pickle.loads(record)  # noqa: S301 - from a rank of the same program
         arguments: list[Any] = list(given)
-        arguments[_PLACE_OF_DEVICE] = self._names.index(name)  # as this process counts
+        arguments[_PLACE_OF_DEVICE] = self._names.index(name)  # index of the GPU in this process
         with torch.no_grad(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             lent = rebuild_cuda_tensor(*arguments)
             own = torch.empty(lent.shape, dtype=lent.dtype, device=self.device)
@@ -68,11 +67,11 @@ class CudaLender:
 
 
 def arrived(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor that came from another rank on this rank's device, for use on the caller's stream.
+    """Return a tensor from another rank on this rank's device, for use on the caller's stream.
 
     Args:
         tensor: of any shape, in host memory or borrowed.
     """
-    if tensor.is_cuda:  # it was made on another stream, whose next tensors must not take its memory too early
+    if tensor.is_cuda:  # made on another stream, whose next tensors must not reuse its memory too early
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor.to(device)

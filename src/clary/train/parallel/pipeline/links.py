@@ -1,9 +1,9 @@
-"""Streams between the ranks that hold one model together, with an inbox of received messages.
+"""Streams between the ranks that together hold one model, with an inbox of received messages.
 
-Where: one a process, made at partition; `server` sends on it and takes what comes from its inbox.
+Where: each process makes one at partition; `server` sends on it and takes messages from its inbox.
 
-A thread a peer reads whole messages all the time, so that two ranks that send to each other at once never wait for each
-other; a peer whose process ends is known at once, by the end of its stream.
+One thread per peer reads whole messages all the time, so two ranks that send to each other at once never block; the end
+of a peer's stream shows at once that its process has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from clary.train.parallel.pipeline.hand_over import HandOver
 from clary.train.parallel.pipeline.messages import HEAD_LENGTH, MAX_HEAD_BYTES, Message, decode, encode
 
-_MOST_BUFFERS = 1024  # that one call of sendmsg takes: IOV_MAX of Linux
+_MOST_BUFFERS = 1024  # most buffers of one call of sendmsg: IOV_MAX of Linux
 
 
 class PeerLost(ConnectionError):
@@ -33,12 +33,12 @@ class PeerLost(ConnectionError):
 
 
 class Links:
-    """Sends messages to peers, and queues theirs.
+    """Sends messages to peers, and queues received ones.
 
     Args:
         streams: connected and blocking, by peer; they belong to the links.
-        timeout_s: for a peer to take a message.
-        hand_over: what goes to which peer in the memory of GPUs; None: nothing.
+        timeout_s: for a peer to take a message. hand_over: which tensors are lent to which peer in the memory of GPUs;
+            None lends none.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class Links:
             raise PeerLost(peer, f"sending {message.subject.value} failed: {error.strerror or error}") from error
 
     def receive(self, timeout_s: float) -> tuple[int, Message]:
-        """Return the next message of any peer, and which.
+        """Return the next message of any peer, and the peer.
 
-        Raises: PeerLost; TimeoutError if none came.
+        Raises: PeerLost; TimeoutError if no message came.
         """
         try:
             peer, found = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
         except queue.Empty:
             raise TimeoutError(f"no message within {timeout_s:g} s") from None
         if isinstance(found, PeerLost):
-            self._inbox.put((peer, found))  # it stays lost
+            self._inbox.put((peer, found))  # the peer stays lost
             raise found
         return peer, found
 
@@ -105,7 +105,7 @@ class Links:
         def fill(buffer: Any) -> None:
             view = memoryview(buffer)
             while view:
-                # All at once: whoever reads piece by piece takes the interpreter from who computes as often.
+                # All at once: each partial read would take the interpreter from the computing thread.
                 count = stream.recv_into(view, len(view), socket.MSG_WAITALL)
                 if not count:
                     raise EOFError
@@ -131,7 +131,7 @@ class Links:
 
 
 def _send_all(stream: socket.socket, buffers: Sequence[Any]) -> None:
-    """Send buffers behind each other, most often in one call, so that the peer wakes once."""
+    """Send buffers in order, most often in one call, so that the peer wakes once."""
     left = deque(memoryview(buffer) for buffer in buffers)
     while left:
         count = stream.sendmsg(list(itertools.islice(left, _MOST_BUFFERS)))

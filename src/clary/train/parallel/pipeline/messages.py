@@ -1,12 +1,12 @@
 """Messages between ranks of a pipeline, as bytes: a small pickled head, then the raw tensors.
 
-Where: `links` sends and receives; `server` makes messages and acts on them.
+Where: `links` sends and receives messages; `server` makes them and acts on them.
 
 Tensors are taken out of nested arguments and results (lists, tuples, named tuples, dicts, dataclasses such as
-transformers' outputs) and put back at the other end; all else is pickled. Peers have proved who they are (`links`), and
-run the same program: what they pickle is trusted.
+transformers' outputs) and put back at the other end; all other values are pickled. Peers are authenticated (`links`),
+and run the same program, so their pickles are trusted.
 
-A tensor of a GPU may be lent instead (`hand_over`): then the head has what stands for it, and nothing lies behind.
+A tensor of a GPU may be lent instead (`hand_over`): then the head has a record of it, and no bytes of it follow.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from clary.train.parallel.microbatches import mapping_like
 
 _LOG = logging.getLogger(__name__)
 HEAD_LENGTH = struct.Struct("<Q")
-MAX_HEAD_BYTES = 1 << 28  # a head holds no tensors: more than this is no head
+MAX_HEAD_BYTES = 1 << 28  # most bytes of a head, which holds no tensors
 
 
 class Subject(Enum):
     """The subject of a message."""
 
     FORWARD = "forward"  # a request: run a module
-    BACKWARD = "backward"  # a request: run the backward pass of what was run
+    BACKWARD = "backward"  # a request: run the backward pass of an earlier FORWARD
     OUTPUT = "output"  # the answer to either
-    FAILED = "failed"  # the answer to either where it went wrong; body is text
-    TURN = "turn"  # the leader of a tensor group tells the others what is served next
-    STEP_END = "step end"  # the first stage has what the step returns
+    FAILED = "failed"  # the answer to either if it failed; body is text
+    TURN = "turn"  # the leader of a tensor group names the next action to the others
+    STEP_END = "step end"  # the step's results, from the first stage
     ABORT = "abort"  # the step failed; body is text
 
 
-# Whose tensors the receiver wants on its device; what a step returns is in host memory on all ranks but the first.
+# Subjects whose tensors go to the receiver's device; other ranks get the step's results in host memory.
 _ON_DEVICE = (Subject.FORWARD, Subject.BACKWARD, Subject.OUTPUT)
 
 
@@ -53,8 +53,7 @@ class CallId:
     """One call of a module by another rank.
 
     Args:
-        caller: pipeline rank that asks.
-        microbatch: that it belongs to.
+        caller: pipeline rank that makes the call. microbatch: number of the caller's microbatch.
         number: of the caller's calls for this microbatch in this step, from 0.
     """
 
@@ -79,14 +78,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Slot:
-    """Stands for a tensor in a structure from which tensors were taken."""
+    """Replaces a tensor in a structure from which tensors were taken."""
 
     place: int
 
 
 @dataclass(frozen=True)
 class Loan:
-    """Stands in a head for a tensor whose values stay in the memory of a GPU; see `lending`."""
+    """Replaces a tensor in a head if its values stay in the memory of a GPU; see `lending`."""
 
     record: bytes
 
@@ -124,7 +123,7 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class _Head(pickle.Pickler):
-    """Says once that tensors which were not taken out, as those in transformers' caches, arrive without graphs."""
+    """Logs once that tensors in other objects, such as transformers' caches, arrive without graphs."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.requires_grad:
@@ -140,10 +139,10 @@ def _say_that_gradients_stop() -> None:
 
 
 def encode(message: Message, lend: Callable[[torch.Tensor], bytes | None] | None = None) -> list[Any]:
-    """Return a message as buffers to be sent behind each other; they keep the tensors alive.
+    """Return a message as buffers to send in order; they keep the tensors alive.
 
     Args:
-        lend: returns what stands for a tensor that is lent to the receiver, None for one that is not.
+        lend: returns the record of a tensor that is lent to the receiver, None for a tensor that is not lent.
     """
     ready: list[torch.Tensor] = []
     kinds: list[Any] = []
@@ -165,7 +164,7 @@ def encode(message: Message, lend: Callable[[torch.Tensor], bytes | None] | None
 def decode(head: bytes, read: Callable[[Any], None], borrow: Callable[[bytes], torch.Tensor] | None = None) -> Message:
     """Make a message from its head; `read` fills a writable buffer with the bytes that follow.
 
-    Tensors are in host memory, but for those that were lent: `borrow` returns them.
+    Tensors are in host memory, except lent tensors, which `borrow` returns.
 
     Raises: OSError if a tensor was lent and `borrow` is None.
     """

@@ -1,7 +1,7 @@
-"""torch's modes of a thread: whether it records gradients, and in which dtype it computes.
+"""torch's modes of a thread: whether it records gradients, and the dtype in which it computes.
 
-Where: they are a thread's own in torch; a worker takes over those of the thread that starts it, a rank that serves a
-request those of the rank that asked.
+Where: torch keeps modes per thread; a worker takes over those of the thread that starts it, a rank that serves a
+request those of the requesting rank.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Modes:
     """The modes of a thread that can be entered again on another one.
 
     Args:
-        autocast: by device type, the dtype of operations that autocast changes; none where it is off.
-        gpu: index of the current one; None without any.
+        autocast: by device type, the dtype of operations that autocast changes; no entry where it is off. gpu: index of
+            the current GPU; None without a GPU.
     """
 
     records_gradients: bool
@@ -30,7 +30,7 @@ class Modes:
 
     @classmethod
     def of_this_thread(cls) -> Modes:
-        """Return the modes as they are now."""
+        """Return the calling thread's modes."""
         autocast = tuple(
             (kind, torch.get_autocast_dtype(kind)) for kind in _DEVICE_TYPES if torch.is_autocast_enabled(kind)
         )
@@ -40,7 +40,7 @@ class Modes:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Compute in these modes."""
+        """Compute in these modes in this block."""
         with contextlib.ExitStack() as stack:
             if self.gpu is not None:
                 stack.enter_context(torch.cuda.device(self.gpu))

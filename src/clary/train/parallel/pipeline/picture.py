@@ -1,13 +1,12 @@
 """Draws a run of a pipeline: as SVG for a browser, as text for a terminal.
 
-Where: `record` has what was or would be done; these are pure functions from that to text.
+Where: `record` has the real or simulated runs; these are pure functions from runs to text.
 
     Path("run.svg").write_text(svg(pipeline.gather_last_run()))
     print(text(simulated_run(schedule, simulate(schedule, seconds_of), seconds_of)))
 
-Rows are ranks and time goes to the right. A box is an action: its colour says which kind, its number which microbatch;
-where a rank has several stages, later ones are paler. Beside each row stands the part of the time in which the rank is
-idle.
+Rows are ranks and time goes to the right. A box is an action: its colour shows the kind, its number the microbatch;
+later stages of a rank are paler. Beside each row stands the rank's idle share of the time.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _FONT = 11
 _DIGIT = 7  # wide
 _LEGEND_STEP = 190
 _AXIS = 26  # below the rows: ticks and their times
-_TICKS = 10  # about so many on the axis
-_PALEST = 0.45  # opacity of the last of a rank's stages
+_TICKS = 10  # approximate number of ticks on the axis
+_PALEST = 0.45  # opacity of a rank's last stage
 _FILL = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.INPUT: "~", Kind.WEIGHT: "."}
 
 

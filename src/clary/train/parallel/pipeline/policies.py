@@ -1,13 +1,13 @@
 """Choice of a rank's next action among several ready ones: pure decisions.
 
-Where: `server` asks with all that is ready, and does what it is told.
+Where: `server` passes all ready actions, and runs the chosen one.
 
-    interleaved   what belongs to a backward pass first, since it frees activations; then what is under way; then new
-                  microbatches
-    simple        what belongs to forward passes first, and new microbatches; backward passes when all have passed
+    interleaved   backward passes first, since they free activations; then forward passes under way; then new
+              microbatches
+    simple        forward passes first, and new microbatches; backward passes once all forward passes are done
 
-Among equals the lowest microbatch is first, then who asked first. `active_microbatches` bounds those that have begun
-and not ended.
+Among equals the lowest microbatch is first, then the earliest request. `active_microbatches` bounds the microbatches
+that have begun and not ended.
 Source: SageMaker developer guide, "pipeline execution".
 """
 
@@ -19,7 +19,7 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """To which pass a thing that is ready belongs."""
+    """The pass to which a ready action belongs."""
 
     START = 0
     FORWARD = 1
@@ -28,12 +28,12 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, order=True)
 class Ready:
-    """Something that this rank could do now; equal on ranks that do the same.
+    """An action that this rank could run now; equal on ranks that run the same actions.
 
     Args:
-        caller: pipeline rank that asked, -1 for the step's own function.
+        caller: pipeline rank that requested it, -1 for the step's own function.
         number: of the call, by its caller and microbatch.
-        is_resumed: it has begun, was waiting, and can go on.
+        is_resumed: whether it has begun, waited, and can continue.
     """
 
     phase: Phase

@@ -1,6 +1,6 @@
-"""When every action of a step began and ended, on one rank or on all.
+"""The times at which the actions of a step began and ended, on one rank or on all.
 
-Where: `executor` writes what was, `simulated_run` what would be; `picture` draws either.
+Where: `executor` records real runs, `simulated_run` simulated ones; `picture` draws both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Run:
 
     Args:
         name: of the schedule.
-        ranks: by rank, what it did, in its order; times count from one moment for all.
+        ranks: by rank, its actions in order; times count from one moment for all ranks.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Run:
 
     @property
     def begin_s(self) -> float:
-        """When the first action of all began."""
+        """The time when the first action began."""
         return min((one.begin_s for actions in self.ranks for one in actions), default=0.0)
 
     @property
     def length_s(self) -> float:
-        """From the first begin to the last end."""
+        """The time from the first begin to the last end."""
         return max((one.end_s for actions in self.ranks for one in actions), default=0.0) - self.begin_s
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """By rank, the part of `length_s` in which it did nothing; 1 where there is no length."""
+        """By rank, its idle share of `length_s`; 1 if the length is 0."""
         length_s = self.length_s
         return tuple(
             1 - sum(one.end_s - one.begin_s for one in actions) / length_s if length_s else 1.0
@@ -58,12 +58,11 @@ class Run:
 
 
 def simulated_run(schedule: Schedule, simulation: Simulation, seconds_of: Callable[[Action], float]) -> Run:
-    """Return the run that a simulation foresaw; `seconds_of` as it was given to `simulate`.
+    """Return the run that a simulation predicts.
 
     Args:
-        schedule: that was simulated.
-        simulation: of it, as `simulate` returned it.
-        seconds_of: how long an action takes, as it was given to `simulate`.
+        schedule: the simulated schedule. simulation: the result of `simulate` for it.
+        seconds_of: the duration of an action, as passed to `simulate`.
     """
     return Run(
         schedule.name,

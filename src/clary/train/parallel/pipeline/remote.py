@@ -1,12 +1,12 @@
-"""Modules on other ranks: calls to them, and service to ranks that call ours.
+"""Calls of modules on other ranks, and the service of this rank's modules to other ranks.
 
 Where: `placement` installs a door on every module that another rank may own; `server` carries the requests and runs
 `Host.serve`.
 
 To the caller a remote module is one node of autograd's graph: its forward sends tensors and gets tensors, its backward
 sends gradients and gets gradients. Autograd's own bookkeeping then holds over ranks: a module may be called twice, its
-outputs may go anywhere, or nowhere. The owner keeps the outputs of a call, with their graph, until the gradients come
-or the step ends.
+outputs may be used anywhere, or not at all. The owner keeps the outputs of a call, with their graph, until the
+gradients arrive or the step ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.train.parallel.pipeline.messages import CallId, Message, Subject, put
 from clary.train.parallel.pipeline.modes import Modes
 from clary.train.parallel.pipeline.server import Server
 
-_ORIGINAL = "_call_impl"  # what torch's nn.Module.__call__ calls; an attribute of the module itself comes first
+_ORIGINAL = "_call_impl"  # the method that torch's nn.Module.__call__ calls; an attribute of the instance overrides it
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Host:
     """Serves the modules of this rank, and calls those of others.
 
     Args:
-        find: returns what a name stands for: something to call.
+        find: maps a name to the function to call.
         device: on which this rank computes.
     """
 
@@ -46,7 +46,7 @@ class Host:
         self._find = find
         self._device = device
         self._kept: dict[CallId, _Kept] = {}
-        self._anchor = torch.zeros((), requires_grad=True)  # outputs may need gradients where no input does
+        self._anchor = torch.zeros((), requires_grad=True)  # outputs may need gradients even if no input does
 
     def call(self, owner: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a module of another rank; return its outputs, on this rank's device.
@@ -54,9 +54,9 @@ class Host:
         Args:
             owner: pipeline rank that holds the module.
             name: path of the module, or path[start:stop] for a run of children of a Sequential.
-            args: tensors may be nested in them, and in `kwargs`; all else is pickled.
+            args: tensors may be nested in them, and in `kwargs`; all other values are pickled.
 
-        Raises: RemoteFailure if it failed there; ParallelError outside of a step.
+        Raises: RemoteFailure if the module failed; ParallelError outside of a step.
         """
         assert self.server is not None
         tensors: list[torch.Tensor] = []
@@ -79,7 +79,7 @@ class Host:
         inputs = [
             tensor.requires_grad_(flow) for tensor, flow in zip(self._to_device(message.tensors), flows, strict=True)
         ]
-        # Not the leaves themselves: modules may change what they are given.
+        # Not the leaves themselves: modules may change their arguments.
         given = [tensor.clone() if tensor.requires_grad else tensor for tensor in inputs]
         args, kwargs = put_tensors(structure, given)
         with modes.entered():
@@ -92,7 +92,7 @@ class Host:
         return Message(Subject.OUTPUT, call, (message.subject, found, out_flows), outputs)
 
     def forget(self) -> None:
-        """Drop graphs that no backward pass came for."""
+        """Drop graphs that had no backward pass."""
         self._kept.clear()
 
     def _backward(
@@ -121,7 +121,7 @@ class _Call:
         self._body = body
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Ask for the forward pass."""
+        """Request the forward pass."""
         name, structure, modes = self._body
         flows = [modes.records_gradients and tensor.requires_grad for tensor in tensors]
         server, device = self._host.server, self._host._device
@@ -131,7 +131,7 @@ class _Call:
         return tuple(arrived(tensor, device) for tensor in answer.tensors)
 
     def backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Ask for the backward pass; return the gradients of the tensors that were sent."""
+        """Request the backward pass; return the gradients of the tensors that were sent."""
         server, device = self._host.server, self._host._device
         assert server is not None
         places = [grad is not None for grad in grads]
@@ -159,7 +159,7 @@ class _RemoteCall(torch.autograd.Function):
 
 
 def install_door(module: torch.nn.Module, enter: Callable[..., Any]) -> None:
-    """Have calls of a module go to `enter` instead, hooks included: they run where the module does."""
+    """Have calls of a module go to `enter` instead; its hooks run on the rank that runs the module."""
     module.__dict__[_ORIGINAL] = enter
 
 

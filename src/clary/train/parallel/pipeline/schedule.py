@@ -1,10 +1,10 @@
 """A schedule as one list of actions for each rank, with checks and a simulation before it runs.
 
-Where: `schedules` writes lists, an executor runs them; `simulate` stands between and refuses what would not end.
+Where: `schedules` writes lists, `executor` runs them; before that, `simulate` refuses schedules that would not end.
 
 [Note: actions] `2F0` is the forward pass of stage 2 on microbatch 0, `2B0` its whole backward pass; `2I0` and `2W0` are
-the two halves of it, the gradient of the stage's input, which the stage before waits for, and that of its weights,
-which nobody waits for. A stage's activations of a microbatch live from F to B, or to W.
+the two halves of it, the gradient of the stage's input, which the stage before waits for, and the gradients of its
+weights, which no stage waits for. A stage's activations of a microbatch live from F to B, or to W.
 Source: the notation follows torch.distributed.pipelining.
 """
 
@@ -35,12 +35,12 @@ _WORDS = {
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be run; the text names the missing action or the circle of waiting."""
+    """A schedule that cannot be run; the text names the missing action or the cycle of waits."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """One stage does one thing for one microbatch."""
+    """One action of one stage for one microbatch."""
 
     stage: int
     kind: Kind
@@ -48,7 +48,7 @@ class Action:
 
     @property
     def words(self) -> str:
-        """The action for messages, with the meaning of its letters."""
+        """The action in words, for messages."""
         return f"{self} ({_WORDS[self.kind]} of stage {self.stage}, microbatch {self.microbatch})"
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Action:
 def parse_action(text: str) -> Action:
     """Read an action from the text of `str`.
 
-    Raises: ValueError if it is no action.
+    Raises: ValueError if the text is not an action.
     """
     match = re.fullmatch(r"(\d+)([FBIW])(\d+)", text)
     if match is None:
@@ -99,7 +99,7 @@ class Schedule:
 
     @cached_property
     def split_stages(self) -> frozenset[int]:
-        """The stages whose backward passes come in halves."""
+        """The stages whose backward passes are in halves."""
         return frozenset(action.stage for actions in self.ranks for action in actions if action.kind is Kind.INPUT)
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class Simulation:
     Args:
         begins: by rank, when each action begins, in seconds.
         length_s: from the first begin to the last end.
-        idle: by rank, the part of `length_s` in which it does nothing.
+        idle: by rank, its idle share of `length_s`.
         peak_activations: by rank, the most microbatches of its stages whose activations live at once.
     """
 
@@ -127,15 +127,14 @@ class Simulation:
 def simulate(
     schedule: Schedule, seconds_of: Callable[[Action], float] = lambda _: 1.0, *, transfer_s: float = 0.0
 ) -> Simulation:
-    """Go through a schedule without running it.
+    """Simulate a schedule.
 
     Args:
-        seconds_of: how long an action takes.
-        transfer_s: how long what a stage hands on is under way to another rank.
+        seconds_of: the duration of an action. transfer_s: the duration of a transfer between ranks.
 
     Raises:
-        ScheduleError: an action is missing or there twice, or the ranks would wait for each other for ever; it says
-            which action of each rank waits for what.
+        ScheduleError: an action is missing or duplicate, or the ranks would wait for each other for ever; it names the
+            waiting action of each rank and its missing input.
     """
     _check_complete(schedule)
     rank_of = schedule.rank_of()
@@ -187,7 +186,7 @@ def needs(action: Action, schedule: Schedule) -> list[Action]:
 
 
 def _check_complete(schedule: Schedule) -> None:
-    """Refuse a schedule in which a stage does not do for every microbatch all that it must, once."""
+    """Refuse a schedule in which a stage lacks or repeats an action of a microbatch."""
     done: dict[tuple[int, int], list[str]] = {}
     for actions in schedule.ranks:
         for action in actions:

@@ -1,9 +1,9 @@
-"""The schedules, as functions that write lists of actions. One stage a rank, but for `interleaved`.
+"""The schedules, as functions that write lists of actions. One stage per rank, except in `interleaved`.
 
     gpipe       all forwards, then all backwards; activations of every microbatch live at once
-    one_f_one_b a backward as soon as there is one; activations of as many microbatches as stages follow
-    interleaved 1F1B with several stages a rank: less idle, more messages
-    zb1p        1F1B with backwards in halves: gradients of weights fill what would be idle
+    one_f_one_b each backward as early as possible; a stage's activations of as many microbatches as stages follow
+    interleaved 1F1B with several stages per rank: less idle time, more messages
+    zb1p        1F1B with backwards in halves: gradients of weights fill idle time
 
 Source: GPipe, arXiv 1811.06965; PipeDream-flush, arXiv 2006.09503; interleaved, arXiv 2104.04473, section 2.2; zero
 bubble (ZB-H1), arXiv 2401.10241.
@@ -44,10 +44,10 @@ def interleaved(num_ranks: int, num_microbatches: int, *, stages_a_rank: int) ->
     """Write interleaved 1F1B: rank r has the stages r, r + p, r + 2p...; idle (p - 1) / (vm + p - 1).
 
     Args:
-        num_microbatches: a multiple of the ranks: they pass from stage to stage p at a time.
+        num_microbatches: a multiple of the number of ranks p: p at a time pass from stage to stage.
         stages_a_rank: v.
 
-    Raises: ValueError if microbatches do not divide.
+    Raises: ValueError if ranks do not divide the microbatches, or for less than 1 stage per rank.
     """
     _check(num_ranks, num_microbatches)
     if stages_a_rank < 1 or num_microbatches % num_ranks:
@@ -77,9 +77,9 @@ def interleaved(num_ranks: int, num_microbatches: int, *, stages_a_rank: int) ->
 
 
 def zb1p(num_stages: int, num_microbatches: int) -> Schedule:
-    """Write ZB1P; a third of 1F1B's idle time where F, I and W last alike, activations of at most p microbatches.
+    """Write ZB1P; a third of 1F1B's idle time if F, I and W take equal time, activations of at most p microbatches.
 
-    Stage s puts off the gradients of weights of s microbatches: as many as it would stand idle for at the end.
+    Stage s delays the gradients of weights of s microbatches, to fill its idle time at the end.
     """
     _check(num_stages, num_microbatches)
     ranks = []

@@ -1,7 +1,7 @@
-"""The module server: the work of a rank during a step of a model cut over ranks.
+"""The module server: a rank's work during a step of a model that is cut over ranks.
 
-Where: `step` calls `run` on every rank that holds a part of the model. The first of them has the step's function, once
-a microbatch, to run; the others serve requests until it says that the step has ended.
+Where: `step` calls `run` on every rank that holds a part of the model. The first of them runs the step's function, once
+per microbatch; the others serve requests until the first reports the end of the step.
 
     function of microbatch 0                owner of a module
       module(x)   -- FORWARD, tensors -->     runs the module, keeps the graph
@@ -9,12 +9,12 @@ a microbatch, to run; the others serve requests until it says that the step has 
       backward    -- BACKWARD, grads  -->     backward pass of what it kept
                   <-- OUTPUT, grads   --
 
-A request suspends the microbatch that made it; the rank goes on with whatever its policy takes next (`policies`). A
-module that is served may ask for modules of other ranks itself. With tensor parallelism all ranks of a tensor group do
-the same things in the same order, since modules speak to each other inside: the first of them decides and tells the
-others (TURN).
+A request suspends the microbatch that made it; the rank continues with the action that its policy chooses next
+(`policies`). A served module may itself call modules of other ranks. With tensor parallelism all ranks of a tensor
+group run the same actions in the same order, since their modules communicate: the group's first rank decides and sends
+its decisions to the others (TURN).
 
-Source: the idea of a server of modules is of arXiv 2111.05972, section 4.
+Source: the idea of a module server is from arXiv 2111.05972, section 4.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from clary.train.parallel.pipeline.workers import Abandoned, Worker, WorkerPool,
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_UNWINDS = 100  # times that an abandoned microbatch may catch what ends it
+_MAX_UNWINDS = 100  # times that an abandoned microbatch may catch `Abandoned`
 
 Serve = Callable[[Message], Message]
 
@@ -48,8 +48,8 @@ class Neighbours:
     Args:
         pipeline: the peer of every pipeline rank, this rank's own included.
         pipeline_rank: this rank's own.
-        followers: those that do as this rank decides.
-        leader: whose decisions this rank follows; None if it decides itself.
+        followers: the peers that follow this rank's decisions. leader: the peer whose decisions this rank follows; None
+            if it decides itself.
         names: for messages, by peer.
     """
 
@@ -70,20 +70,20 @@ class _Wait:
 
 @dataclass
 class _Task:
-    """Something that a worker does or will do."""
+    """A task of a worker, running or ready."""
 
     ready: Ready
-    begin: Callable[[], Any] | None  # None: its worker waits to go on
+    begin: Callable[[], Any] | None  # None: its worker waits to continue
     worker: Worker | None = None
     request: Message | None = None
     answer: Any = None
 
 
 class Server:
-    """Runs steps; one a process.
+    """Runs steps; one server per process.
 
     Args:
-        serve: does what a FORWARD or BACKWARD asks for, on a worker, and returns its answer.
+        serve: runs a FORWARD or BACKWARD request, on a worker, and returns its answer.
         policy: the key `pipeline`.
         max_active: the key `active_microbatches`.
         timeout_s: of a wait for another rank.
@@ -113,7 +113,7 @@ class Server:
         self._turns: list[Ready] = []
         self._results: dict[int, Any] = {}
         self._failure: ParallelError | None = None
-        self._ends: list[list[Any]] = []  # what steps returned, of those that have ended, oldest first
+        self._ends: list[list[Any]] = []  # results of ended steps, oldest first
         self._bodies: Sequence[Callable[[], Any]] | None = None
 
     def run(self, bodies: Sequence[Callable[[], Any]] | None) -> list[Any]:
@@ -123,8 +123,8 @@ class Server:
             bodies: the step's function for every microbatch; None on ranks that only serve.
 
         Raises:
-            ParallelError: another rank failed, ended or was silent for too long. Later steps raise the same.
-            Exception: what the function itself raised, on the rank that runs it.
+            ParallelError: another rank failed, ended or sent no message in time. Later steps raise the same error.
+            Exception: the function's own error, on the rank that runs it.
         """
         if self._failure is not None:
             raise self._failure
@@ -145,11 +145,11 @@ class Server:
         Args:
             subject: FORWARD or BACKWARD.
             peer_rank: pipeline rank of the receiver.
-            call: that `next_call` returned; a BACKWARD has that of its FORWARD.
+            call: the result of `next_call`; a BACKWARD has the call of its FORWARD.
             body: pickled; its first item names the module in messages.
             tensors: of any shape; they are not pickled.
 
-        Raises: RemoteFailure with what went wrong there.
+        Raises: RemoteFailure with the error of that rank.
         """
         worker = own_worker()
         assert worker is not None, "modules of other ranks are called on workers alone"
@@ -161,7 +161,7 @@ class Server:
         return answer
 
     def next_call(self) -> CallId:
-        """Return the id of a call that this rank makes now.
+        """Return a new id for a call of this rank.
 
         Raises: ParallelError outside a step.
         """
@@ -177,7 +177,7 @@ class Server:
         return CallId(self._near.pipeline_rank, microbatch, number)
 
     def enter_backward(self) -> None:
-        """Let the policy decide when the microbatch that calls this begins its backward pass."""
+        """Let the policy decide when the calling microbatch begins its backward pass."""
         worker = own_worker()
         if worker is None:
             return
@@ -188,11 +188,11 @@ class Server:
         worker.wait()
 
     def close(self) -> None:
-        """End the streams, which other ranks notice, and the threads that have nothing to do."""
+        """End the streams, which other ranks notice, and the idle threads."""
         self._links.close()
         self._pool.close()
 
-    # What a step does.
+    # The parts of a step.
 
     def _begin(self, bodies: Sequence[Callable[[], Any]] | None) -> None:
         self._bodies = bodies
@@ -209,7 +209,7 @@ class Server:
     def _end(self) -> list[Any]:
         if self._bodies is None:
             return self._ends.pop(0)
-        # Not kept: they hold graphs, whose nodes hold this.
+        # Results are not kept: they hold graphs, whose nodes hold this server.
         found, self._results = self._results, {}
         results = [found[microbatch] for microbatch in range(len(self._bodies))]
         tensors: list[torch.Tensor] = []
@@ -220,7 +220,7 @@ class Server:
         return results
 
     def _do_one(self) -> bool:
-        """Do the work that the policy chooses; False if there is nothing to do."""
+        """Run the task that the policy chooses; return False if no task is ready."""
         task = self._next_task()
         if task is None:
             return False
@@ -314,7 +314,7 @@ class Server:
             self._take_answer(message)
 
     def _take_answer(self, message: Message) -> None:
-        """Make the worker that waits for it ready."""
+        """Make the worker that waits for the answer ready."""
         call = message.call
         assert call is not None
         asked, answer = (
@@ -332,7 +332,7 @@ class Server:
         task.answer = answer
         self._ready[task.ready] = task
 
-    # What is said when it fails.
+    # Failures.
 
     def _fail(self, error: BaseException) -> None:
         """Record the failure, tell the other ranks, and end the running tasks."""
@@ -345,7 +345,7 @@ class Server:
             try:
                 self._links.send(peer, Message(Subject.ABORT, None, text))
             except PeerLost:
-                continue  # it may be what failed
+                continue  # perhaps this peer has failed
         workers = {id(wait.worker): wait.worker for wait in self._waiting.values()}
         workers |= {id(task.worker): task.worker for task in self._ready.values() if task.worker is not None}
         self._waiting, self._ready, self._turns = {}, {}, []
@@ -365,7 +365,7 @@ class Server:
         if waits:
             return f"waits for {'; '.join(waits)}"
         if self._near.leader is not None and self._ready:
-            return f"waits to be told what is next by {self._name(self._near.leader)}"
+            return f"waits for the next action from {self._name(self._near.leader)}"
         return "waits for requests"
 
     def _doing(self, task: _Task) -> str:

@@ -1,8 +1,8 @@
-"""One stage of a model on its rank: its forward pass for a microbatch, and its backward pass, whole or in halves.
+"""One stage of a model on its rank: the forward pass of a microbatch, and its backward pass, whole or in halves.
 
-Where: `executor` calls these as its schedule says, and carries what they take and give between stages.
+Where: `executor` calls these methods by its schedule, and carries their inputs and outputs between stages.
 
-A stage keeps what a microbatch needs for its backward pass until that is done; microbatches do not see each other.
+A stage keeps the tensors for a microbatch's backward pass until that is done; microbatches are independent.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class _Pass:
 class Stage:
     """A module that maps tensors to a tensor or a tuple of tensors, as one stage of a pipeline.
 
-    Gradients of its parameters add up in their `grad` over microbatches, by autograd's own accumulation: hooks that
-    wait for it see every microbatch.
+    Gradients of its parameters add up in their `grad` over microbatches, by autograd's own accumulation, so hooks on it
+    see every microbatch.
 
     Args:
-        index: which of the model's stages this is.
+        index: its place among the model's stages.
         name: for messages; the module's class if not given.
     """
 
@@ -51,7 +51,7 @@ class Stage:
 
     @property
     def num_alive(self) -> int:
-        """The microbatches whose activations live."""
+        """The number of microbatches whose activations live."""
         return len(self._passes)
 
     def forward(
@@ -60,10 +60,10 @@ class Stage:
         """Run the forward pass.
 
         Args:
-            inputs: of the module; those that require a gradient get one in the backward pass.
-            finish: makes of the module's result what the stage gives: a loss, on the last stage.
-        Returns: what the next stage takes, out of the graph; those of them require a gradient that want one back.
-        Raises: TypeError if the module gives anything but tensors.
+            inputs: of the module; inputs that require a gradient get one in the backward pass. finish: maps the
+                module's result to the stage's outputs: a loss, on the last stage.
+        Returns: the outputs, detached; each requires a gradient if the stage expects one for it.
+        Raises: TypeError if the module returns values other than tensors.
         """
         leaves = tuple(one.detach().requires_grad_(one.requires_grad) for one in inputs)
         with torch.enable_grad():
@@ -84,16 +84,16 @@ class Stage:
 
         Args:
             gradients: of the outputs that require one, in their order.
-        Returns: those of the inputs that require one, in their order; zeros where an input was not used.
+        Returns: gradients of the inputs that require one, in their order; zeros if an input was not used.
         """
         done = self._passes.pop(microbatch)
         self._run_whole(done, gradients)
         return _take_gradients(done.inputs)
 
     def backward_input(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> Tensors:
-        """Run the half that the stage before waits for; as `backward`, but for the gradients of weights.
+        """Run the half that the stage before waits for: `backward` without the gradients of weights.
 
-        On a stage whose inputs want no gradient, as the first, it has nothing to do.
+        If the stage's inputs need no gradient, as on the first stage, no half is computed.
         """
         kept = self._passes[microbatch]
         inputs, outputs = _differentiable(kept.inputs), _differentiable(kept.outputs)
@@ -111,7 +111,7 @@ class Stage:
         return found
 
     def backward_weight(self, microbatch: int) -> None:
-        """Run the other half, after `backward_input`; the activations go."""
+        """Run the other half, after `backward_input`; this frees the activations."""
         half = self._passes.pop(microbatch).half
         if half is not None:
             half.run()

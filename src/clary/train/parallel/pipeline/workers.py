@@ -1,7 +1,7 @@
-"""Threads of which one at a time has the turn, so that a program can stop in the middle and go on later.
+"""Threads of which one at a time runs, so that a microbatch can be suspended and continued.
 
-Where: `server` runs every microbatch, and every request, on a worker: when it has to wait for another rank the worker
-gives its turn back to the server's loop. Nothing of it runs in parallel: user code needs no locks.
+Where: `server` runs every microbatch, and every request, on a worker: when the worker must wait for another rank, it
+returns control to the server's loop. No two threads run in parallel, so user code needs no locks.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _own = threading.local()
 
 
 class Abandoned(BaseException):
-    """Ends a worker whose step has failed. No Exception: user code must not take it for one of its own."""
+    """Ends a worker whose step has failed. Not an Exception, so that user code does not catch it as its own."""
 
 
 class Worker:
     """One thread; runs one task after another."""
 
     def __init__(self) -> None:
-        self.task: Any = None  # what its owner likes to know it by
+        self.task: Any = None  # set by the owner, to identify the task
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_done = True
-        self.answer: Any = None  # what it was waiting for
+        self.answer: Any = None  # the value that it waits for
         self._call: Callable[[], Any] | None = None
-        # Taken by who waits, let go by who has the turn: threading's semaphores take several times as long.
+        # Acquired by the waiting thread, released by the running one: threading's semaphores are several times slower.
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
@@ -50,12 +50,12 @@ class Worker:
         self.go_on()
 
     def go_on(self) -> None:
-        """Give it the turn, and return when it gives it back: it is done, or waits again."""
+        """Let the worker run, and return when it is done or waits again."""
         self._go.release()
         self._back.acquire()
 
     def wait(self) -> Any:
-        """Give the turn back; return the answer once the owner has set it. The worker's own thread calls it.
+        """Return control to the owner; return the answer once the owner has set it. The worker's own thread calls it.
 
         Raises: the answer, if it is an exception.
         """
@@ -85,28 +85,28 @@ class Worker:
 
 
 def own_worker() -> Worker | None:
-    """Return the worker on whose thread this is called; None on others."""
+    """Return the worker of the calling thread; None if the thread is no worker's."""
     found: Worker | None = getattr(_own, "worker", None)
     return found
 
 
 class WorkerPool:
-    """Keeps workers that have nothing to do: a thread's first steps in torch are slow."""
+    """Keeps idle workers for reuse: a thread's first operations in torch are slow."""
 
     def __init__(self) -> None:
         self._idle: list[Worker] = []
 
     def take(self) -> Worker:
-        """Return a worker that is free."""
+        """Return an idle worker."""
         return self._idle.pop() if self._idle else Worker()
 
     def close(self) -> None:
-        """End the workers that are here."""
+        """End the idle workers."""
         for worker in self._idle:
             worker.end()
         self._idle.clear()
 
     def give_back(self, worker: Worker) -> None:
-        """Take back one that is done."""
+        """Put a worker that is done into the pool."""
         worker.task = worker.result = worker.error = worker.answer = None
         self._idle.append(worker)

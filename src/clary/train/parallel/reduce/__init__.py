@@ -1,9 +1,9 @@
-"""Gradients of replicas made one: the mean over the ranks that hold the same parameter.
+"""Averages gradients of replicas: the mean over the ranks that hold the same parameter.
 
-Where: `DistributedModel` makes a `GradientReducer`, tells it of every gradient, and has it reduce once a step.
-`buckets` says which gradients travel together, `meeting` who takes part, `reducer` runs the whole; `hooks` are what
-scripts put in place of the sum; `ordered` adds gradients up in one order, whenever they come.
+Where: `DistributedModel` makes a `GradientReducer`, which sees every gradient, and has it reduce once per step.
+`buckets` groups gradients for one message, `meeting` agrees on the ranks that take part, `reducer` runs the reduction;
+scripts replace the sum by `hooks`; `ordered` adds gradients up in a fixed order, whenever they arrive.
 
-[Note: bits] A bucket holds the same elements, divided and summed in the same way, whether it goes while the backward
-pass runs or after it: results are equal bit by bit.
+[Note: bits] A bucket holds the same elements, divided and summed in the same way, whether it is sent during the
+backward pass or after it: results are equal bit by bit.
 """

@@ -1,7 +1,7 @@
-"""Which gradients travel together: buckets of one dtype and group, last parameters first.
+"""Buckets of gradients that are sent together: of one dtype and group, last parameters first.
 
-A parameter that has a gradient on some ranks only (control flow may differ) counts as zero on the others; one that has
-none anywhere keeps none.
+If a parameter has a gradient on some ranks only (control flow may differ), it counts as zero on the others; if it has
+none on any rank, it gets none.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Replicated:
 
 
 class Bucket:
-    """Gradients that travel together.
+    """Gradients that are sent together.
 
     Args:
-        index: its place among the buckets, in which order all ranks send them.
+        index: its place among the buckets, which all ranks send in this order.
     """
 
     def __init__(self, index: int, members: Sequence[Replicated]) -> None:
@@ -38,11 +38,11 @@ class Bucket:
 
     @torch.no_grad()
     def flatten(self, *, is_empty: bool = False, divides: bool = True) -> torch.Tensor:
-        """Return copies of the gradients behind each other, and for each parameter whether it has one (1 or 0).
+        """Return copies of the gradients in one flat tensor, and for each parameter whether it has one (1 or 0).
 
         Args:
-            is_empty: contribute nothing, whatever gradients are there.
-            divides: by the number of ranks, so that the sum is the mean; before it, for half precision.
+            is_empty: contribute zeros, even if there are gradients. divides: divide by the number of ranks, so that the
+                sum is the mean; before the sum, for half precision.
 
         Raises: RuntimeError naming a sparse gradient.
         """
@@ -65,11 +65,11 @@ class Bucket:
 
     @torch.no_grad()
     def spread(self, means: torch.Tensor, present: Sequence[float]) -> None:
-        """Put means back where a gradient is present on any rank.
+        """Write means into the gradients of parameters that have a gradient on any rank.
 
         Args:
             means: flat, as long as the gradients.
-            present: on how many ranks, by parameter.
+            present: number of ranks with a gradient, by parameter.
         """
         begin = 0
         for one, count in zip(self.members, present, strict=True):
@@ -84,7 +84,7 @@ class Bucket:
 
 
 def fill_buckets(parameters: Sequence[Replicated], bucket_bytes: int) -> list[Bucket]:
-    """Group parameters, last ones first: their gradients are there first."""
+    """Group parameters, last ones first, since their gradients arrive first."""
     open_buckets: dict[tuple[torch.dtype, int], list[Replicated]] = {}
     sizes: dict[tuple[torch.dtype, int], int] = {}
     full: list[list[Replicated]] = []

@@ -1,6 +1,7 @@
-"""Communication hooks, which replace the sum of a bucket, as torch's DDP has them.
+"""Communication hooks as in torch's DDP, which replace the sum of a bucket.
 
-Source: torch's documentation, "DDP Communication Hooks"; those of `torch.distributed.algorithms.ddp_comm_hooks` work.
+Source: torch's documentation, "DDP Communication Hooks"; the hooks of `torch.distributed.algorithms.ddp_comm_hooks`
+work.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class CommunicationHook:
         """Call the hook with a bucket; the returned function waits for the means.
 
         Args:
-            flat: gradients that are not divided.
+            flat: gradients, not divided by the number of ranks.
 
         Raises: TypeError if the hook returns no future; the returned function raises ValueError if the means have
             another length.
@@ -58,7 +59,7 @@ class GradientBucket:
         self._is_last = is_last
 
     def index(self) -> int:
-        """Return its place among the buckets: 0 goes first."""
+        """Return its place among the buckets: 0 is sent first."""
         return self._bucket.index
 
     def buffer(self) -> torch.Tensor:

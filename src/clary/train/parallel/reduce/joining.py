@@ -1,4 +1,4 @@
-"""Replicas with different numbers of batches: an ended one contributes nothing until all have ended.
+"""Replicas with different numbers of batches: an ended replica contributes zeros until all have ended.
 
 Source: torch's documentation, "Distributed Training with Uneven Inputs Using the Join Context Manager".
 """
@@ -18,15 +18,16 @@ def joining(
     """Reduce without ranks that have left the block; at its end take part in the others' reductions.
 
     Args:
-        take_from: gives all ranks the parameters of one, by rank in the group; called where ranks have ended apart.
+        take_from: gives all ranks the parameters of one, by rank in the group; called if ranks ended at different
+            steps.
 
-    Raises: as `GradientReducer.end_join`; what the block raises goes on at once.
+    Raises: as `GradientReducer.end_join`; errors of the block are passed on at once.
     """
     reducer.begin_join(divides_by_active=divides_by_active, throws=throws)
     try:
         yield
         num_missed = reducer.end_join()
         if max(num_missed) > 0:
-            take_from(num_missed.index(min(num_missed)))  # the last to end has seen all steps
+            take_from(num_missed.index(min(num_missed)))  # the last rank to end has taken all steps
     finally:
         reducer.leave_join()

@@ -1,7 +1,7 @@
-"""Agreement on a reduction: each rank tells in a small message before the gradients why it has come.
+"""Agreement on a reduction: before the gradients, each rank sends its purpose in a small message.
 
-A replica may have had no backward pass in a step, or no more batches. The others do not know, and would wait; so a rank
-that comes to its optimizer without having reduced says so, and takes part in what the others do.
+A replica may have had no backward pass in a step, or no more batches. The others do not know that, and would wait; so a
+rank that steps its optimizer without a reduction reports it, and takes part in the others' reduction.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 from clary.train.parallel.errors import ParallelError
 
-_KINDS = 4  # more than there are of `Doing`: a message is one number a rank
+_KINDS = 4  # above every `Doing`: a message packs steps and purpose into one number per rank
 
 
 class Doing(IntEnum):
-    """The purpose for which a rank has come to a meeting."""
+    """The purpose of a rank at a meeting."""
 
     REDUCES = 1
-    STEPS = 2  # its optimizer is to step, and it has had no gradients
+    STEPS = 2  # its optimizer steps next, and it has had no gradients
     HAS_ENDED = 3  # it has no more batches, see `DistributedModel.join`
 
 
@@ -30,15 +30,15 @@ class Doing(IntEnum):
 class Present:
     """The ranks of a group at one meeting, with the purpose of each."""
 
-    doing: dict[int, Doing]  # by rank of the world
+    doing: dict[int, Doing]  # by rank in the world
 
     def who(self, doing: Doing) -> list[int]:
-        """Return the ranks that do this."""
+        """Return the ranks with this purpose."""
         return [rank for rank, found in self.doing.items() if found is doing]
 
 
 class MeetingPoint:
-    """The place where the ranks of one group tell each other why they have come.
+    """Exchanges the purposes of the ranks of one group.
 
     Args:
         device: of the group's messages.
@@ -51,12 +51,12 @@ class MeetingPoint:
         self._own = dist.get_rank(group)
 
     def begin(self, doing: Doing, num_steps: int) -> Callable[[], Present]:
-        """Tell the other ranks `doing`; the returned function waits for theirs. All ranks of the group call it.
+        """Send `doing` to the other ranks; the returned function waits for theirs. All ranks of the group call it.
 
         Args:
-            num_steps: that the optimizer has taken.
+            num_steps: number of steps that the optimizer has taken.
 
-        Raises: the returned function, ParallelError naming ranks whose optimizers have taken other numbers of steps.
+        Raises: ParallelError, from the returned function, if optimizers have taken different numbers of steps.
         """
         told = torch.zeros(len(self._ranks), dtype=torch.int64, device=self._device)
         told[self._own] = num_steps * _KINDS + doing
@@ -72,7 +72,7 @@ class MeetingPoint:
         return wait
 
     def begin_sum(self, values: list[float]) -> Callable[[], list[float]]:
-        """Sum numbers over the ranks, place by place; the returned function waits for the sums. All ranks call it."""
+        """Sum lists over the ranks, by element; the returned function waits for the sums. All ranks call it."""
         told = torch.tensor(values, device=self._device)
         work = dist.all_reduce(told, group=self._group, async_op=True)
 
@@ -83,7 +83,7 @@ class MeetingPoint:
         return wait
 
     def all_of(self, value: int) -> list[int]:
-        """Return a whole number of every rank of the group, by rank in it. All of them call it."""
+        """Return every rank's whole number, by rank in the group. All ranks of the group call it."""
         own = [float(value) if place == self._own else 0.0 for place in range(len(self._ranks))]
         return [int(one) for one in self.begin_sum(own)()]
 

@@ -1,8 +1,8 @@
-"""Gradients added up in one order, whenever they come: the last bits of sums are the same in every run.
+"""Adds gradients up in a fixed order, whenever they arrive: the last bits of sums are the same in every run.
 
-Where: a pipeline serves microbatches as messages arrive. With `deterministic_server` every backward pass gives its
-gradients here; at the end of the step they are added in the order of microbatches, callers and calls. Until then all of
-them are kept, which takes as much memory as the microbatches of this rank have gradients.
+Where: a pipeline serves microbatches as messages arrive. With `deterministic_server`, `OrderedSums` collects the
+gradients of every backward pass; at the end of the step it adds them in the order of microbatches, callers and calls.
+Until then it keeps the gradients of all microbatches of this rank in memory.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextvars import ContextVar
 
 import torch
 
-Key = tuple[int, int, int]  # microbatch, rank that asked (-1: the step's own function), number of its call
+Key = tuple[int, int, int]  # microbatch, calling rank (-1: the step's own function), number of its call
 
 _key: ContextVar[Key | None] = ContextVar("clary_gradient_key", default=None)
 
 
 @contextmanager
 def backward_of(key: Key) -> Iterator[None]:
-    """Say which pass gives the gradients that come in here."""
+    """Name the pass that computes the gradients of this block."""
     token = _key.set(key)
     try:
         yield
@@ -32,7 +32,7 @@ class OrderedSums:
     """Sums of the gradients of one step.
 
     Args:
-        parameters: those that are trained; their gradients are taken away as they come.
+        parameters: the trained parameters; their gradients are taken from them as they arrive.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -45,7 +45,7 @@ class OrderedSums:
         ]
 
     def remove(self) -> None:
-        """Take no gradients any more."""
+        """Stop collecting gradients."""
         for handle in self._handles:
             handle.remove()
 
@@ -68,7 +68,7 @@ class OrderedSums:
     def _taking(self, place: int) -> Callable[[torch.Tensor], None]:
         def take(parameter: torch.Tensor) -> None:
             key = _key.get()
-            if key is None or parameter.grad is None:  # outside of steps: nothing is kept
+            if key is None or parameter.grad is None:  # outside of steps: not collected
                 return
             self._came.setdefault(place, []).append((key, parameter.grad))
             parameter.grad = None
@@ -78,7 +78,7 @@ class OrderedSums:
     @torch.no_grad()
     def _add(self) -> None:
         for place, came in self._came.items():
-            came.sort(key=lambda one: one[0])  # stable: what one pass gives stays in its order
+            came.sort(key=lambda one: one[0])  # stable: gradients of one pass keep their order
             total = self._before[place]
             for _, grad in came:
                 total = grad if total is None else total.add_(grad)

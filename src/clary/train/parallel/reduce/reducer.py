@@ -1,10 +1,10 @@
 """Averages gradients over replicas, while the backward pass runs or after it.
 
-[Note: when a gradient is final] How many backward passes give a parameter a gradient in a step depends on the model:
-microbatches, calls of its module, recomputation. The reducer counts them, and takes a gradient for final once as many
-have come as in the step that had the most. A bucket goes when all of it is final and those before it have gone, so all
-ranks send the same buckets in the same order. Whether gradients came after their bucket was sent is checked at the end,
-and such a bucket goes again: counting decides when, never what.
+[Note: when a gradient is final] The number of gradients that a parameter gets in a step depends on the model:
+microbatches, calls of its module, recomputation. The reducer counts them, and considers a gradient final once as many
+have arrived as in the step with the most. A bucket is sent when all of it is final and all earlier buckets are sent, so
+all ranks send the same buckets in the same order. At the end, a bucket that got gradients after it was sent is sent
+again: the count affects only the time of sending, never the result.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from clary.train.parallel.reduce.meeting import Doing, MeetingPoint, Present
 
 _LOG = logging.getLogger(__name__)
 
-# Waits for a bucket; returns its means and on how many ranks each parameter has a gradient (None: told at the end).
+# Waits for a bucket; returns its means and each parameter's number of ranks with a gradient (None: sent at the end).
 _Sent = Callable[[], tuple[torch.Tensor, list[float] | None]]
 
 
 class GradientReducer:
-    """Averages the gradients of a list of parameters, the same on all ranks of each one's group.
+    """Averages the gradients of a list of parameters, which is the same on all ranks of their groups.
 
     Args:
-        bucket_bytes: of gradients that travel together.
-        overlaps: send buckets while a backward pass runs that was announced by `allow_sending`.
+        bucket_bytes: bytes of gradients that are sent together. overlaps: send buckets during a backward pass that
+            `allow_sending` announced.
     """
 
     def __init__(self, parameters: Iterable[Replicated], *, bucket_bytes: int, overlaps: bool = False) -> None:
@@ -40,18 +40,18 @@ class GradientReducer:
         self._overlaps = overlaps
         self._hook: CommunicationHook | None = None
         self._may_send = False
-        self._sent: list[_Sent] = []  # of the buckets, from the first on
-        self._late: set[int] = set()  # buckets that have got gradients after they had been sent
+        self._sent: list[_Sent] = []  # sent buckets, from the first on
+        self._late: set[int] = set()  # buckets that got gradients after they were sent
         self._meeting: Callable[[], Present] | None = None
         self._failure: str | None = None
-        self.is_joined = False  # ranks may end before others
+        self.is_joined = False  # whether ranks may end before others
         self._divides_by_active = False
         self._throws = False
-        self._num_steps = 0  # of the optimizer
+        self._num_steps = 0  # number of the optimizer's steps
         self._has_met = False  # since the optimizer's last step
         self._num_reductions = 0
-        self._seen: dict[int, int] = {}  # gradients that have come since the last reduction, by parameter
-        self._expected: dict[int, int] = {}  # the most that ever came
+        self._seen: dict[int, int] = {}  # gradients that have arrived since the last reduction, by parameter
+        self._expected: dict[int, int] = {}  # the most that ever arrived
         self._num_open = [len(bucket.members) for bucket in self._buckets]  # parameters that are not final, by bucket
         self._point: MeetingPoint | None = None
         self._handles: list[Any] = []
@@ -61,24 +61,24 @@ class GradientReducer:
         self._handles = self._watch()
 
     def set_hook(self, hook: CommunicationHook) -> None:
-        """Have a hook average buckets from now on.
+        """Set the hook that averages buckets.
 
-        Raises: RuntimeError if there is one.
+        Raises: RuntimeError if there is a hook.
         """
         if self._hook is not None:
             raise RuntimeError("register_comm_hook: there is a hook already; a model has one")
         self._hook = hook
 
     def allow_sending(self) -> None:
-        """Say that gradients which come until `forbid_sending` are the last ones before `reduce`."""
+        """Announce that gradients until `forbid_sending` are the last ones before `reduce`."""
         self._may_send = self._overlaps and self._num_reductions > 0
 
     def forbid_sending(self, *, has_failed: bool) -> None:
-        """Send nothing more by itself.
+        """Stop sending buckets as they become final.
 
         Args:
-            has_failed: the step did; where buckets are under way others wait for the rest, so nothing can be averaged
-                any more, and `reduce` says so.
+            has_failed: whether the step failed. If buckets were sent already, other ranks wait for the rest, so
+                averaging is impossible from then on, and `reduce` raises.
         """
         self._may_send = False
         if has_failed and self._sent:
@@ -90,18 +90,18 @@ class GradientReducer:
     def reduce(self) -> None:
         """Replace gradients by their means. All ranks of the groups call it.
 
-        Raises: RuntimeError naming a sparse gradient; torch's error where a rank does not come; ParallelError where
-            replicas are at different steps.
+        Raises: RuntimeError naming a sparse gradient; torch's error if a rank does not call it; ParallelError if
+        replicas are at different steps.
         """
         if self._point is not None:
             self._send_rest(is_empty=False)
             self._finish(spreads=True)
 
     def settle(self) -> bool:
-        """Say that the optimizer is to step, so that ranks that reduce need not wait for this one, and take part.
+        """Announce a step of the optimizer, and take part in a reduction if other ranks reduce.
 
-        All ranks of the groups call it before a step of the optimizer; those that have reduced since the last one need
-        to say nothing.
+        All ranks of the groups call it before a step of the optimizer; a rank that has reduced since the last step
+        sends no message.
 
         Returns: whether any rank had gradients.
         Raises: as `reduce`.
@@ -117,21 +117,21 @@ class GradientReducer:
         return True
 
     def count_step(self) -> None:
-        """Say that the optimizer has stepped."""
+        """Count a step of the optimizer."""
         self._num_steps += 1
         self._has_met = False
 
     def forget(self) -> None:
-        """Forget the collected gradients: they were set to zero."""
+        """Reset the counts of gradients, after these were cleared."""
         if not self._sent:
             self._restart_counts()
 
     def begin_join(self, *, divides_by_active: bool, throws: bool) -> None:
-        """Say that ranks may end before others from now on.
+        """Allow ranks to end before others from now on.
 
         Args:
-            divides_by_active: whether means are those over the ranks that have not ended.
-            throws: whether all raise when the first ends.
+            divides_by_active: whether means are over the ranks that have not ended. throws: whether all ranks raise
+                when the first ends.
         """
         self.is_joined, self._divides_by_active, self._throws = True, divides_by_active, throws
 
@@ -140,10 +140,10 @@ class GradientReducer:
         self.is_joined = self._divides_by_active = self._throws = False
 
     def end_join(self) -> list[int]:
-        """Contribute nothing to the reductions of the others until all ranks have come here.
+        """Contribute zeros to the reductions of the others until all ranks have called it.
 
-        Returns: how often each rank of the group has contributed nothing, by rank in it.
-        Raises: RuntimeError if the first to end is to end all; as `reduce`.
+        Returns: number of reductions to which each rank contributed zeros, by rank in the group. Raises: RuntimeError
+        with `throws`; as `reduce`.
         """
         if self._point is None:
             return [0]
@@ -151,7 +151,7 @@ class GradientReducer:
         while True:
             present = self._point.begin(Doing.HAS_ENDED, self._num_steps)()
             if len(present.who(Doing.HAS_ENDED)) == len(present.doing):
-                self._num_steps, self._has_met = 0, False  # all count anew, together
+                self._num_steps, self._has_met = 0, False  # all ranks count from 0 again
                 return self._point.all_of(num_rounds)
             self._check_end(present)
             if present.who(Doing.REDUCES):
@@ -160,10 +160,10 @@ class GradientReducer:
                 self._send_rest(is_empty=True)
                 self._finish(spreads=False)
 
-    # How gradients are followed.
+    # Tracking of gradients.
 
     def remove(self) -> None:
-        """Follow gradients no more."""
+        """Stop tracking gradients."""
         for handle in self._handles:
             handle.remove()
 
@@ -191,7 +191,7 @@ class GradientReducer:
         while len(self._sent) < len(self._buckets) and self._num_open[len(self._sent)] == 0:
             self._send(self._buckets[len(self._sent)], is_empty=False)
 
-    # How buckets go.
+    # Sending of buckets.
 
     def _send_rest(self, *, is_empty: bool) -> None:
         if self._failure is not None:
@@ -220,7 +220,7 @@ class GradientReducer:
         return finish
 
     def _finish(self, *, spreads: bool) -> None:
-        """Wait for all buckets; send again the ones that have received gradients since."""
+        """Wait for all buckets; send buckets again that got gradients after they were sent."""
         assert self._meeting is not None
         sent, self._sent, late, self._late = self._sent, [], self._late, set()
         meeting, self._meeting = self._meeting, None
@@ -232,7 +232,7 @@ class GradientReducer:
             _LOG.warning("ranks %s had no backward pass in a step that others had one in: it counts as zero", absent)
         again, counts = closing()
         for index in again:
-            sent[index]()  # what went too early is waited for as well: its buffer is in use
+            sent[index]()  # the early send is waited for too: its buffer is in use
             sent[index] = self._started(self._buckets[index], is_empty=not spreads)
         num_active = len(present.doing) - len(present.who(Doing.HAS_ENDED))
         for bucket, wait in zip(self._buckets, sent, strict=True):
@@ -247,9 +247,10 @@ class GradientReducer:
         self._restart_counts()
 
     def _close(self, late: set[int], *, is_empty: bool) -> Callable[[], tuple[list[int], list[list[float]]]]:
-        """Tell the facts that this rank knows only at the end; the returned function waits for those of all ranks.
+        """Send the facts that this rank knows only at the end; the returned function waits for those of all ranks.
 
-        Returns: buckets that have to go again on any rank; with a hook, on how many ranks each parameter is present.
+        Returns: buckets that any rank must send again; with a hook, the number of ranks with a gradient of each
+        parameter.
         """
         if self._hook is None and not (self._overlaps and self._num_reductions):
             return lambda: ([], [])

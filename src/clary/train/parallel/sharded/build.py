@@ -18,15 +18,15 @@ _LOG = logging.getLogger(__name__)
 
 
 def shard_model(module: nn.Module, groups: ShardingGroups, settings: ShardingSettings | None = None) -> ShardedModel:
-    """Let every rank keep its shard of a model's parameters, and gather them where they are used. All replicas call it.
+    """Cut a model's parameters into shards, which are gathered when modules use them. All replicas call it.
 
-    The module is changed: its parameters keep identity and shape, and hold NaN while nothing uses them. It is used as
-    before. Optimizers made of its parameters go to `ShardedOptimizer`.
+    The module is changed: its parameters keep identity and shape, and hold NaN while they are not gathered. It is
+    called as before. Pass optimizers made of its parameters to `ShardedOptimizer`.
 
     Args:
-        module: on the device on which it is to run, with all its values.
+        module: on the device on which it will run, with all its values.
 
-    Raises: ValueError if a parameter has no values (meta), is complex, or the model has none to shard.
+    Raises: ValueError if a parameter has no values (meta) or is complex, or the model has no parameter to shard.
     """
     settings = settings or ShardingSettings()
     units = find_units(module, settings.unit_classes)

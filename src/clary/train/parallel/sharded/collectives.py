@@ -1,13 +1,14 @@
-"""Gathers and reductions of flat buffers, started now and waited for later, in one stage or, over hosts, in two.
+"""Asynchronous gathers and reductions of flat buffers, in one stage or, over hosts, in two.
 
-Shapes: N elements of a whole buffer, S of a segment, B of a block: the segments of one place on all hosts.
+Shapes: N elements of a whole buffer, S of a segment, B of a block: the segments that ranks of one place on all hosts
+keep.
 
-Each function starts a collective and returns what waits for it. All members of a group start the same ones in the same
-order.
+Each function starts a collective and returns a function that waits for it. All members of a group start the same
+collectives in the same order.
 
-[Note: reductions over gloo] torch's gloo reduces and scatters by reducing everything everywhere: twice the bytes (2
-(k-1)/k of the buffer sent by each rank, where (k-1)/k do; measured with torch 2.13). There every rank sends every other
-its segment and adds up what it gets, in the order of ranks.
+[Note: reductions over gloo] torch's gloo reduces and scatters by reducing the whole buffer on every rank: twice the
+bytes (each rank sends 2 (k-1)/k of the buffer, where (k-1)/k suffice; measured with torch 2.13). So with gloo every
+rank sends every other its segment and adds up the received ones, in the order of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from clary.train.parallel.sharded.groups import ShardingGroups
 
 
 def start_all_gather(flat_N: torch.Tensor, own_S: torch.Tensor, groups: ShardingGroups) -> Callable[[], None]:
-    """Fill a buffer with the segments of all ranks; the own one may have a wider type, and must stay as it is.
+    """Fill a buffer with the segments of all ranks; `own_S` may have a wider type, and must not change until the end.
 
     Args:
         flat_N: overwritten, in the order of segments.
@@ -48,9 +49,9 @@ def start_all_gather(flat_N: torch.Tensor, own_S: torch.Tensor, groups: Sharding
 
 
 def start_reduce_scatter(flat_N: torch.Tensor, groups: ShardingGroups) -> Callable[[], torch.Tensor]:
-    """Sum a buffer over the sharding group; the returned function waits for the own segment's sum and returns it.
+    """Sum a buffer over the sharding group; the returned function waits for this rank's summed segment.
 
-    The buffer must be kept as it is until then.
+    The buffer must not change until then.
     """
     if groups.across is None or groups.within is None:
         return _start_reduction(flat_N, groups.sharding)
@@ -86,7 +87,7 @@ def _start_reduction(flat_N: torch.Tensor, group: dist.ProcessGroup) -> Callable
         def add_up() -> torch.Tensor:
             _wait(work)
             parts = received_N.view(size, -1)
-            # In a wider type than 16 bits, once; not in as many roundings as there are ranks.
+            # `sum` adds in a wider type and rounds once, not once per rank.
             return parts.sum(0) if flat_N.dtype.itemsize < 4 else _add_in_order(parts)
 
         return add_up
@@ -104,7 +105,7 @@ def _add_in_order(parts: torch.Tensor) -> torch.Tensor:
     total_S = parts[0]
     for part_S in parts[1:]:
         total_S.add_(part_S)
-    return total_S.clone()  # and free the rest
+    return total_S.clone()  # a copy, so that the other parts are freed
 
 
 def _wait(work: Any) -> None:
@@ -113,7 +114,7 @@ def _wait(work: Any) -> None:
 
 
 def _keep(_: torch.Tensor) -> None:
-    """Hold a buffer until here: a collective reads it."""
+    """Keep a buffer alive until this call: a collective reads it."""
 
 
 def _do_nothing() -> None:

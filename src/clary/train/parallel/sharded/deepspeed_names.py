@@ -1,12 +1,12 @@
-"""Names of DeepSpeed's that scripts read under sharded data parallelism: on parameters, and of the optimizer.
+"""Attributes of DeepSpeed that scripts read under sharded data parallelism: of parameters, and of the optimizer.
 
     parameter.ds_shape, .ds_numel     of the whole parameter, which is one NaN while it is not gathered
     parameter.ds_tensor, its .ds_numel  this rank's part of it, flat, as the optimizer steps on it
-    fp32_partitioned_groups_flat      these parts behind each other, one tensor a group of the optimizer
+    fp32_partitioned_groups_flat      these parts in order, one tensor per group of the optimizer
     fp16_groups                       parameters by group
-    ds_param_shard_group              over whose ranks the parts of a parameter add up to all of it
+    ds_param_shard_group              the ranks whose parts together are the whole parameter
 
-Parameters that stay whole on every rank count as cut too: each rank's part is one of equal parts then.
+Parameters that stay whole on every rank count as cut too, into equal parts.
 Source: amazon-sagemaker-examples, `gpt2/sdp_utils.py` and `gpt-j/sharded_data_parallel_checkpoint.py`, as callers.
 """
 
@@ -21,7 +21,7 @@ from clary.train.parallel.sharded.model import ShardedModel
 
 
 def name_parts(model: ShardedModel) -> None:
-    """Give all parameters of a model their names; parts change as the optimizer steps."""
+    """Set the attributes on all parameters of a model; parts change as the optimizer steps."""
     for flat in model.flats:
         for place, parameter in enumerate(flat.parameters):
             own = flat.slices[place].detach()
@@ -35,23 +35,23 @@ def name_parts(model: ShardedModel) -> None:
 
 
 class Behind:
-    """Parts that lie anywhere, as one flat tensor of which scripts take pieces: `narrow` gives the parts themselves.
+    """Parts at any addresses, as one flat tensor of which scripts take pieces: `narrow` returns the parts themselves.
 
-    A tensor of all of them is made for whatever else is asked; it is a copy.
+    Other attributes are read from a copy of all parts in one tensor.
     """
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
         self._parts = list(parts)
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
-        """Return elements from `start` on: a view that changes with its part, if they lie in one; else a copy.
+        """Return elements from `start` on: a view of a part if they lie in one part; else a copy.
 
         Args:
             dim: 0 or -1: the tensor is flat.
-            start: first element, counted through all parts.
+            start: first element, counted across all parts.
             length: number of elements.
 
-        Raises: IndexError if there are not so many.
+        Raises: IndexError if there are fewer elements.
         """
         if dim not in (0, -1) or start < 0 or length < 0 or start + length > self.numel():
             raise IndexError(f"narrow({dim}, {start}, {length}) of a flat tensor of {self.numel()} elements")
@@ -67,7 +67,7 @@ class Behind:
         return sum(part.numel() for part in self._parts)
 
     def tensor(self) -> torch.Tensor:
-        """Return a copy of all parts behind each other."""
+        """Return a copy of all parts in one flat tensor."""
         return torch.cat(self._parts) if self._parts else torch.zeros(0)
 
     @classmethod
@@ -94,7 +94,7 @@ class Behind:
 
 
 def optimizer_names(model: ShardedModel, groups: Sequence[Sequence[torch.nn.Parameter]]) -> dict[str, Any]:
-    """Return the attributes that scripts look for on an optimizer, by name.
+    """Return the attributes that scripts read on an optimizer, by name.
 
     Args:
         groups: parameters of the model, by group of the optimizer.

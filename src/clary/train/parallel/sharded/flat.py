@@ -1,15 +1,14 @@
-"""One flat buffer of parameters: its shard, which stays; the whole, which comes and goes; gradients on their way.
+"""One flat buffer of parameters: its permanent shard; the whole, gathered and freed; gradients in reduction.
 
 Shapes: N elements of the whole buffer, its fill included, S of a segment.
 
 [Note: whole and freed] A module's parameters keep their identity and their shape. While gathered they are views of the
-buffer `full`; freed, they are one NaN that is expanded to their shape, so that reading what is not there gives NaN and
-not a crash. `full` is one tensor for ever whose storage is let go and taken again: what autograd has saved of it, views
-too, is right again once it has been gathered again. It is written through an alias without a history, which leaves
-versions alone.
+buffer `full`; freed, they are one NaN that is expanded to their shape, so that a read gives NaN and not a crash. `full`
+is always the same tensor, whose storage is freed and allocated again: tensors and views that autograd has saved of it
+are right again after the next gather. It is written through an alias without a history, which does not change versions.
 
-[Note: masters] What the optimizer steps on is the shard, in float32 where parameters have 16 bits: `slices` are views
-of it, the part of every parameter that lies in the own segment, possibly empty.
+[Note: masters] The optimizer steps on the shard, in float32 where parameters have 16 bits: `slices` are views of it,
+the part of every parameter that lies in this rank's segment, possibly empty.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from clary.train.parallel.sharded.collectives import start_all_gather, start_red
 from clary.train.parallel.sharded.groups import ShardingGroups
 from clary.train.parallel.sharded.layout import FlatLayout
 
-_FEW_BYTES = 4  # dtypes of fewer are stepped on in float32
+_FEW_BYTES = 4  # narrower dtypes are stepped in float32
 
 
 class Spares:
-    """Keeps the last buffer of gradients for the next unit: memory from the system comes page by page, slowly."""
+    """Keeps the last buffer of gradients for the next unit, since new memory from the system is slow, page by page."""
 
     def __init__(self) -> None:
         self._spare: torch.Tensor | None = None
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a buffer with anything in it.
+        """Return a buffer with arbitrary contents.
 
         Args:
             numel: length of the buffer, which is flat.
             dtype: of its elements.
-            device: on which it lies.
+            device: of the buffer.
         """
         spare, self._spare = self._spare, None
         if spare is not None and (spare.numel(), spare.dtype, spare.device) == (numel, dtype, device):
@@ -46,15 +45,15 @@ class Spares:
         return torch.empty(numel, dtype=dtype, device=device)
 
     def give(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back that nobody reads any more.
+        """Take back a buffer that is no longer read.
 
         Args:
-            buffer: flat; it takes the place of a spare one that is here.
+            buffer: flat; it replaces the kept one.
         """
         self._spare = buffer
 
     def clear(self) -> None:
-        """Let the memory go."""
+        """Free the memory."""
         self._spare = None
 
 
@@ -65,7 +64,7 @@ class Flat:
         parameters: in the order of the layout; they become views here.
         groups: None if all of it stays whole on this rank.
         compute_dtype: of the parameters.
-        reduce_dtype: of gradients on their way.
+        reduce_dtype: of gradients in reduction.
     """
 
     def __init__(
@@ -84,16 +83,16 @@ class Flat:
         self.reduce_dtype = reduce_dtype
         self.segment = groups.segment if groups is not None else 0
         self.pieces = layout.pieces(self.segment)
-        self.holders: set[object] = set()  # calls of modules that it must stay whole for
+        self.holders: set[object] = set()  # calls of modules for which it must stay whole
         self.is_whole = groups is None
-        self.arrived: set[int] = set()  # places of parameters whose gradients the running backward pass has given
-        self.used: set[int] = set()  # and of those that have got any since the last step
+        self.arrived: set[int] = set()  # places of parameters with gradients from the running backward pass
+        self.used: set[int] = set()  # and of parameters with gradients since the last step
         self.master_gradient_S: torch.Tensor | None = None
         self.finish_synchronisation: Callable[[], None] | None = None
         self._finish_gather: Callable[[], None] | None = None
         self._gradient_N: torch.Tensor | None = None
-        self._aside_S: torch.Tensor | None = None  # gradients that are those of all replicas, while others come
-        self.spares = Spares()  # shared by the flats of a model
+        self._aside_S: torch.Tensor | None = None  # gradients already summed over all replicas, while more arrive
+        self.spares = Spares()  # shared by all flat buffers of a model
         ends = [0, *(self._extent(place)[1] for place in range(len(self.parameters)))]
         begins = [*layout.offsets, layout.padded_numel]
         self._gaps = [(end, begin) for end, begin in zip(ends, begins, strict=True) if end < begin]
@@ -112,7 +111,7 @@ class Flat:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether the whole takes up memory: it is gathered, or about to be."""
+        """Whether the whole buffer takes memory: it is gathered, or being gathered."""
         return self.groups is not None and (self.is_whole or self._finish_gather is not None)
 
     @property
@@ -121,7 +120,7 @@ class Flat:
         return len(self.arrived) == len(self.parameters)
 
     def start_gather(self) -> bool:
-        """Begin to make it whole; False if it is, or is about to be."""
+        """Begin to gather the buffer; return False if it is gathered or being gathered."""
         if self.groups is None or self.is_whole or self._finish_gather is not None:
             return False
         self._full_N.untyped_storage().resize_(self.numel * self._full_N.itemsize)
@@ -129,7 +128,7 @@ class Flat:
         return True
 
     def finish_gather(self) -> None:
-        """Wait until it is whole, and let the parameters see it."""
+        """Wait until the buffer is gathered, and make the parameters views of it."""
         if self._finish_gather is None:
             return
         self._finish_gather()
@@ -138,7 +137,7 @@ class Flat:
         self._show()
 
     def free(self) -> None:
-        """Let the whole go; the shard stays. Does nothing while a gather is under way or where all is kept whole."""
+        """Free the whole buffer; the shard stays. Does nothing during a gather, or if the buffer always stays whole."""
         if self.groups is None or not self.is_whole:
             return
         self.is_whole = False
@@ -152,7 +151,7 @@ class Flat:
             self._full_N.data.copy_(self.master_S.data)
 
     def accept(self, place: int) -> None:
-        """Take the gradient of the parameter at a place away from it."""
+        """Take the gradient from the parameter at a place."""
         parameter = self.parameters[place]
         gradient = parameter.grad
         assert gradient is not None, "a hook of a gradient without one"
@@ -169,7 +168,7 @@ class Flat:
         if self._gradient_N is None:
             self._gradient_N = self.spares.take(self.numel, self.reduce_dtype, gradient.device)
         part = self._gradient_N[offset : offset + numel]
-        # The mean over the sharding group; divided before they are added up, 16 bits hold the sum.
+        # The mean over the sharding group; divided before the sum, so that 16 bits can hold it.
         if is_again:
             part.add_(gradient.reshape(-1), alpha=1 / self.layout.degree)
         elif gradient.dtype == part.dtype:
@@ -178,7 +177,7 @@ class Flat:
             part.copy_(gradient.reshape(-1)).mul_(1 / self.layout.degree)
 
     def start_reduction(self) -> Callable[[], None]:
-        """Begin to reduce the arrived gradients to the shard's; the returned function ends that and frees them."""
+        """Begin to reduce the arrived gradients; the returned function waits and adds them to the shard's gradient."""
         missing = [place for place in range(len(self.parameters)) if place not in self.arrived]
         self.arrived.clear()
         gradient_N, self._gradient_N = self._gradient_N, None
@@ -198,7 +197,7 @@ class Flat:
         return add
 
     def end_synchronisation(self) -> None:
-        """Wait for the second hop, if one is under way; the shard's gradient is that of all replicas then."""
+        """Wait for a running second hop; afterwards the shard's gradient is that of all replicas."""
         if self.finish_synchronisation is not None:
             self.finish_synchronisation()
             self.finish_synchronisation = None
@@ -207,7 +206,7 @@ class Flat:
             self._aside_S = None
 
     def show_gradients(self, used: Sequence[bool]) -> None:
-        """Give every slice its part of the shard's gradient; None to those whose parameter was not used."""
+        """Give every slice its part of the shard's gradient, or None if its parameter was not used."""
         for slice_, piece, is_used in zip(self.slices, self.pieces, used, strict=True):
             has_gradient = is_used and piece.length > 0
             slice_.grad = self._master_gradient()[piece.at : piece.at + piece.length] if has_gradient else None
@@ -225,12 +224,12 @@ class Flat:
         )
 
     def forget_arrived(self) -> None:
-        """Forget arrived gradients that are not reduced."""
+        """Drop arrived gradients that are not reduced."""
         self.arrived.clear()
         self._gradient_N = None
 
     def clear_gradients(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         self.forget_arrived()
         self.used.clear()
         self.master_gradient_S = self._aside_S = self.finish_synchronisation = None
@@ -238,7 +237,7 @@ class Flat:
             slice_.grad = None
 
     def gathered(self, own_S: torch.Tensor) -> torch.Tensor:
-        """Return the whole of something of which every rank has its segment: masters, or states of the optimizer."""
+        """Gather a whole buffer from every rank's segment: of masters, or of states of the optimizer."""
         if self.groups is None:
             return own_S
         whole_N = own_S.new_empty(self.numel)
@@ -256,7 +255,7 @@ class Flat:
         }
 
     def write(self, place: int, value: torch.Tensor) -> None:
-        """Set the parameter at a place, given whole; a gathered buffer is out of date then.
+        """Set the parameter at a place from its whole value; a gathered buffer is then out of date.
 
         Args:
             place: of the parameter, in the order of the layout.
@@ -267,7 +266,7 @@ class Flat:
         self.master_S.data[piece.at : piece.at + piece.length].copy_(own)
 
     def _adopt(self, compute_dtype: torch.dtype) -> None:
-        """Take the values of the parameters over, and their places."""
+        """Take over the parameters' values, and make the parameters parts of this buffer."""
         device = self.parameters[0].device
         master_dtype = torch.float32 if self.parameters[0].dtype.itemsize < _FEW_BYTES else self.parameters[0].dtype
         self.master_S = torch.zeros(self.layout.segment_numel, dtype=master_dtype, device=device)
@@ -295,7 +294,7 @@ class Flat:
             parameter.data = self._full_N.data[offset : offset + numel].view(shape)
 
     def _put_aside(self) -> None:
-        """Keep gradients summed over all replicas apart from the ones still to come."""
+        """Keep gradients that are summed over all replicas apart from later ones."""
         self.end_synchronisation()
         self._aside_S, self.master_gradient_S = self.master_gradient_S, None
 

@@ -1,4 +1,4 @@
-"""Choice of buffers to gather ahead: the ones that followed a buffer the last time, if memory allows."""
+"""Choice of buffers to gather ahead: those that followed a buffer in the last pass, if memory allows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from clary.train.parallel.sharded.flat import Flat
 
 
 class Foresight:
-    """Remembers which buffer is needed after which, in forward and in backward passes apart.
+    """Records the order in which buffers are needed, separately for forward and backward passes.
 
-    All ranks see the same order, so all look ahead alike.
+    All ranks see the same order, so all gather the same buffers ahead.
 
     Args:
-        max_live: elements that may be gathered at once with what is ahead.
-        depth: buffers ahead.
+        max_live: most elements that may be gathered at once, including buffers ahead. depth: most buffers ahead.
     """
 
     def __init__(self, max_live: int, depth: int) -> None:
@@ -22,14 +21,14 @@ class Foresight:
         self._last: Flat | None = None
 
     def begin_pass(self) -> None:
-        """Forget the last buffer: nothing follows it."""
+        """Forget the last buffer, so that the next one does not count as its follower."""
         self._last = None
 
     def after(self, flat: Flat, *, backward: bool, live: int) -> list[Flat]:
-        """Take note that a buffer is needed now; return those to gather ahead.
+        """Record that a buffer is needed now; return the buffers to gather ahead.
 
         Args:
-            live: elements that are gathered, or being gathered, now.
+            live: elements that are gathered or being gathered now.
         """
         if self._last is not None and self._last is not flat:
             self._next[backward, self._last] = flat

@@ -17,11 +17,10 @@ class ShardingGroups:
 
     Args:
         replicas: all ranks that hold the same parameters.
-        sharding: those who hold one replica in shards together.
-        replication: those who keep the same segments.
-        segment: which one this rank keeps of every buffer.
-        grid: hosts and ranks a host of the sharding group, where it is gathered in two stages.
-        across: with a grid, the members of the sharding group in the same place of their hosts.
+        sharding: the ranks that together hold one replica in shards. replication: the ranks that keep the same
+            segments. segment: number of the segment that this rank keeps of every buffer. grid: hosts and ranks per
+            host of the sharding group, if it gathers in two stages. across: with a grid, the members of the sharding
+            group in the same place on their hosts.
         within: with a grid, the members of the sharding group on this host.
     """
 
@@ -56,9 +55,8 @@ def make_sharding_groups(
     """Cut replicas into groups of `degree` consecutive ranks. All replicas call it, in the same order as other groups.
 
     Args:
-        hierarchical: whether groups that lie on several hosts, several ranks on each, gather in two stages.
-        host: this rank's; none given, this machine's name.
-        timeout: of an operation; none given, the backend's default.
+        hierarchical: whether groups on several hosts, with several ranks on each, gather in two stages. host: of this
+            rank; None is this machine's name. timeout: of an operation; None is the backend's default.
 
     Raises: ValueError if the degree does not divide the replicas.
     """
@@ -77,7 +75,7 @@ def make_sharding_groups(
             [ranks[one] for one in members], backend=backend, timeout=timeout, use_local_synchronization=True
         )
 
-    # Every rank makes its groups in the same order of kinds, so that nobody waits in a circle.
+    # Every rank makes its groups in the same order of kinds, so that ranks cannot deadlock.
     sharding = make(list(range(first, first + degree)))
     replication = make(list(range(member, len(ranks), degree)))
     hosts: list[str] = [""] * len(ranks)

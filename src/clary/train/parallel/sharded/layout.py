@@ -1,13 +1,13 @@
-"""Which parameters lie behind each other in which flat buffer, and which part of it each rank keeps. Pure.
+"""Plans flat buffers: the order of parameters in each, and the part that each rank keeps. Pure.
 
-[Note: flat buffers] Parameters that are gathered together are laid behind each other, filled up to a multiple of the
-degree, and cut into as many equal segments, one a rank, regardless of where parameters begin. So a gathered buffer is
-the parameters, with nothing to be copied, and at most degree - 1 elements a buffer are wasted; cuts along the first
-dimension of every parameter would waste up to (degree - 1) rows each.
+[Note: flat buffers] Parameters that are gathered together are concatenated, padded to a multiple of the degree, and cut
+into as many equal segments, one per rank, regardless of where parameters begin. So the parameters are views of a
+gathered buffer, without copies, and at most degree - 1 elements per buffer are wasted; cuts along the first dimension
+of every parameter would waste up to (degree - 1) rows each.
 
 [Note: order of segments] In a sharding group over H hosts of L ranks each, the rank l of host h keeps segment l*H + h.
-Ranks of equal l then gather neighbouring segments over the network, and the ranks of a host blocks of those within it:
-both stages write where their result belongs, and each segment reaches each other host once.
+Ranks of equal l then gather neighbouring segments over the network, and the ranks of a host gather blocks of these
+within it: both stages write directly to the final place, and each segment reaches each other host once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-BUCKET_ELEMENTS = 6_553_600  # sent at once: 25 MiB of float32, as DDP's buckets
+BUCKET_ELEMENTS = 6_553_600  # of one message: 25 MiB of float32, like DDP's buckets
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one parameter that lies in a segment; its length is 0 if nothing of it does.
+    """The part of one parameter that lies in a segment; its length is 0 if no part does.
 
     Args:
-        start: its first element within the parameter, which counts as flat.
-        at: where it begins within the segment.
+        start: its first element within the flat parameter. at: its first element within the segment.
     """
 
     start: int
@@ -47,23 +46,23 @@ class FlatLayout:
 
     @property
     def numels(self) -> list[int]:
-        """Elements by parameter."""
+        """Numbers of elements, by parameter."""
         return [math.prod(shape) for shape in self.shapes]
 
     @property
     def offsets(self) -> list[int]:
-        """Where each parameter begins."""
+        """The first element of each parameter in the buffer."""
         numels = self.numels
         return [sum(numels[:place]) for place in range(len(numels))]
 
     @property
     def segment_numel(self) -> int:
-        """Elements of a segment, the last one's fill included."""
+        """Number of elements of a segment, including padding of the last one."""
         return -(-sum(self.numels) // self.degree)
 
     @property
     def padded_numel(self) -> int:
-        """Elements of the whole buffer."""
+        """Number of elements of the whole buffer, including padding."""
         return self.segment_numel * self.degree
 
     def pieces(self, segment: int) -> list[Piece]:
@@ -83,7 +82,7 @@ class ParameterSpec:
     """The facts about a parameter that planning uses.
 
     Args:
-        users: the units that need it, by their numbers.
+        users: numbers of the units that need it.
         kind: parameters of different kinds (dtype, trained or not) never share a buffer.
     """
 
@@ -94,13 +93,13 @@ class ParameterSpec:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class FlatPlan:
-    """One flat buffer to be made; one that is not sharded stays whole on every rank."""
+    """The plan of one flat buffer; a buffer that is not sharded stays whole on every rank."""
 
     names: tuple[str, ...]
     users: frozenset[int]
@@ -110,16 +109,16 @@ class FlatPlan:
 def plan_flats(
     specs: Sequence[ParameterSpec], *, degree: int, persistence_threshold: int, most_elements: int
 ) -> list[FlatPlan]:
-    """Say which parameters share a buffer: of the same users and kind, in order, up to `most_elements` each.
+    """Group parameters into buffers: of the same users and kind, in order, up to `most_elements` each.
 
-    Those below the threshold, and all of them where the degree is 1, stay whole; they share buffers of
-    BUCKET_ELEMENTS whoever needs them.
+    Parameters below the threshold, or all if the degree is 1, stay whole; they share buffers of BUCKET_ELEMENTS for any
+    users.
 
     Args:
-        specs: in the order in which parameters lie behind each other.
+        specs: in the order of parameters in buffers.
         degree: ranks that share a replica.
-        persistence_threshold: elements of a parameter from which on it is sharded.
-        most_elements: of a buffer; one parameter of more has a buffer of its own.
+        persistence_threshold: least elements of a sharded parameter. most_elements: of a buffer; a larger parameter has
+            a buffer of its own.
     """
     open_plans: dict[tuple[bool, frozenset[int] | None, Hashable], list[list[ParameterSpec]]] = {}
     for spec in specs:
@@ -137,12 +136,13 @@ def plan_flats(
 
 
 def host_grid(hosts: Sequence[str], degree: int) -> tuple[int, int] | None:
-    """Return how every sharding group lies over hosts, as (hosts, ranks a host), or None if it is no grid.
+    """Return the grid of every sharding group, as (hosts, ranks per host), or None if they do not form one.
 
-    A grid has several hosts and several ranks on each, the same in all groups, ranks of a host next to each other.
+    A grid has several hosts and equally many, several ranks on each, the same in all groups, with ranks of a host
+    adjacent.
 
     Args:
-        hosts: of all replicas, in the order of their ranks.
+        hosts: the hosts of all replicas, in the order of their ranks.
     """
     shapes = set()
     for begin in range(0, len(hosts), degree):
@@ -158,7 +158,7 @@ def host_grid(hosts: Sequence[str], degree: int) -> tuple[int, int] | None:
 
 
 def segment_of(member: int, grid: tuple[int, int] | None) -> int:
-    """Return which segment a member of a sharding group keeps; see [Note: order of segments]."""
+    """Return the segment that a member of a sharding group keeps; see [Note: order of segments]."""
     if grid is None:
         return member
     num_hosts, a_host = grid

@@ -1,16 +1,16 @@
-"""A model in shards: gathers parameters before a module runs, frees them after, reduces gradients as they come.
+"""A model in shards: gathers parameters before a module runs, frees them after, reduces gradients as they arrive.
 
-Where: made once by `shard_model`; `ShardedOptimizer` ends its accumulation. The module is used as before: hooks do it
-all.
+Where: `shard_model` makes it once; `ShardedOptimizer` ends its accumulation. The module is called as before: hooks
+gather, free and reduce.
 
-[Note: holders of a buffer] A buffer is whole while it is held: by a call of a unit from the begin of its forward pass
-to its end, and again from the gradient of its first output until all gradients of the buffer have arrived; for buffers
-of parameters that are not trained, until the gradients of the call's inputs are there. What is left goes at the end of
-the backward pass. Sums are right whenever a buffer is reduced: gradients that come later, as from a second part of a
-graph that is recomputed, are reduced again and added.
+[Note: holders of a buffer] A buffer is whole while it is held. A call of a unit holds it during its forward pass, and
+again from the gradient of its first output until all gradients of the buffer have arrived; if its parameters are not
+trained, until the gradients of the call's inputs have arrived. The end of the backward pass frees the remaining
+buffers. A buffer may be reduced at any time: later gradients, as from a second part of a recomputed graph, are reduced
+again and added.
 
 [Note: same order everywhere] Ranks gather and reduce in the order in which their modules run, so all replicas must call
-the same units, and within a unit train the same parameters. A rank that does not waits until its group's timeout.
+the same units, and within a unit train the same parameters. Otherwise ranks wait until the group's timeout.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ShardedModel:
     """The shards of one model on one rank.
 
     Args:
-        module: whose parameters the flats hold.
-        needs: by unit, the sharded flats that it uses; those that stay whole need no one's care.
+        module: the module of the parameters. needs: by unit, the sharded buffers that it uses, without buffers that
+            stay whole.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ShardedModel:
         self.flats = flats
         self.groups = groups
         self.settings = settings
-        self.gradient_square: float = 0.0  # sum over all gradients, known once an accumulation has ended
+        self.gradient_square: float = 0.0  # over all gradients; set when an accumulation ends
         self._needs = needs
         self._places = {parameter: (flat, place) for flat in flats for place, parameter in enumerate(flat.parameters)}
         self._spares = Spares()
@@ -77,7 +77,7 @@ class ShardedModel:
         return flat.slices[place]
 
     def owns(self, parameter: Any) -> bool:
-        """Whether it is a parameter of this model."""
+        """Whether `parameter` belongs to this model."""
         return isinstance(parameter, nn.Parameter) and parameter in self._places
 
     def is_cut(self, parameter: nn.Parameter) -> bool:
@@ -86,14 +86,14 @@ class ShardedModel:
 
     @property
     def num_live_parameters(self) -> int:
-        """Elements of parameters that are gathered, or being gathered."""
+        """Number of elements of parameters that are gathered or being gathered."""
         return sum(flat.numel for flat in self.flats if flat.is_claimed)
 
     def expect_last_backward(self) -> None:
-        """Say that the next backward pass is the last before the step, so that replicas synchronise during it.
+        """Announce that the next backward pass is the last before the step, so that replicas synchronise during it.
 
-        Need not be said: the second hop waits for `end_accumulation` then. Gradients that come nevertheless are right,
-        and cost another second hop.
+        The call is optional: without it the second hop waits for `end_accumulation`. Gradients of further passes are
+        still right, but cost another second hop.
         """
         self._is_last_backward = True
 
@@ -101,7 +101,8 @@ class ShardedModel:
         """Make gradients the mean over all replicas and show them to the optimizer's slices. All replicas call it.
 
         Args:
-            norm_weight: what the square of a parameter's gradient, by name, counts in `gradient_square`; 1 if None.
+            norm_weight: weight of the square of a parameter's gradient in `gradient_square`, by name; None is 1 for
+                all.
 
         Raises: RuntimeError if a collective failed; gradients are lost then.
         """
@@ -121,19 +122,19 @@ class ShardedModel:
                 flat.master_gradient_S.mul_(factor)
 
     def clear_gradients(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         self._is_last_backward = False
         for flat in self.flats:
             flat.clear_gradients()
 
     def refresh(self) -> None:
-        """Let parameters that stay whole take the masters' values, after a step."""
+        """Copy the masters into parameters that stay whole, after a step."""
         for flat in self.flats:
             flat.refresh()
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
-        """Make all parameters whole within the block, to be read. All replicas enter it."""
+        """Gather all parameters within the block, for reading. All replicas enter it."""
         holder = object()
         sharded = [flat for flat in self.flats if flat.groups is not None]
         try:
@@ -171,11 +172,11 @@ class ShardedModel:
                 self._end_pass()
 
         yield unit.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-        # Also after a forward pass that failed: its parameters must go.
+        # Also after a failed forward pass, whose parameters must be freed.
         yield unit.register_forward_hook(after, with_kwargs=True, always_call=True)
 
     def _watch_inputs(self, call: _Call, inputs: Any) -> None:
-        """Free untrained buffers once a call's inputs have gradients: they have no gradients of their own."""
+        """Free untrained buffers, which have no gradients, once a call's inputs have theirs."""
         untrained = [flat for flat in call.flats if not flat.is_trained]
         watched = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
         if untrained and watched:
@@ -192,14 +193,14 @@ class ShardedModel:
             self._hold(flat, call, follows=True)
 
     def _join_backward(self) -> None:
-        """Take note that a backward pass runs; autograd reports its end."""
+        """Record that a backward pass runs; autograd reports its end."""
         if self._backward_task is None:
             self._backward_task = _graph_task()
             self._foresight.begin_pass()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _hold(self, flat: Flat, holder: object, *, follows: bool = False) -> None:
-        """Make a buffer whole; if it `follows` another in a pass, begin to gather its followers of last time."""
+        """Gather a buffer; if it `follows` another in a pass, begin to gather its followers of the last pass."""
         flat.holders.add(holder)
         with told(flat, "all-gather of parameters"):
             flat.start_gather()
@@ -223,17 +224,17 @@ class ShardedModel:
             flat.accept(place)
             if not flat.is_complete:
                 return
-            # All uses of a parameter in a graph come before its gradient. Graphs within graphs, of recomputation that
-            # is reentrant, know only their own uses.
+            # All uses of a parameter in a graph precede its gradient. Inner graphs, of reentrant recomputation, know
+            # only their own uses.
             if len(flat.holders) <= 1 or _graph_task() == self._backward_task:
                 flat.holders.clear()
-                flat.free()  # first: a reduction takes as much memory again
+                flat.free()  # before the reduction, which takes as much memory
             self._reductions.start(flat)
 
         return take
 
     def _end_backward(self) -> None:
-        """Reduce the remaining buffers: the ones with an unused parameter."""
+        """Reduce the remaining buffers, which have an unused parameter."""
         for flat in self.flats:
             if flat.arrived:
                 self._reductions.start(flat)
@@ -245,7 +246,7 @@ class ShardedModel:
         self._end_pass()
 
     def _abandon_backward(self) -> None:
-        """Forget a backward pass that failed midway, and with it the gradients that had not been reduced."""
+        """Drop a backward pass that failed midway, with its gradients that were not reduced."""
         self._backward_task = None
         self._reductions.forget()
         for flat in self.flats:
@@ -274,7 +275,7 @@ class ShardedModel:
             flat.finish_synchronisation = start_all_reduce(flat.master_gradient_S, group)
 
     def _show_gradients(self, norm_weight: Callable[[str], float] | None) -> None:
-        """Agree on which parameters were used anywhere, and on the norm, in one message."""
+        """Agree on the parameters that any replica used, and on the norm, in one message."""
         trained = [flat for flat in self.flats if flat.is_trained]
         square = 0.0
         used: list[float] = []

@@ -1,8 +1,8 @@
 """Steps an optimizer of torch on shards: reduces, clips by the norm of all gradients, steps.
 
-[Note: elements] The optimizer sees of every parameter the flat part that this rank keeps. What it does must depend on
-one element alone, as with SGD, Adam or AdamW; optimizers that look at whole matrices or at norms of parameters are
-refused where they are known by name.
+[Note: elements] The optimizer gets the flat part of every parameter that this rank keeps. Its update must treat every
+element on its own, as SGD, Adam and AdamW do; known optimizers that use whole matrices or norms of parameters are
+refused by name.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ NOT_BY_ELEMENT = (
     "NovoGrad",
     "FusedNovoGrad",
 )
-_TINY = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds to the norm
+_TINY = 1e-6  # added to the norm, as in torch.nn.utils.clip_grad_norm_
 
 
 class ShardedOptimizer:
-    """An optimizer whose parameters become the shards of a model's.
+    """An optimizer whose parameters are replaced by their shards.
 
     Args:
         optimizer: made of parameters of the model, without state yet; its groups keep their options and order.
-        norm_group: ranks that hold other parts of the model (tp), over which the square of the norm adds up too.
-        norm_weight: what the square of a parameter's gradient counts, by name, for parameters that several ranks of
+        norm_group: ranks that hold other parts of the model (tp), over which the square of the norm is summed too.
+            norm_weight: weight of the square of a parameter's gradient, by name, for parameters that several ranks of
             `norm_group` have.
 
-    Raises: ValueError if it has state, has parameters that the model has not, or does not work element by element.
+    Raises: ValueError if it has state, has parameters that the model lacks, or does not update element by element.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class ShardedOptimizer:
         self.parameters = [list(group["params"]) for group in optimizer.param_groups]  # of the model, by group
         for group in optimizer.param_groups:
             group["params"] = [model.slice_of(parameter) for parameter in group["params"]]
-        self.gradient_norm: float | None = None  # of the last step, before clipping
+        self.gradient_norm: float | None = None  # norm of the last step, before clipping
         self.has_overflowed = False  # in the last step
         self._norm_group, self._norm_weight = norm_group, norm_weight
-        self._is_measured = False  # the accumulation has ended, and `gradient_norm` is that of the step to come
-        self._limits = [model.settings.gradient_clipping]  # of norms, in the step to come; 0 does not clip
+        self._is_measured = False  # whether the accumulation has ended, and `gradient_norm` is of the next step
+        self._limits = [model.settings.gradient_clipping]  # largest norm in the next step; 0 does not clip
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -95,10 +95,10 @@ class ShardedOptimizer:
         """End the accumulation and step. All replicas call it.
 
         Args:
-            loss_scale: by which losses were multiplied; with one other than 1, or in float16, gradients that are not
-                finite skip the step.
+            loss_scale: the factor of the losses; if it is not 1, or in float16, gradients that are not finite skip the
+                step.
 
-        Returns: whether it stepped; gradients are kept as they are if it did not, until `zero_grad`.
+        Returns: whether it stepped; if not, gradients are kept until `zero_grad`.
         Raises: RuntimeError if a collective failed.
         """
         norm, limits = self._measure(loss_scale), self._limits
@@ -116,9 +116,9 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def clip(self, max_norm: float, *, loss_scale: float = 1.0) -> float:
-        """End the accumulation, and have the step to come clip to this norm as well. All replicas call it.
+        """End the accumulation, and have the next step clip to this norm as well. All replicas call it.
 
-        Returns: the norm before clipping, over the whole model; -1 where it is not finite.
+        Returns: the norm before clipping, over the whole model; -1 if it is not finite.
         Raises: RuntimeError if a collective failed.
         """
         norm = self._measure(loss_scale)
@@ -126,7 +126,7 @@ class ShardedOptimizer:
         return norm if math.isfinite(norm) else -1.0
 
     def _measure(self, loss_scale: float) -> float:
-        """End the accumulation, once a step, and return the norm of all gradients."""
+        """End the accumulation, once per step, and return the norm of all gradients."""
         if not self._is_measured or self.gradient_norm is None:
             self.model.end_accumulation(self._norm_weight)
             square = self.model.gradient_square
@@ -144,6 +144,6 @@ class ShardedOptimizer:
         self._is_measured, self._limits = False, [self.model.settings.gradient_clipping]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients; `set_to_none` is there for the sake of callers, they always are None then."""
+        """Drop all gradients; they are always set to None, whatever `set_to_none` is."""
         self._expect_more()
         self.model.clear_gradients()

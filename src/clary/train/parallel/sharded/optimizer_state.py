@@ -1,7 +1,7 @@
-"""Optimizer state at one rank each: parameters stay whole everywhere, whole tensors of state are spread over replicas.
+"""Spreads optimizer state over replicas: parameters stay whole on all ranks, each one's state lies on one rank.
 
-Where: takes the place of an optimizer whose parameters several ranks hold alike. A step sums every gradient at the
-parameter's owner, lets the owner step, and sends what it has stepped to the others.
+Where: it replaces an optimizer whose parameters several ranks hold whole. A step sums every gradient at the parameter's
+owner, lets the owner step, and sends the stepped parameters to the others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _WIDE_BYTES = 4
 class ShardedStateOptimizer:
     """An optimizer of torch whose state is spread over the ranks that hold the same parameters.
 
-    Any optimizer of torch: an owner steps on whole parameters, and what it does is what it would do alone. (One that
-    looks at all parameters at once, such as LBFGS, sees the owned ones.) Its `param_groups` keep their options and
-    order, and hold the owned parameters only; schedulers may be made of it.
+    Any optimizer of torch works: an owner steps whole parameters, with the same result as an optimizer that is not
+    spread. (An optimizer that uses all parameters at once, such as LBFGS, sees only the owned ones.) Its `param_groups`
+    keep their options and order, and hold only the owned parameters; schedulers may use it.
 
     Args:
         optimizer: made of all parameters, without state yet.
-        group_of: the ranks that hold a parameter alike. All of them make this at the same time.
+        group_of: returns the ranks that hold a parameter. All of them make this object at the same time.
         with_masters: whether owners step on float32 copies of parameters of 16 bits.
 
     Raises: ValueError if it has state already.
@@ -65,7 +65,7 @@ class ShardedStateOptimizer:
             for number in sorted(self._owned)
             if with_masters and self._parameters[number].dtype.itemsize < _WIDE_BYTES
         }
-        self._versions: dict[int, int] = {}  # of parameters with masters, as they were written here last
+        self._versions: dict[int, int] = {}  # versions of parameters with masters, after their last write here
         self._note_versions()
         for group, numbers in zip(optimizer.param_groups, self._group_numbers, strict=True):
             group["params"] = [self._stepped(number) for number in numbers if number in self._owned]
@@ -74,7 +74,7 @@ class ShardedStateOptimizer:
 
     @property
     def reasons(self) -> list[str]:
-        """Why parameters are spread as they are, by group of ranks."""
+        """The reasons for the assignment of parameters, by group of ranks."""
         return [part.ownership.reason for part in self._parts]
 
     @property
@@ -91,7 +91,7 @@ class ShardedStateOptimizer:
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:
-        """Make gradients the mean over the ranks that hold the parameter, at its owner; elsewhere they go.
+        """Replace a parameter's gradient by the mean over its ranks, on its owner; drop it on the other ranks.
 
         A gradient that only some ranks have counts as 0 on the others. All ranks call it, once before a step.
 
@@ -107,18 +107,18 @@ class ShardedStateOptimizer:
         self._are_reduced = True
 
     def owned_gradients(self) -> list[torch.Tensor]:
-        """Return the gradients of the parameters that this rank owns: together, over all ranks, each once."""
+        """Return the gradients of the parameters that this rank owns; every parameter has one owner."""
         found = (self._parameters[number].grad for number in sorted(self._owned))
         return [gradient for gradient in found if gradient is not None]
 
     @property
     def are_reduced(self) -> bool:
-        """Whether gradients are those of all ranks, ready to be stepped on."""
+        """Whether gradients are reduced over all ranks, ready for a step."""
         return self._are_reduced
 
     @property
     def have_gradients(self) -> bool:
-        """Whether any rank had a gradient when they were reduced last."""
+        """Whether any rank had a gradient at the last reduction."""
         return any(self._used.values())
 
     def owned_parameters(self) -> list[torch.nn.Parameter]:
@@ -126,7 +126,7 @@ class ShardedStateOptimizer:
         return [one for number in sorted(self._owned) if (one := self._parameters[number]).grad is not None]
 
     def take_parameters(self) -> None:
-        """Make masters equal to the parameters, after these were loaded."""
+        """Copy the parameters into the masters, after a load."""
         self._load_masters({})
 
     @torch.no_grad()
@@ -134,7 +134,7 @@ class ShardedStateOptimizer:
         """Step the owned parameters and send them to the other ranks; reduces gradients first if needed.
 
         Args:
-            loss_scale: by which gradients are divided, in float32.
+            loss_scale: divisor of gradients, in float32.
 
         All ranks call it. To clip or unscale, call `reduce_gradients` and work on `owned_gradients` before.
 
@@ -161,7 +161,7 @@ class ShardedStateOptimizer:
         self._note_versions()
 
     def take_reduced_gradients(self) -> None:
-        """Say that gradients are the same mean on all ranks already, as DDP leaves them; those not owned go."""
+        """Accept gradients that are means over all ranks already, as DDP leaves them; drop those of other owners."""
         for index, part in enumerate(self._parts):
             self._used[index] = {place for place, one in enumerate(part.parameters) if one.grad is not None}
         for number, parameter in enumerate(self._parameters):
@@ -170,7 +170,7 @@ class ShardedStateOptimizer:
         self._are_reduced = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, also of parameters that are not owned."""
+        """Clear all gradients, including those of parameters that are not owned."""
         self._are_reduced = False
         for parameter in self._parameters:
             if set_to_none or parameter.grad is None:
@@ -183,9 +183,9 @@ class ShardedStateOptimizer:
         return {**self._header(), "optimizer": self.optimizer.state_dict(), "masters": self._master_values()}
 
     def load_local_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `local_state_dict` of this rank, saved with as many ranks and the same parameters.
+        """Load a `local_state_dict` of this rank, saved with the same number of ranks and the same parameters.
 
-        Raises: ValueError if anything was spread otherwise; nothing is changed then.
+        Raises: ValueError if the state was spread differently; then nothing is changed.
         """
         for key, own in self._header().items():
             if state.get(key) != own:
@@ -202,7 +202,7 @@ class ShardedStateOptimizer:
         All ranks call it.
 
         Args:
-            to_rank0: whether only the first rank of every group of ranks gets it; the others get what they own.
+            to_rank0: whether only the first rank of every group of ranks gets it; the others get their owned part.
         """
         inner = self.optimizer.state_dict()
         numbers = [number for group in self._group_numbers for number in group if number in self._owned]
@@ -232,9 +232,9 @@ class ShardedStateOptimizer:
     def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the owned part of a `full_state_dict`, or of the state of an optimizer that is not spread.
 
-        Masters that are not there are made of the parameters, which are to be loaded before.
+        Missing masters are made of the parameters, which must be loaded before.
 
-        Raises: ValueError if groups of parameters differ; torch's words.
+        Raises: ValueError if groups of parameters differ, or from torch.
         """
         numbers = [number for group in self._group_numbers for number in group if number in self._owned]
         places = {number: place for place, number in enumerate(numbers)}
@@ -272,7 +272,7 @@ class ShardedStateOptimizer:
         self._versions = {number: self._parameters[number]._version for number in self._masters}
 
     def _take_writes(self) -> None:
-        """Have masters take the values that a script has written into their parameters since the last step."""
+        """Copy values that a script has written into parameters since the last step into the masters."""
         for number, master in self._masters.items():
             if self._parameters[number]._version != self._versions[number]:
                 master.data.copy_(self._parameters[number].detach())

@@ -1,4 +1,4 @@
-"""Which rank keeps the optimizer's state of which parameter. Pure."""
+"""Assigns the optimizer's state of each parameter to a rank. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Ownership:
     Args:
         owners: rank by parameter.
         loads: elements by rank.
-        reason: why the loads are as they are.
+        reason: the reason for these loads.
     """
 
     owners: tuple[int, ...]
@@ -24,10 +24,10 @@ class Ownership:
 
 
 def assign_owners(numels: Sequence[int], num_ranks: int) -> Ownership:
-    """Give whole parameters to ranks: largest first, each to the rank that has least.
+    """Assign whole parameters to ranks: largest first, each to the rank with the least load.
 
-    The greatest load is at most 4/3 - 1/(3 ranks) of the least that any assignment of whole parameters reaches. Equal
-    parameters go to ranks in the order of the ranks, so all ranks come to the same.
+    The greatest load is at most 4/3 - 1/(3 ranks) times the least possible for whole parameters. Equal parameters go to
+    ranks in the order of the ranks, so all ranks compute the same assignment.
     Source: R. L. Graham, Bounds on multiprocessing timing anomalies, 1969.
 
     Args:

@@ -1,9 +1,9 @@
 """Exchanges with owners of parameters: gradients to them before a step, stepped parameters from them after it.
 
-[Note: bytes] With n ranks and gradients of M bytes, each rank sends (n-1)/n M for the sums, as an exchange in which
-everybody sends each owner its part, and owners send (n-1) M together for the parameters: 2 (n-1)/n M a rank, what an
-all-reduce of gradients alone takes. All-reducing first would take half as much again. gloo's own `reduce` takes 1.4
-times as much as the exchange (4 ranks, torch 2.13).
+[Note: bytes] With n ranks and gradients of M bytes, each rank sends (n-1)/n M for the sums, an exchange in which every
+rank sends each owner its part, and all owners together send (n-1) M for the parameters: 2 (n-1)/n M per rank, as much
+as an all-reduce of gradients alone. An all-reduce of the gradients first would add half of that. gloo's own `reduce`
+takes 1.4 times as much as the exchange (4 ranks, torch 2.13).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Part:
 
     @property
     def rank(self) -> int:
-        """The own one in the group."""
+        """This rank in the group."""
         return int(self.group.rank())
 
     def buckets(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        """Cut places of parameters into runs of one dtype, sent at once, in which all owners have their share."""
+        """Cut places of parameters into buckets of one dtype, in each of which all owners have their share."""
         shares: dict[tuple[torch.dtype, int], list[int]] = {}
         for place in numbers:
             shares.setdefault((self.parameters[place].dtype, self.ownership.owners[place]), []).append(place)
-        # By how much of its owner's share comes before: all owners' shares run out together.
+        # Ordered by the part of the owner's share before it, so that all owners' shares end together.
         order: list[tuple[str, float, int]] = []
         for (dtype, _), places in shares.items():
             total, before = sum(self.parameters[place].numel() for place in places) or 1, 0
@@ -71,7 +71,7 @@ def reduce_bucket(part: Part, bucket: list[int]) -> None:
     received = sent.new_empty(size * counts[part.rank])
     dist.all_to_all_single(received, sent, [counts[part.rank]] * size, counts, group=part.group)
     rows = received.view(size, counts[part.rank])
-    # In float32 where gradients have 16 bits, which a sum of many would leave.
+    # In float32 if gradients have 16 bits, which a sum of many would exceed.
     total, *others = rows.float() if rows.dtype.itemsize < torch.float32.itemsize else rows
     for other in others:
         total.add_(other)

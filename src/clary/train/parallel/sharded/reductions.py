@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 
 from clary.train.parallel.sharded.flat import Flat
 
-MOST_UNDER_WAY = 1  # it hides behind the backward pass of the next unit; links carry one at a time anyway
+MOST_UNDER_WAY = 1  # it overlaps with the backward pass of the next unit; links carry one at a time anyway
 
 
 class Reductions:
-    """Starts reductions, ends the oldest where too much would be under way.
+    """Starts reductions, and first ends the oldest if too many elements would be in progress.
 
     Args:
-        most_elements: of all that are under way, unless one alone has more.
-        when_done: called with the buffer once a reduction of it has ended and no other is under way.
+        most_elements: of all reductions in progress, unless one alone has more.
+        when_done: called with a buffer when its last reduction has ended.
     """
 
     def __init__(self, most_elements: int, when_done: Callable[[Flat], None]) -> None:
@@ -38,7 +38,7 @@ class Reductions:
             self._under_way.append((flat, flat.start_reduction()))
 
     def finish(self) -> None:
-        """Wait for all.
+        """Wait for all reductions.
 
         Raises: RuntimeError if a collective failed.
         """
@@ -46,7 +46,7 @@ class Reductions:
             self._finish_oldest()
 
     def forget(self) -> None:
-        """Drop all, where a backward pass failed."""
+        """Drop all reductions, after a failed backward pass."""
         self._under_way.clear()
 
     def _finish_oldest(self) -> None:
@@ -59,7 +59,7 @@ class Reductions:
 
 @contextlib.contextmanager
 def told(flat: Flat, what: str) -> Iterator[None]:
-    """Have an error of a collective in here name the buffer. Raises: RuntimeError in its place."""
+    """Name the buffer in errors of collectives in this block. Raises: RuntimeError in place of the original."""
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""Saving and loading of sharded state: local states, of one rank and one degree, and full ones, for any degree.
+"""Saving and loading of sharded state: local states, for one rank and one degree, and full states, for any degree.
 
-[Note: local states] A local state is this rank's shards as they lie. It fits only what is cut likewise: the same
-parameters in the same buffers, the same degree, the same segment. A full one has the names, shapes and order that the
-module or the optimizer has without shards.
+[Note: local states] A local state is this rank's shards without conversion. It fits only the same cut: the same
+parameters in the same buffers, the same degree, the same segment. A full state has the names, shapes and order of the
+module or the optimizer without shards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.train.parallel.sharded.model import ShardedModel
 from clary.train.parallel.sharded.optimizer import ShardedOptimizer
 
 FORMAT = 1
-_NEVER_CUT = ("step",)  # a scalar, as parameters may be too
+_NEVER_CUT = ("step",)  # a scalar, as a parameter may be, so shapes do not tell them apart
 
 
 def local_model_state(model: ShardedModel) -> dict[str, Any]:
@@ -33,9 +33,9 @@ def local_model_state(model: ShardedModel) -> dict[str, Any]:
 
 
 def load_local_model_state(model: ShardedModel, state: Mapping[str, Any]) -> None:
-    """Take shards over that `local_model_state` gave.
+    """Load the shards of a `local_model_state`.
 
-    Raises: ValueError if they were cut otherwise; nothing is changed then.
+    Raises: ValueError if they were cut differently; then nothing is changed.
     """
     _check_header(model, state, "model")
     for flat, shard in zip(model.flats, state["shards"], strict=True):
@@ -47,7 +47,7 @@ def load_local_model_state(model: ShardedModel, state: Mapping[str, Any]) -> Non
 
 
 def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str, Any]:
-    """Return the module's state_dict as it is without shards, in the masters' dtypes, in host memory. All call it.
+    """Return the module's state_dict without shards, in the masters' dtypes, in host memory. All replicas call it.
 
     Args:
         to_rank0: whether only the first replica gets it; the others get {}.
@@ -63,7 +63,7 @@ def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str
     names = {
         id(one): name for flat in model.flats for name, one in zip(flat.layout.names, flat.parameters, strict=True)
     }
-    state = state_of_parts(model.module, keep_vars=True)  # names, their order, and values other than parameters
+    state = state_of_parts(model.module, keep_vars=True)  # for names, their order, and values other than parameters
     for key, value in state.items():
         if id(value) in names:
             state[key] = by_name[names[id(value)]]
@@ -73,14 +73,13 @@ def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str
 
 
 def load_full_model_state(model: ShardedModel, state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Load a full state, of the module without shards or with any degree; every rank gives all of it.
+    """Load a full state, of the module without shards or with any degree; every rank passes the whole state.
 
     Args:
-        state: tensors by the names that the module has without shards, in whole shapes.
-        strict: whether names must be the same; if not, missing ones stay as they are.
+        state: whole tensors by the names of the module without shards. strict: whether names must be the same; if not,
+            missing values are not changed.
 
-    Raises: RuntimeError naming keys that are missing or too many, if strict, and shapes that differ; nothing is changed
-        then.
+    Raises: RuntimeError naming missing or unexpected keys, if strict, and shapes that differ; then nothing is changed.
     """
     own = state_of_parts(model.module, keep_vars=True)
     missing, unexpected = sorted(set(own) - set(state)), sorted(set(state) - set(own))
@@ -111,7 +110,7 @@ def local_optimizer_state(optimizer: ShardedOptimizer) -> dict[str, Any]:
 def load_local_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
     """Load a state of `local_optimizer_state`.
 
-    Raises: ValueError if it was cut otherwise; nothing is changed then.
+    Raises: ValueError if it was cut differently; then nothing is changed.
     """
     _check_header(optimizer.model, state, "optimizer")
     optimizer.optimizer.load_state_dict(state["optimizer"])
@@ -149,7 +148,7 @@ def full_optimizer_state(optimizer: ShardedOptimizer, *, to_rank0: bool = False)
 
 
 def load_full_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
-    """Load a full state, of the optimizer without shards or with any degree; every rank gives all of it.
+    """Load a full state, of the optimizer without shards or with any degree; every rank passes the whole state.
 
     Raises: ValueError if groups or shapes differ; other errors are the optimizer's own.
     """
@@ -177,7 +176,7 @@ def load_full_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, A
 
 
 class _Cut:
-    """Stands for a state that lies in shards, and its dtype."""
+    """Replaces a state that lies in shards; has its dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -208,7 +207,7 @@ def _in_order(optimizer: ShardedOptimizer) -> list[Any]:
 
 
 def _known_states(flat: Flat, optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
-    """Return the states of each parameter, from the first rank that has any: scalars as they are, others as `_Cut`."""
+    """Return the states of each parameter, from the first rank with states: scalars unchanged, shards as `_Cut`."""
     own: list[dict[str, Any]] = [
         {
             key: _Cut(value.dtype) if isinstance(value, torch.Tensor) and value.shape == slice_.shape else value
@@ -224,7 +223,7 @@ def _known_states(flat: Flat, optimizer: ShardedOptimizer) -> list[dict[str, Any
 
 
 def _cut_keys(flat: Flat, known: list[dict[str, Any]]) -> list[tuple[str, torch.dtype]]:
-    """Return the states that lie in shards, in an order that all ranks agree on."""
+    """Return the states that lie in shards, in the same order on all ranks."""
     return sorted(
         {(key, value.dtype) for one in known for key, value in one.items() if isinstance(value, _Cut)}, key=str
     )

@@ -10,7 +10,7 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Go through tensors in lists, tuples, sets, mappings, dataclasses, and in the attributes of other objects."""
+    """Yield the tensors in lists, tuples, sets, mappings, dataclasses, and in the attributes of other objects."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -23,7 +23,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         for field in dataclasses.fields(value):
             yield from tensors_in(getattr(value, field.name))
     elif hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):
-        for one in vars(value).values():  # and no deeper: objects may hold each other
+        for one in vars(value).values():  # and no deeper: objects may refer to each other
             yield from (item for item in (one if isinstance(one, list | tuple) else [one]) if _is_tensor(item))
 
 

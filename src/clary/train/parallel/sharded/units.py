@@ -1,11 +1,11 @@
-"""Which modules are gathered as one, and which parameters each of them needs.
+"""Finds the units of a model: modules that are gathered as one, with the parameters that each needs.
 
-A unit's parameters are gathered before its forward pass and before its backward pass, and freed after each. Found
-without advice: from the root down, containers and whatever holds a list of modules are opened, since lists hold the
-layers that models repeat; everything else is a unit as it is. Parameters of a module that was opened belong to it
-alone.
+A unit's parameters are gathered before its forward pass and before its backward pass, and freed after each. Without
+`classes` units are found from the root down: containers, and modules that hold a list of modules, are opened, since
+lists hold the layers that models repeat; every other module is a unit. An opened module's own parameters belong only to
+it.
 
-A parameter in several units (shared weights, a module with two parents, one that `register_parameter` names) is
+A parameter in several units (shared weights, a module with two parents, a parameter that `register_parameter` names) is
 gathered for each of them.
 """
 
@@ -18,7 +18,7 @@ from torch import nn
 
 _REGISTERED = "_clary_registered_parameters"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)  # a caller uses the values that they hold
+_NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)  # not called; other modules use the parameters that they hold
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Units:
     Args:
         modules: the units; the first is the root.
         users: numbers of the units that need a parameter.
-        names: of every parameter; of those with several the first.
+        names: the first name of every parameter.
     """
 
     modules: list[nn.Module]
@@ -37,9 +37,9 @@ class Units:
 
 
 def register_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Say that the forward pass of `module` uses a parameter which another module owns. Call it before sharding.
+    """Register a parameter of another module that the forward pass of `module` uses. Call it before sharding.
 
-    Raises: TypeError if it is no Parameter.
+    Raises: TypeError if it is not a Parameter.
     """
     if not isinstance(parameter, nn.Parameter):
         raise TypeError(f"register_parameter of {type(module).__name__} got a {type(parameter).__name__}, no Parameter")
@@ -51,7 +51,7 @@ def find_units(root: nn.Module, classes: Sequence[type] = ()) -> Units:
     """Find the units of a model.
 
     Args:
-        classes: modules of these are units, and nothing within them is; the root is one too.
+        classes: modules of these classes are units, and modules within them are not; the root is a unit too.
 
     Raises: ValueError if `register_parameter` named a parameter that is not in the model.
     """
@@ -76,7 +76,7 @@ def find_units(root: nn.Module, classes: Sequence[type] = ()) -> Units:
 
 
 def _walk(module: nn.Module, classes: tuple[type, ...], path: str) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Go through all modules, those with several parents once for each, with the unit that each belongs to."""
+    """Yield all modules with their units; a module with several parents once for each."""
     yield path, module, module
     is_opened = not path or _is_opened(module, classes)
     for name, child in module.named_children():
