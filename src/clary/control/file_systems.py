@@ -1,12 +1,12 @@
 """Folders of this machine that jobs may have as file systems, FileSystemDataSource of SageMaker.
 
-Where: `settings` checks `[file_systems]` when it reads the file, admission checks what a request names when a job is
-created, and planning fills the folder in. The agent opens it once more when it makes the host
+Where: `settings` checks `[file_systems]` when it reads the file, admission checks the file systems of a request when a
+job is created, and planning fills the folder in. The agent opens it once more when it makes the host
 (`agent.host.mounts.bind_places`).
 
-Whoever may create a job chooses FileSystemId and DirectoryPath, and the agent binds the folder with its own rights. So
-only folders of the settings can be had, what lies below them is reached without following a link, and nothing that
-holds the service's state folder, or lies in it, is ever shown.
+The creator of a job chooses FileSystemId and DirectoryPath, and the agent binds the folder with its own rights. So only
+folders of the settings are available, paths below them are opened without following links, and a folder that holds the
+service's state folder, or lies in it, is always refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_entry(file_system_id: str, entry: Mapping[str, Any], *, source: str) -
 
     Args:
         source: file that it comes from, named in the error.
-    Raises: ContractError naming file, entry and key, with what was expected and what came.
+    Raises: ContractError naming file, entry and key, with the expected and the actual value.
     """
     if not _ID.fullmatch(file_system_id):
         raise _wrong(source, file_system_id, "a name like fs-0123456789abcdef0, which clients send", "another name")
@@ -62,9 +62,9 @@ def folder_below(directory_path: str, file_system_type: str) -> str:
 
 
 def located(channel: Channel, file_systems: FileSystems) -> Channel:
-    """Return a channel with the folder of its file system filled in; one of another source as it is. Pure.
+    """Return a channel with the folder of its file system filled in; a channel of another source is unchanged. Pure.
 
-    Raises: WireError(ValidationException) for a file system that the settings do not have, or not for writing.
+    Raises: WireError(ValidationException) for a file system that the settings lack, or allow only for reading.
     """
     if channel.file_system_id is None:
         return channel
@@ -88,7 +88,7 @@ def located(channel: Channel, file_systems: FileSystems) -> Channel:
 
 
 def require_folder(channel: Channel, *, home: Path) -> None:
-    """Check that the folder of a located channel is there and shows nothing of the service's own.
+    """Check that the folder of a located channel exists and shows no part of the state folder.
 
     Args:
         home: the state folder.

@@ -1,8 +1,8 @@
-"""A full disk of the state folder, said in one way: which folder, how many bytes are free, how many are needed.
+"""One message for a full disk of the state folder: the folder, the free bytes, the bytes that are needed.
 
-Where: whatever writes below the state folder asks here when a write was refused, so that a client, a command and the
-log of the service say the same. A disk counts as full before its last byte is taken: SQLite, the object store and the
-agents need some room to do anything at all.
+Where: code that writes below the state folder calls it after a refused write, so that clients, commands and the log of
+the service show the same message. A disk counts as full before its last byte is taken: SQLite, the object store and the
+agents need some space to work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def why_full(place: Path) -> str:
-    """Say that the disk of a folder is full; empty if it is not, or if the folder cannot be looked at.
+    """Return the message that the disk of a folder is full; empty if it is not, or if the folder cannot be read.
 
     Args:
         place: a folder, or one that is to be made; the nearest parent that exists is looked at.

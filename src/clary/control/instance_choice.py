@@ -1,8 +1,8 @@
-"""ResourceConfig.InstancePreferences: which of several instance types a job gets. Pure.
+"""ResourceConfig.InstancePreferences: choice among several instance types of a job. Pure.
 
 Where: CreateTrainingJob takes the first preference that can ever run on this machine, and keeps it in the stored
-request as SelectedInstanceType and SelectedInstanceCount; `settled` is how a ResourceConfig is read.
-Source: ResourceConfig, InstancePreference (AWS API reference): what excludes what, and who counts hosts.
+request as SelectedInstanceType and SelectedInstanceCount; readers of a ResourceConfig call `settled`.
+Source: ResourceConfig, InstancePreference (AWS API reference): exclusions, and the place of InstanceCount.
 """
 
 from __future__ import annotations

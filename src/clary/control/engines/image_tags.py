@@ -137,8 +137,7 @@ def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
 
 
 def variables_like(wanted: Wanted, modules: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
-    """Return the variables that make an environment more like an image, and a sentence on the change, or on why there
-    is none.
+    """Return the variables that make an environment more like an image, and a sentence on the change or its lack.
 
     TensorFlow's images before 2.16 have Keras 2, later versions of TensorFlow Keras 3 under the same name `tf.keras`,
     unless TF_USE_LEGACY_KERAS is set and the package tf_keras is there.

@@ -1,11 +1,11 @@
 """Regular expressions whose matching time is linear in the text, for every expression.
 
-Where: `reading` makes one of each expression of a query; `conditions` asks whether it matches somewhere in a message.
+Where: `reading` makes one of each expression of a query; `conditions` asks whether it matches in a message.
 
-Python's `re` tries ways one after the other: `a.*b.*x` takes seconds for one line of 4 KiB and hours for one of 64,
-with the whole service waiting. An automaton follows all ways at once. Its states are made as texts need them; a state
-is a set of places in the expression (`expression_parts`) and the kind of the character before. A short expression
-without a choice runs in `re`, which is much faster and as bounded.
+Python's `re` tries paths one after the other: `a.*b.*x` takes seconds for one line of 4 KiB and hours for one of 64,
+with the whole service waiting. An automaton follows all paths at once. Its states are made when texts need them; a
+state is a set of places in the expression (`expression_parts`) and the kind of the character before. A short expression
+without a choice runs in `re`, which is much faster and bounded as well.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from clary.control.insights.errors import QueryTooLarge
 from clary.control.insights.expression_parts import Edge, Parts, Surroundings, compile_parts
 
 MAX_STATES = 1_000  # of one automaton; an expression that needs more is given up
-_CACHED_CODES = 256  # characters below are looked up in one step
+_CACHED_CODES = 256  # transitions of characters below this code are cached
 
 
 @dataclass(eq=False)
 class _State:
-    """Places that may be reached now, as bits; and where characters lead."""
+    """Places that may be reached, as bits, and the states that characters lead to."""
 
     places: int
     before: Edge
@@ -35,9 +35,9 @@ class Automaton:
     """One regular expression.
 
     Args:
-        expression: in the syntax of Python's `re`, without what looks ahead, behind or back.
+        expression: in the syntax of Python's `re`, without lookaround and references back.
 
-    Raises: BadExpression, a ValueError that says what is wrong.
+    Raises: BadExpression, a ValueError that names the problem.
     """
 
     def __init__(self, expression: str) -> None:
@@ -51,7 +51,7 @@ class Automaton:
     def matches(self, text: str) -> bool:
         """Whether it matches somewhere in a text.
 
-        Raises: QueryTooLarge where it needs more states than are allowed.
+        Raises: QueryTooLarge if it needs more states than are allowed.
         """
         if self._plain is not None:
             return self._plain.search(text) is not None
@@ -96,5 +96,5 @@ class Automaton:
 
 def _compiled(expression: str) -> re.Pattern[str]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `[[` may mean something else one day
+        warnings.simplefilter("ignore")  # silences the warning that `[[` may change its meaning
         return re.compile(expression, re.ASCII)

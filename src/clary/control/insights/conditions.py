@@ -13,7 +13,7 @@ from clary.control.insights import syntax
 from clary.control.insights.automaton import Automaton
 from clary.control.insights.values import Value, compare, number_of, text_of
 
-R = TypeVar("R")  # what a condition is about: a line, or a row of groups
+R = TypeVar("R")  # subject of a condition: a line, or a row of groups
 
 Read = Callable[[R], Value]
 Resolve = Callable[[syntax.Field], Read[R]]
@@ -25,7 +25,7 @@ def holds(condition: syntax.Condition, resolve: Resolve[R]) -> Holds[R]:
 
     Args:
         condition: of a filter.
-        resolve: returns what reads a field; raises MalformedQuery for one that is not there.
+        resolve: returns the function that reads a field; raises MalformedQuery for an unknown field.
     """
     match condition:
         case syntax.Not(inner):

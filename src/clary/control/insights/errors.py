@@ -6,7 +6,7 @@ from clary.base.errors import ClaryError, Fault
 
 
 class MalformedQuery(ClaryError):
-    """A query that is not understood, or asks for something that is not offered.
+    """A query with a syntax error, or with a feature that is not offered.
 
     Args:
         message: says what was expected.

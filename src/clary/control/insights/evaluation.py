@@ -17,7 +17,7 @@ MAX_RESULT_CHARACTERS = 8 << 20
 MAX_GROUPS = 10_000
 MAX_DISTINCT = 100_000  # values that count_distinct holds, over all groups
 _SPARE_ROWS = 1_000  # rows above the limit that are collected before the last ones in order are dropped
-_CELL_CHARACTERS = 40  # what a cell costs besides its text, about
+_CELL_CHARACTERS = 40  # approximate cost of a cell besides its text
 
 Row = tuple[tuple[str, str], ...]  # names and values
 Key = tuple[int, float, str]
@@ -25,7 +25,7 @@ Key = tuple[int, float, str]
 
 @dataclass(frozen=True)
 class _Kept:
-    # What the row needs, and no more of its line: messages are long, and their objects longer.
+    # Only the data of the row, not its line: messages are long, and their objects longer.
     kept_keys: tuple[Key, ...]
     shown_keys: tuple[Key, ...]
     cells: Row
@@ -35,7 +35,7 @@ class _Kept:
 class Evaluation:
     """One run of a plan.
 
-    `take` one line after the other, then ask for `rows` once.
+    Call `take` for each line, then `rows` once.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -46,7 +46,7 @@ class Evaluation:
         self.scanned_bytes = 0
 
     def take(self, line: LogLine, *, size_bytes: int) -> None:
-        """Look at one line.
+        """Evaluate one line.
 
         Raises: QueryTooLarge.
         """
@@ -66,7 +66,7 @@ class Evaluation:
         return self._collector.rows()
 
     def drop(self) -> None:
-        """Forget rows and groups; the numbers stay."""
+        """Forget rows and groups; the counters stay."""
         self._collector = _collector(self._plan)
 
 
@@ -141,7 +141,7 @@ class _Groups:
     def rows(self) -> list[Row]:
         plan = self._plan
         times = {column.label for column in plan.columns if column.is_time}
-        # Without a sort: times from new to old, as of lines; other values from small to large.
+        # Without a sort: times from new to old, as lines are; other values from small to large.
         keys = list(self._groups)
         for number, column in reversed(list(enumerate(plan.columns))):
             keys.sort(key=_nth_value(number), reverse=column.is_time)
@@ -225,7 +225,7 @@ class _Aggregate:
 
     def _see(self, text: str) -> None:
         if text not in self._seen:
-            self._distinct.spend(1 + len(text) // 100)  # long texts count for several
+            self._distinct.spend(1 + len(text) // 100)  # a long text counts as several values
             self._seen.add(text)
 
 

@@ -1,4 +1,4 @@
-"""A regular expression as numbered places, and where characters lead from each.
+"""A regular expression as numbered places, with the places that characters lead to.
 
 Where: `automaton` runs them. The tree is the one that `re` compiles from; a place is a bit of an integer, so that a set
 of places is one number.
@@ -97,7 +97,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.sets: list[CharacterSet] = []
-        # Of each place: a number of a set and where it leads, or an assertion and where it leads, or where it leads.
+        # Each place has one of: a set's number and the next place, an assertion and the next place, or next places.
         self.takes: list[tuple[int, int] | None] = []
         self.asserts: list[tuple[str, int] | None] = []
         self.leads: list[tuple[int, ...]] = []
@@ -113,7 +113,7 @@ class Parts:
         asserts: tuple[str, int] | None = None,
         leads: tuple[int, ...] = (),
     ) -> int:
-        """Add a place and return its number; raises BadExpression for one too many.
+        """Add a place and return its number; raises BadExpression if there are too many.
 
         Args:
             takes: characters that the place consumes, and the place behind them; None if it consumes no character.
@@ -134,7 +134,7 @@ class Parts:
         return len(self.takes) - 1
 
     def edge_of(self, character: str) -> Edge:
-        """Return the kind of a character beside a place; OTHER for all where the expression does not ask."""
+        """Return the kind of a character beside a place; always OTHER if the expression has no assertions."""
         if not self._asks_edges:
             return Edge.OTHER
         if character == "\n":
@@ -142,11 +142,11 @@ class Parts:
         return Edge.WORD if character in _WORD else Edge.OTHER
 
     def class_of(self, character: str) -> tuple[bool, ...]:
-        """Return of each set whether it has a character: characters of one class lead to the same places."""
+        """Return for each set whether it holds a character: characters of one class lead to the same places."""
         return tuple(character in known for known in self.sets)
 
     def reached(self, places: int, around: Surroundings) -> int:
-        """Return all places that can be reached from some without a character."""
+        """Return all places that can be reached from these places without a character."""
         reached = 0
         waiting = _numbers(places)
         while waiting:
@@ -172,7 +172,7 @@ class Parts:
         return places
 
     def has_end(self, reached: int) -> bool:
-        """Whether the end of the expression is among some places."""
+        """Whether the end of the expression is among these places."""
         return bool(reached >> self.end_place & 1)
 
     def ends_in(self, places: int, around: Surroundings) -> bool:
@@ -247,7 +247,7 @@ def _repetition(parts: Parts, argument: Any, following: int, flags: int) -> int:
         for _ in range(most - least):
             following = parts.add(leads=(one_round(following=following), end))
     for _ in range(least):
-        # Each round counts as a place, even one that takes nothing: counts are bounded by it.
+        # Each round adds a place, even if it takes no character: this bounds the counts.
         following = parts.add(leads=(one_round(following=following),))
     return following
 

@@ -40,7 +40,7 @@ class LogLine:
         return base64.urlsafe_b64encode(f"{self.stream}:{self.sequence}".encode()).decode("ascii")
 
     def member(self, name: str) -> Value:
-        """Return a member of a message that is a JSON object, or None if it lacks the member or is no object."""
+        """Return a member of a message that is a JSON object, or None without such a member."""
         if self._members is _NOTHING:
             self._members = _members_of(self.message)
         if self._members is None:

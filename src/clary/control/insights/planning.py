@@ -1,7 +1,7 @@
 """Commands to a plan: the lines that are kept, the rows made of them, their order and their number.
 
-Filters in front of `limit` and `stats` look at lines, wherever they stand: to filter a sorted list is to sort a
-filtered one. Behind `stats`, commands work on its rows one after the other. Pure.
+Filters before `limit` and `stats` apply to lines, also behind `sort`: filtering a sorted list gives the same as sorting
+a filtered one. Behind `stats`, commands work on its rows one after the other. Pure.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Plan:
 
     Args:
         keeps: conditions that lines have to meet.
-        columns: of rows; of stats, what lines are grouped by.
-        kept_order: which rows are kept where there are more than the limit.
-        shown_order: in which order they come.
+        columns: of rows; for stats, the values that group lines.
+        kept_order: order that decides which rows are kept beyond the limit.
+        shown_order: order of the result.
         limit: of rows.
-        aggregates: of stats; none where rows are lines.
-        stages: what is done with the rows of stats, one after the other.
+        aggregates: of stats; empty if rows are lines.
+        stages: functions that change the rows of stats, one after the other.
         shown: labels of stats' columns that are shown, in order.
     """
 
@@ -82,7 +82,7 @@ def plan_of(text: str, *, limit: int | None = None) -> Plan:
 
     Args:
         text: of the query.
-        limit: of rows, beside what the query says.
+        limit: of rows, besides the query's own.
 
     Raises: MalformedQuery.
     """

@@ -22,7 +22,7 @@ MAX_EXPRESSIONS = 10
 MAX_DEPTH = 30  # of brackets and nots
 MAX_ROWS = 10_000
 FUNCTIONS = ("count", "count_distinct", "sum", "avg", "min", "max")
-# Commands of the language that are not offered, and commands of others that people try.
+# Commands of the language that are not offered, and commands of other languages that people try.
 _OTHER_COMMANDS = (
     *("anomaly", "dedup", "diff", "filterindex", "join", "lookup", "parse", "pattern", "search", "select", "source"),
     *("subqueries", "unmask", "unnest", "where"),
@@ -44,7 +44,7 @@ T = TypeVar("T")
 def commands_of(text: str) -> list[syntax.Command]:
     """Return the commands of a query.
 
-    Raises: MalformedQuery saying what was expected where.
+    Raises: MalformedQuery with the expected syntax and its place.
     """
     return _Reader(tokens_of(text)).commands()
 

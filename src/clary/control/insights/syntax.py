@@ -1,6 +1,6 @@
 """The commands of a query as data.
 
-Where: made by `reading`, planned by `planning`. Places are numbers of characters of the query's text.
+Where: made by `reading`, planned by `planning`. Places are positions in the query's text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Place:
-    """From which character to which one something stands."""
+    """First and last character of a part of the query."""
 
     start: int
     end: int

@@ -1,6 +1,6 @@
 """A query text as words, numbers, strings, regular expressions and signs, each with its place.
 
-Where: `reading` asks for all of them first. The text is walked once, character by character.
+Where: `reading` asks for all tokens first. The text is read once, character by character.
 Source: CloudWatch Logs user guide, "CloudWatch Logs Insights language query syntax".
 """
 
@@ -43,11 +43,11 @@ class Token:
     end: int
 
     def is_word(self, *words: str) -> bool:
-        """Whether it is one of some words; case does not count."""
+        """Whether it is one of these words, in any case."""
         return self.kind is Kind.WORD and self.text.lower() in words
 
     def is_sign(self, *signs: str) -> bool:
-        """Whether it is one of some signs."""
+        """Whether it is one of these signs."""
         return self.kind is Kind.SIGN and self.text in signs
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""Values of fields: how they are read, compared, ordered and told.
+"""Values of fields: reading, comparison, order and text.
 
-A field has a text, a number, or nothing. Two values compare as numbers where both are numbers or spell them, else as
+A field has a text, a number, or nothing. Two values compare as numbers if both are numbers or spell numbers, else as
 texts.
 """
 

@@ -1,5 +1,4 @@
-"""The engine's record of a pool or an attempt, `engine.json` in its folder: enough for the engine to continue after a
-restart.
+"""The engine's record of a pool or an attempt, `engine.json` in its folder: enough to continue after a restart.
 
 Where: written before and after each start of a process that outlives the service. Records of an earlier boot of the
 machine name no living process.
@@ -80,8 +79,7 @@ def read_record(folder: Path) -> AttemptRecord | None:
 def create_record(
     folder: Path, *, pool: str = "", master_port: int | None = None, cgroup_places: tuple[str, ...] = ()
 ) -> AttemptRecord:
-    """Return the record of this boot; make one with these facts if it is missing. Concurrent callers get the same
-    record.
+    """Return the record of this boot; make one with these facts if it is missing. Two callers get the same record.
 
     Args:
         folder: of an attempt or a pool.

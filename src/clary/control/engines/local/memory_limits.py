@@ -1,7 +1,7 @@
-"""The keeper of hosts' memory limits here, in a sentence.
+"""The keeper of hosts' memory limits on this machine, in a sentence.
 
 Where: the service asks once when it starts, so that `clary up` and `clary doctor` can say it before the first job. The
-answer is the agent's own (`clary.agent.host.limits.memory_support`), which tries to have a limit.
+answer is the agent's own (`clary.agent.host.limits.memory_support`), which tries to set a limit.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Cut hosts off a running job's network and connect them again, or slow their links: for tests and rehearsals.
 
-Run: `python -m clary.control.engines.local.network_faults FOLDER HOST up|down|MBIT` does it, with HOST:HOST for the way
-between two alone; `partition`, `part` and `limit` run that, because joining a namespace would change the calling
-process. A host that is cut off keeps its interface, address and carrier: what it sends simply never arrives.
+Run: `python -m clary.control.engines.local.network_faults FOLDER HOST up|down|MBIT` does it, with HOST:HOST for the
+path between two hosts alone; `partition`, `part` and `limit` run that, because joining a namespace would change the
+calling process. A host that is cut off keeps its interface, address and carrier: its frames never arrive.
 
 [Note: cuts between two]
-Each of the two gets a fixed neighbour entry for the other, with an unused Ethernet address. So any pairs can
-be cut at the same time, whatever switches frames; isolated ports of a bridge could not do that, for each of them is
-isolated from all the others. Programs may not change neighbours. IPv4 is all that hosts speak with each other; frames
-of the link watch, which it addresses itself, still pass.
+Each of the two gets a fixed neighbour entry for the other, with an unused Ethernet address. So any pairs can be cut at
+the same time, with any kind of switch; isolated ports of a bridge could not do that, because each of them is isolated
+from all the others. Programs may not change neighbours. Hosts use only IPv4 among themselves; frames of the link watch,
+which sets their Ethernet addresses itself, still pass.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from clary.control.engines.local.network import fabric, namespaces, network_buil
 from clary.control.engines.local.network.netlink import Netlink
 from clary.control.engines.local.network.network_spec import write_json
 
-FULL_MBIT_S = 100_000.0  # more than such a link passes
-NOWHERE = b"\x02\xff\xff\xff\xff\xfe"  # locally administered, as hosts' are, which go on with 00
+FULL_MBIT_S = 100_000.0  # above the speed of such a link
+NOWHERE = b"\x02\xff\xff\xff\xff\xfe"  # locally administered like hosts' addresses, whose second byte is 00
 
 
 async def partition(pool_folder: str, host: str, *, up: bool) -> None:
-    """Cut `host` off its pool's network (`up=False`) or connect it again; already so is fine.
+    """Cut `host` off its pool's network (`up=False`) or connect it again; a repeated call does nothing.
 
     Args:
         pool_folder: with the ready file of the network's anchor.
@@ -46,14 +46,14 @@ async def partition(pool_folder: str, host: str, *, up: bool) -> None:
 
 
 async def part(plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
-    """Cut the way between two hosts, both of which go on to reach all others, or open it; already so is fine.
+    """Cut the path between two hosts, which still reach all others, or open it; a repeated call does nothing.
 
-    In a job of two hosts there are no others: that is a cut as `partition` makes it, of the second.
+    In a job of two hosts this is a cut of the second host, as by `partition`.
 
     Args:
         plan: of a running attempt.
         hosts: names of the two.
-        up: whether to open the way.
+        up: whether to open the path.
     Raises: EngineError as `partition`.
     """
     if len(plan.hosts) == 2:
@@ -65,7 +65,7 @@ async def part(plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
 async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> None:
     """Limit the link of `host` to this rate, both ways; None: the plan's rate, or no limit.
 
-    Frames that a switch of ours brings to a slow host come as fast as before: there only what it sends is limited.
+    Behind the TAP switch only the host's sending is limited: frames to it arrive as fast as before.
 
     Args:
         plan: of a running attempt.
@@ -145,7 +145,7 @@ def _set_direction(ready: NetworkReady, host: str, other: str, *, up: bool) -> N
         try:
             here.set_neighbour("eth0", address, hardware_address=None if up else NOWHERE)
         except OSError as error:
-            if not up or error.errno != errno.ENOENT:  # it is open already
+            if not up or error.errno != errno.ENOENT:  # the path is open already
                 raise
 
 
@@ -155,7 +155,7 @@ def _set_rate(ready: NetworkReady, host: str, rate_bytes_s: int) -> None:
     burst = network_building.burst_bytes(rate_bytes_s)
     queue = int(rate_bytes_s * network_building.QUEUE_S) + burst
     places = [(ready.namespaces[host], "eth0")]
-    if not ready.is_switched_by_us:  # what the bridge sends to the host
+    if not ready.is_switched_by_us:  # the bridge's sending to the host
         places.append((ready.switch, network_building.port_name(list(ready.namespaces).index(host))))
     for descriptor, name in places:
         _join(f"/proc/{ready.pid}/fd/{descriptor}", namespaces.CLONE_NEWNET)
@@ -164,7 +164,7 @@ def _set_rate(ready: NetworkReady, host: str, rate_bytes_s: int) -> None:
 
 
 def _change_partitions(path: str, host: str, *, up: bool) -> None:
-    """Change the list that the TAP switch looks at twenty times a second."""
+    """Change the list that the TAP switch reads twenty times a second."""
     try:
         with open(path, encoding="utf-8") as file:
             cut = set(json.load(file))

@@ -1,8 +1,8 @@
-"""Records of attempts that were damaged or deleted, made anew from running processes.
+"""Damaged or deleted records of attempts, rebuilt from running processes.
 
 Where: `LocalEngine`, before it works on an attempt. An agent's output goes to `agent.log` of its host's folder, and the
-kernel tells where a descriptor of a process points, even if the file has been deleted since: that says for certain
-whose agent it is. Its environment has the mark of everything that was started for the attempt.
+kernel tells where a descriptor of a process points, even if the file has been deleted since: that identifies the
+agent's host for certain. Its environment has the mark of everything that was started for the attempt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.control.engines.local.attempt_record import RECORD_FILE, AttemptRecor
 from clary.control.engines.local.network.network_spec import READY_FILE
 
 DAMAGED_SUFFIX = ".damaged"
-_DELETED = " (deleted)"  # what the kernel says behind the path of a file that is gone
+_DELETED = " (deleted)"  # suffix of the kernel behind the path of a deleted file
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def mend(folder: Path) -> None:
 
 
 def restore(folder: Path) -> bool:
-    """Make the folder of an attempt again that was deleted while something of it runs; return whether anything does."""
+    """Restore the folder of an attempt that was deleted while its processes run; return whether any run."""
     record = find(folder)
     anchor_pids = _anchors_of(folder)
     if record is None and not anchor_pids:
@@ -80,7 +80,7 @@ def find(folder: Path) -> AttemptRecord | None:
 
 
 def _has_hosts(folder: Path) -> bool:
-    """Whether agents were started below an attempt's folder, which nothing does without a record; costs little."""
+    """Whether agents were started below an attempt's folder, which requires a record; a cheap check."""
     return next(folder.glob(f"*/{AGENT_LOG}"), None) is not None
 
 

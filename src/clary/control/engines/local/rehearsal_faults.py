@@ -1,7 +1,7 @@
 """Faults that strike the hosts of a rehearsal on this machine.
 
-Where: `server.actions.rehearsal_actions` decides whether a job may be struck; here it is done. Nothing is recorded:
-what comes of a fault the service finds out as it does of one that nobody ordered.
+Where: `server.actions.rehearsal_actions` decides whether a job may be struck; this module strikes it. Nothing is
+recorded: the service finds out the effects of a fault as it does those of a real one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LocalFaults:
         self._home = home_folder
 
     def refusals(self) -> Mapping[str, str]:
-        """Return kind of fault -> why it can not be had here; kinds that can are not in it."""
+        """Return kind of fault -> reason why it is not available here; available kinds are left out."""
         if self._engine.capacity().isolation is Isolation.NAMESPACES:
             if is_network_admin():
                 return {}
@@ -48,11 +48,11 @@ class LocalFaults:
         return {"partition": why, "slow": why, "disk-full": _NO_DISK}
 
     def largest_disk_bytes(self) -> int:
-        """Return how much the disks of all hosts of a rehearsal may hold: they lie in this machine's memory."""
+        """Return the largest total size of a rehearsal's disks, which lie in this machine's memory."""
         return free_memory_bytes() // 2
 
     def why_no_disks(self, size_bytes: int) -> str:
-        """Return why disks that hold so much together can not be had here; empty if they can."""
+        """Return the reason why disks of this total size are not available here; empty if they are."""
         if refusal := self.refusals().get("disk-full", ""):
             return refusal
         largest_bytes = self.largest_disk_bytes()
@@ -87,7 +87,7 @@ class LocalFaults:
         await network_faults.part(plan, hosts, up=up)
 
     async def fill_disk(self, plan: LaunchPlan, host: str, *, is_full: bool) -> None:
-        """Leave no room on the disk that a host has to itself, or give it its room again; raises EngineError.
+        """Leave no free space on a host's private disk, or restore the space; raises EngineError.
 
         Args: as `Faults.fill_disk`.
         """
@@ -112,7 +112,7 @@ def _kill_rank(folder: Path, rank: int) -> None:
     ]
     wanted, deadline = f"RANK={rank}".encode(), exec_deadline()
     ours = [process for process in below if wanted in read_variables(process.pid, deadline)]
-    if not ours and rank == 0:  # one process without a rank
+    if not ours and rank == 0:  # a single process has no rank
         ours = [
             process for process in below if any(_RANK_SHIM in part for part in read_arguments(process.pid, deadline))
         ]

@@ -1,8 +1,7 @@
 """Records of the programs of a rehearsal, kept beyond their hosts.
 
-Where: the engine keeps the files when it takes an attempt's hosts away; a page of the service reads them. They lie
-where the program could put anything in their place: no link is followed, nothing but plain files is touched, and
-nothing is believed of them.
+Where: the engine keeps the files when it takes an attempt's hosts away; a page of the service reads them. The program
+could replace them by anything: no link is followed, only plain files are touched, and their content is not trusted.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from clary.contract.rehearsals import RECORD_PREFIX, RECORD_SUFFIX, RECORDS_PART
 MAX_FILES = 512  # of one host
 MAX_FILE_BYTES = 17 * 1024 * 1024  # a little more than a program writes into one
 MAX_PAGE_BYTES = 64 * 1024 * 1024
-_CUT = b'\n{"e": "full"}\n'  # what a program says itself whose record ends before it does
+_CUT = b'\n{"e": "full"}\n'  # the line that a program itself writes when its record is full
 _ML_FOLDER = "ml"  # below a host's folder, as agents build it
 
 
 def keep(host_folder: Path) -> None:
-    """Put the records of a host beside its logs, where they stay until the job is deleted; never raises."""
+    """Move the records of a host beside its logs, where they stay until the job is deleted; never raises."""
     records = "/".join((_ML_FOLDER, *RECORDS_PARTS))
     with contextlib.suppress(OSError), Folder.at(host_folder) as host:
         for name in sorted(host.names(records))[:MAX_FILES]:

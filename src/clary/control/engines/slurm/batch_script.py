@@ -2,10 +2,10 @@
 
 Where: `submission` hands it to sbatch on standard input. It holds no secret: a host proves itself with munge.
 
-What Slurm does that this has to bear:
+Behaviour of Slurm that the script has to handle:
 - It signals every process of the job when that is cancelled, this shell too; the shell must not leave before its steps.
-- Variables on GPUs of the batch step would reach steps on nodes without any.
-- In a heterogeneous job srun reaches the first component only, unless it is told another.
+- Variables on GPUs of the batch step would reach steps on nodes without GPUs.
+- In a heterogeneous job srun reaches the first component only, unless an option names another.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def batch_script(
         components: indices of the hosts, by component of the job.
         boot: for every host.
         python: interpreter of the nodes.
-        scratch: folder of the nodes; empty leaves it to them.
-        output: folder for what steps say, used where a node sees it.
+        scratch: folder of the nodes; empty for the nodes' default.
+        output: folder for the output of steps, used where a node sees it.
     Raises: EngineError if the boot is too long for an argument.
     """
     payload = _payload(tag, boot=boot, scratch=scratch, output=output)

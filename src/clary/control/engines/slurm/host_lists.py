@@ -16,7 +16,7 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the names of a list, in its order; nothing for one that is empty, `(null)`, broken or too long."""
+    """Return the names of a list, in its order; no name for a list that is empty, `(null)`, broken or too long."""
     names: list[str] = []
     for item in _items(text):
         try:
@@ -30,7 +30,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def read_indices(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `0-2,5`, ascending; nothing for one that is broken or too long."""
+    """Return the numbers of a list such as `0-2,5`, ascending; no number for a list that is broken or too long."""
     found: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

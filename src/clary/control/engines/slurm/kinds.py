@@ -1,6 +1,6 @@
-"""Sorts nodes into kinds, and finds the options of sbatch that reach each. Pure.
+"""Sorts nodes into kinds, and finds the options of sbatch that reach each kind. Pure.
 
-Where: `scheduler.capacity` shows them, `submission` asks for nodes of one. Settings come first: each table
+Where: `scheduler.capacity` shows them, `submission` asks for nodes of a kind. Settings come first: each table
 `[slurm."ml.x"]` makes kinds of the nodes that it reaches; types with the same table share them. All other types have
 the nodes that the table "*" reaches; without one these are the nodes of the default partition, as for sbatch itself.
 """
@@ -19,7 +19,7 @@ FOR_ALL = "*"  # key of the settings' table for types without one of their own
 _FEATURE = r"[A-Za-z0-9_.:=@/+-]+"
 _ALL_OF = re.compile(rf"{_FEATURE}(?:&{_FEATURE})*")
 _ANY_OF = re.compile(rf"{_FEATURE}(?:\|{_FEATURE})*")
-_MARK_LETTERS = 4  # of the digest that keeps names apart
+_MARK_LETTERS = 4  # of the digest that makes names unique
 _MIB_PER_GIB = 1024
 
 Options = Mapping[str, str]
@@ -27,7 +27,7 @@ Options = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmKind:
-    """A kind of nodes with the options of sbatch that get one."""
+    """A kind of nodes with the options of sbatch that get such a node."""
 
     shown: NodeKind
     partition: str  # with commas between several
@@ -42,7 +42,7 @@ class SlurmKind:
 
     @property
     def constraint(self) -> str:
-        """Constraint that keeps other nodes of its partition out: of settings, else all features of the nodes."""
+        """Constraint that excludes other nodes of the partition: from settings, else all features of the nodes."""
         if given := self.options.get("constraint", ""):
             return given
         return "&".join(feature for feature in self.features if re.fullmatch(_FEATURE, feature))
@@ -147,7 +147,7 @@ def _has_gres(node: NodeRow, wanted: tuple[Gres, ...]) -> bool:
 
 
 def _meets(constraint: str, features: tuple[str, ...]) -> bool:
-    """Whether a node has the features of a constraint. Forms that count nodes are left to Slurm: they count as met."""
+    """Whether a node has the features of a constraint. Forms that count nodes are left to Slurm and count as met."""
     if _ALL_OF.fullmatch(constraint):
         return set(constraint.split("&")) <= set(features)
     if _ANY_OF.fullmatch(constraint):

@@ -1,9 +1,9 @@
-"""Keeps facts that Slurm tells only once, or not at all: steps that were seen, places of hosts, jobs that were ended.
+"""Keeps facts that Slurm reports only once, or never: steps that were seen, nodes of hosts, jobs that were ended.
 
 Where: `scheduler` notes each look at the queue here; `views` reads it. Slurm forgets a step when it ends, takes a
 failed node out of its job's list, and shows a job that is being cancelled as one that completes. Jobs that this service
-has ended, and hosts that it has given up because their nodes did not end them, are noted in files too, one each: nobody
-else is blamed for it after a restart, and the hosts of other nodes are not taken for doubles of them:
+has ended, and hosts that it has given up because their nodes did not end them, are noted in files too, one each: after
+a restart no user is blamed for their end, and hosts on other nodes are not taken for duplicates:
 
     <folder>/ended/4711
     <folder>/ended/4711.1     host 1 of job 4711
@@ -30,11 +30,11 @@ class JobMemory:
     """Facts of one job or component."""
 
     places: dict[int, str] = field(default_factory=dict)  # index -> node that it got
-    seen: set[int] = field(default_factory=set)  # indices whose step was there
+    seen: set[int] = field(default_factory=set)  # indices whose step was seen
     runs_since_s: float | None = None  # by the monotonic clock
     leaves_since_s: float | None = None  # by the monotonic clock
     preempted_until: datetime | None = None
-    cancelled_by: str | None = None  # a user's name; empty if unknown; None if nobody was asked
+    cancelled_by: str | None = None  # a user's name; empty if unknown; None before the user was looked up
 
 
 class Memory:
@@ -89,12 +89,12 @@ class Memory:
                 (self._folder / f"{job_id}.{index}").unlink()
 
     def note_ended(self, leader_id: int) -> None:
-        """Note, before it is done, that this service ends a job."""
+        """Note that this service is about to end a job."""
         self._ended.add(leader_id)
         self._write(f"{leader_id}")
 
     def note_given_up(self, job_id: int, index: int) -> None:
-        """Note that a host's node did not end it in time: it counts as lost, though Slurm lists its step."""
+        """Note that a node did not end its host in time: the host counts as lost, though Slurm lists its step."""
         self._given_up.add((job_id, index))
         self._write(f"{job_id}.{index}")
 

@@ -26,7 +26,7 @@ class Gres:
     """Generic resources of one type: gpu:a100:8."""
 
     name: str
-    kind: str  # a100; empty if no type is told
+    kind: str  # a100; empty without a type
     count: int
 
 
@@ -37,7 +37,7 @@ class NodeRow:
     name: str
     state: str  # Slurm's word without its signs: allocated, draining, down
     signs: str  # such as * for a node that does not answer
-    why: str  # told by whoever took it out of use; empty without
+    why: str  # reason given when it was taken out of use; may be empty
     num_cpus: int
     memory_mib: int
     gres: tuple[Gres, ...]
@@ -46,7 +46,7 @@ class NodeRow:
 
     @property
     def is_down(self) -> bool:
-        """Whether Slurm has given it up: nothing that it started there counts.
+        """Whether Slurm has given the node up: processes there no longer count.
 
         A controller that has just started calls every node unknown until the node has reported.
         """
@@ -54,22 +54,22 @@ class NodeRow:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it does not answer."""
+        """Whether the node does not answer."""
         return "*" in self.signs or self.is_down
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it is to be empty: drained, failing, or restarted when its job has ended."""
+        """Whether the node gets no new jobs: it is drained, failing, or restarted after its job."""
         return self.state in ("draining", "drained", "failing", "fail", "rebooting") or "@" in self.signs
 
     @property
     def is_free(self) -> bool:
-        """Whether a job could have it now; nodes that are switched off until needed are free as well."""
+        """Whether a job could get the node now; nodes that are switched off until needed are free as well."""
         return self.state == "idle" and not set(self.signs) & set("*$@^!%-")
 
     @property
     def words(self) -> str:
-        """Its state in Slurm's own words."""
+        """The node's state in Slurm's own words."""
         return f"{self.state}{self.signs}" + (f": {self.why}" if self.why else "")
 
 
@@ -83,7 +83,7 @@ class Nodes:
 
 
 def read_nodes(text: str) -> Nodes:
-    """Return the nodes of lines of `sinfo --Node` with NODE_FORMAT; broken lines are passed over."""
+    """Return the nodes of lines of `sinfo --Node` with NODE_FORMAT; broken lines are skipped."""
     by_name: dict[str, NodeRow] = {}
     limits_s: dict[str, float | None] = {}
     default = ""
@@ -125,7 +125,7 @@ def read_gres(text: str) -> tuple[Gres, ...]:
 
 
 def read_graces(text: str) -> dict[str, float]:
-    """Return partition -> seconds, for partitions whose jobs get a time between preemption and their end.
+    """Return partition -> seconds, for partitions whose jobs get a grace between preemption and their end.
 
     Args:
         text: output of `scontrol --oneliner show partition`.

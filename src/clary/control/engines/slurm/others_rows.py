@@ -1,7 +1,7 @@
 """Reads the lines of squeue on waiting jobs of all users, to which kept hosts give way. Pure.
 
-Where: `scheduler.wanted` asks for the format below while hosts are kept that no job uses. A cluster with PrivateData
-shows the service's own jobs alone.
+Where: `scheduler.wanted` asks for the format below while the service keeps unused hosts. A cluster with PrivateData
+shows only the service's own jobs.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class WaitingRow:
     job_id: int
     user: str
     partitions: tuple[str, ...]
-    named_nodes: tuple[str, ...]  # that it insists on; empty without
+    named_nodes: tuple[str, ...]  # nodes that the job requires; may be empty
     wants_gpus: bool
-    features: str  # as the job wrote them; empty without
+    features: str  # as the job wrote them; may be empty
 
     @property
     def words(self) -> str:
-        """Name it to people."""
+        """Name of the job for people."""
         return f"Slurm job {self.job_id} of {self.user} waits for nodes"
 
 
 def read_waiting(text: str) -> tuple[WaitingRow, ...]:
-    """Return the jobs that free nodes would help; others, and broken lines, are passed over.
+    """Return the jobs that free nodes would help; other jobs and broken lines are skipped.
 
     Args:
         text: output of squeue with WAITING_FORMAT.
@@ -82,6 +82,6 @@ def _could_serve(node: NodeRow, job: WaitingRow) -> bool:
         return False
     plain = _PLAIN.fullmatch(job.features)
     if plain is None:
-        return True  # none, or words that only Slurm understands
+        return True  # no features, or a form that only Slurm understands
     names = re.split(r"[&|]", job.features)
     return any(name in node.features for name in names) if plain[1] == "|" else set(names) <= set(node.features)

@@ -1,7 +1,7 @@
 """Runs the programs of Slurm and munge: lists of arguments, a deadline each, and an environment without secrets.
 
-Where: everything else here that talks to the cluster. Variables of the service that are meant for these programs
-(SBATCH_PARTITION, SQUEUE_FORMAT) do not reach them: what is asked for stands in the arguments alone.
+Where: all modules of this package that talk to the cluster. Variables of the service that are meant for these programs
+(SBATCH_PARTITION, SQUEUE_FORMAT) do not reach them: only arguments decide what they do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_WORDS = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of one program."""
+    """Exit code and output of a program."""
 
     code: int
     output: str
@@ -32,7 +32,7 @@ class Outcome:
 
     @property
     def words(self) -> str:
-        """Words of the program on its failure, in one line."""
+        """The program's error text in one line."""
         text = self.errors.strip() or self.output.strip() or f"exit code {self.code}"
         return " ".join(text.split())[:_MAX_WORDS]
 
@@ -41,7 +41,7 @@ class SlurmPrograms:
     """The programs of one cluster.
 
     Args:
-        environment: variables of the service; of these PATH tells where the programs are, SLURM_CONF which cluster.
+        environment: variables of the service; PATH names the folders of the programs, SLURM_CONF the cluster.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -58,18 +58,18 @@ class SlurmPrograms:
             )
 
     def has(self, program: str) -> bool:
-        """Whether a program is there."""
+        """Whether a program is in PATH."""
         return shutil.which(program, path=self._path) is not None
 
     async def run(self, program: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) -> Outcome:
-        """Run a program to its end; any exit code will do.
+        """Run a program to its end; any exit code is accepted.
 
         Args:
             program: name, looked for in PATH.
             arguments: of it.
             text: for its standard input.
             limit_s: after which it is killed.
-        Raises: EngineError, retryable, if it takes longer; EngineError if it is not there.
+        Raises: EngineError, retryable, if it takes longer; EngineError if it is missing.
         """
         if text:
             # The event loop of the service fails to write to a program that has ended without reading.
@@ -134,10 +134,10 @@ class SlurmPrograms:
         return path
 
     def _environment(self, program: str) -> dict[str, str]:
-        """Return the variables of a program; those of sbatch are the job's too, on its nodes."""
+        """Return the variables of a program; the job on its nodes gets sbatch's variables too."""
         own_folder = os.path.dirname(self._find(program))
         path = ":".join(dict.fromkeys((*SYSTEM_FOLDERS, own_folder)))
         found = {**self._handed_on, "PATH": path, "LC_ALL": "C.UTF-8"}
         if program == "sbatch":
             return found
-        return {**found, "TZ": "UTC0"}  # times come in the zone of whoever asks
+        return {**found, "TZ": "UTC0"}  # the programs print times in their caller's zone

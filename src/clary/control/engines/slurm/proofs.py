@@ -24,14 +24,14 @@ _REFUSALS: Mapping[int, str] = {
 
 
 def why_not_proved(programs: SlurmPrograms, proof: str, *, expected: str, uid: int, socket: str = "") -> str:
-    """Say why a credential is not accepted; empty if it is.
+    """Return the reason why a credential is not accepted; empty if it is.
 
     Args:
         programs: to run unmunge.
         proof: the credential.
-        expected: text that it has to hold.
-        uid: of the user who has to have made it.
-        socket: of munged; empty is munge's own.
+        expected: text that the credential must hold.
+        uid: of the user who must have made it.
+        socket: of munged; empty for munge's default.
     """
     if len(proof) > MAX_PROOF_LETTERS or not _CREDENTIAL.fullmatch(proof):
         return "the proof is no munge credential"

@@ -1,7 +1,7 @@
 """Reads the lines of squeue: jobs that carry this service's mark, and their steps. Pure.
 
 Where: `queue_watch` asks for the formats below. Slurm shows the jobs of the service's own user only, and the user is
-looked at again here: a job of somebody else may carry any name and comment. A comment of ours is
+checked again here: another user's job may have any name and comment. A comment of this service is
 
     clary:MARK:TAG:INDICES:GRACE      clary:0f3a99c2:pool_0123456789ab:0-2:30
 
@@ -21,7 +21,7 @@ from clary.control.engines.slurm.host_lists import expand, read_indices, write_i
 
 JOB_FORMAT = "%A|%i|%U|%T|%N|%P|%e|%V|%S|%l|%D|%r|%k"
 STEP_FORMAT = "%i|%U|%N|%j"
-SIGNAL_EARLY_S = 60.0  # that Slurm may send its signal before the time asked for: sbatch(1), --signal
+SIGNAL_EARLY_S = 60.0  # Slurm may send its signal this much earlier than asked for: sbatch(1), --signal
 _NUM_FIRST = 11  # fields before the reason, which may hold any letter
 _COMMENT = re.compile(r"clary:([0-9a-f]{4,64}):([A-Za-z0-9_-]{1,64}):([0-9,-]{1,20000}):([0-9]{1,6})")
 _JOB_ID = re.compile(r"([0-9]{1,10})(?:\+[0-9]+)?")
@@ -35,9 +35,9 @@ class Phase(StrEnum):
     """The states of a job that this service distinguishes."""
 
     WAITS = "waits"
-    PREPARED = "prepared"  # has nodes, which boot or are being set up
+    PREPARED = "prepared"  # the job has nodes, which boot or are being set up
     RUNS = "runs"
-    LEAVES = "leaves"  # its end is decided; processes may be left
+    LEAVES = "leaves"  # the job is ending; processes may be left
     OVER = "over"
 
 
@@ -75,10 +75,10 @@ class JobRow:
     """One job, or one component of a heterogeneous one."""
 
     job_id: int
-    leader_id: int  # of the heterogeneous job; else its own
+    leader_id: int  # id of the heterogeneous job; else its own id
     state: str  # Slurm's word
     reason: str
-    nodes: tuple[str, ...]  # that it has now: a node that failed is taken out
+    nodes: tuple[str, ...]  # that it has now, without failed nodes
     partition: str
     tag: str
     indices: tuple[int, ...]
@@ -90,17 +90,17 @@ class JobRow:
 
     @property
     def phase(self) -> Phase:
-        """How far it is; a word that is not known counts as running, so that no host is given up because of it."""
+        """State of the job; an unknown state counts as running, so that no host is given up because of it."""
         return _PHASES.get(self.state, Phase.RUNS)
 
     @property
     def is_living(self) -> bool:
-        """Whether hosts of it may run, or may get nodes still."""
+        """Whether its hosts may run, or may still get nodes."""
         return self.phase in (Phase.WAITS, Phase.PREPARED, Phase.RUNS)
 
     @property
     def ends_early(self) -> bool:
-        """Whether its end lies before its limit: preemption with a grace shows as this."""
+        """Whether its end lies before its limit, which is a sign of preemption with a grace."""
         if self.end_at is None or self.started_at is None:
             return False
         if self.limit_s is None:
@@ -119,19 +119,19 @@ class StepRow:
 
 
 def comment_of(mark: str, tag: str, indices: tuple[int, ...], grace_s: int) -> str:
-    """Return the comment of a job of ours.
+    """Return the comment of a job of this service.
 
     Args:
         mark: of the service.
         tag: of the allocation.
         indices: of its hosts.
-        grace_s: that was promised, in whole seconds.
+        grace_s: promised grace, in whole seconds.
     """
     return f"clary:{mark}:{tag}:{write_indices(indices)}:{grace_s}"
 
 
 def read_jobs(text: str, *, mark: str, uid: int) -> tuple[JobRow, ...]:
-    """Return the jobs of this user and mark; other lines, and broken ones, are passed over.
+    """Return the jobs of this user and mark; other and broken lines are skipped.
 
     Args:
         text: output of squeue with JOB_FORMAT, in UTC.

@@ -1,7 +1,7 @@
-"""Asks Slurm for jobs, steps and nodes: once a second at most, however many ask, but for moments after a change.
+"""Asks Slurm for jobs, steps and nodes at most once a second for all callers together, more often just after a change.
 
-Where: `scheduler` looks through it. Steps are asked for before jobs: a step that has gone with its job must not be seen
-to have ended by itself.
+Where: `scheduler` calls it. Steps are asked for before jobs: a step that ended with its job must not look as if it had
+ended alone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from clary.control.engines.slurm.queue_rows import (
 )
 
 KEEP_S = 1.0  # age up to which one answer serves all callers
-KEEP_SHORT_S = 0.3  # the same just after something was changed: Slurm starts a job within a moment where nodes are free
-SHORTLY_S = 3.0  # for which that is
+KEEP_SHORT_S = 0.3  # the same just after a change: Slurm starts a job within a moment if nodes are free
+SHORTLY_S = 3.0  # time after a change for which KEEP_SHORT_S holds
 KEEP_NODES_S = 3.0  # the same for nodes while no job changes: a large cluster has thousands
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One look at the cluster."""
+    """State of the cluster at one moment."""
 
     asked_s: float  # by the monotonic clock, before the first program ran
     jobs: tuple[JobRow, ...]
@@ -52,7 +52,7 @@ class QueueWatch:
 
     Args:
         programs: of Slurm.
-        clock: tells how old an answer is.
+        clock: for the age of answers.
         mark: of the service's jobs.
         uid: of the user who runs it.
     """
@@ -66,13 +66,13 @@ class QueueWatch:
         self._last: Snapshot | None = None
         self._error: EngineError | None = None
         self._asked_s = float("-inf")
-        self._changed_s = float("-inf")  # when something was changed last
+        self._changed_s = float("-inf")  # time of the last change
         self._nodes: Nodes | None = None
         self._nodes_asked_s = float("-inf")
-        self._places: frozenset[object] = frozenset()  # of jobs, when nodes were asked for
+        self._places: frozenset[object] = frozenset()  # states and nodes of jobs when nodes were asked for last
 
     async def look(self, *, is_new: bool = False) -> Snapshot:
-        """Return the jobs, steps and nodes; `is_new` wants an answer to a question asked after this call.
+        """Return the jobs, steps and nodes; `is_new` accepts only an answer to a question asked after this call.
 
         Raises: EngineError, retryable, while Slurm does not answer.
         """
@@ -88,7 +88,7 @@ class QueueWatch:
             return self._last
 
     def forget(self) -> None:
-        """Let the next call ask, and later calls more often for a moment, because something was changed."""
+        """Make the next call ask Slurm, and later calls ask more often for a moment, because of a change."""
         self._asked_s = float("-inf")
         self._changed_s = self._clock.monotonic()
 
@@ -100,7 +100,7 @@ class QueueWatch:
             text = await self._run("squeue", "--noheader", "--all", "--states=all", user, f"--format={JOB_FORMAT}")
             jobs = read_jobs(text, mark=self._mark, uid=self._uid)
             if any(job.phase is Phase.LEAVES for job in jobs):
-                steps = await self._steps(user)  # those of the first look may have ended with their job
+                steps = await self._steps(user)  # steps of the first answer may have ended with their job
             nodes = await self._nodes_now(jobs, is_new=is_new)
         except EngineError as error:
             self._last, self._error = None, error
@@ -109,7 +109,7 @@ class QueueWatch:
         self._last = Snapshot(asked_s=self._asked_s, jobs=jobs, steps=steps, nodes=nodes)
 
     async def _nodes_now(self, jobs: tuple[JobRow, ...], *, is_new: bool) -> Nodes:
-        """Return the nodes; a job that has changed its state or its nodes is judged by their states of now."""
+        """Return the nodes; if a job has changed its state or nodes, the nodes are asked for anew."""
         places = frozenset((job.job_id, job.state, job.nodes) for job in jobs)
         is_old = self._nodes_asked_s <= self._asked_s - KEEP_NODES_S or places != self._places
         if self._nodes is None or is_old or is_new:

@@ -1,10 +1,10 @@
 """Hosts from a Slurm cluster: asks for them with sbatch, follows them with squeue, ends them with scancel.
 
-Where: `cluster.cluster_engine` drives it. All that has to outlive the service is kept by Slurm, in comments of jobs
-(`queue_rows`); the folder holds what Slurm does not tell and may be lost:
+Where: `cluster.cluster_engine` drives it. Facts that must outlive the service are kept by Slurm, in comments of jobs
+(`queue_rows`); the folder holds facts that Slurm does not report and that may be lost:
 
     <folder>/ended/4711               a job that this service has ended; 4711.1 is a host of it that was given up
-    <folder>/output/slurm-4711.out    words of batch script, boot and agent, from nodes that see this folder
+    <folder>/output/slurm-4711.out    output of batch script, boot and agent, from nodes that see this folder
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from clary.control.engines.slurm.views import Sight, allocations_of, holder_of, 
 
 OUTPUT_FOLDER = "output"
 KEEP_OUTPUT_S = 14 * 86_400.0
-SUBMIT_LIMIT_S = 60.0  # sbatch itself tries again while slurmctld is too busy
-END_WAIT_S = 5.0  # for a job that was killed to be gone
+SUBMIT_LIMIT_S = 60.0  # sbatch itself retries while slurmctld is too busy
+END_WAIT_S = 5.0  # limit for a killed job to vanish
 HOST_END_WAIT_S = 1.0  # the same for one host, whose job waits for another node meanwhile
 END_POLL_S = 0.2
 KILL_AGAIN_S = 10.0  # between attempts to kill the step of a host that was given up
-# Of scancel, for steps. Without the first it dials their nodes, and waits seconds for one that does not answer.
+# Options of scancel for steps. Without the first it calls their nodes, and waits seconds for a node that does not
+# answer.
 KILL = ("--ctld", "--signal=KILL")
 _MARK = re.compile(r"[0-9a-f]{4,64}")
 _TAG = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -49,7 +50,7 @@ _SUBMITTED = re.compile(r"([0-9]+)(?:;.*)?")
 _CONFIG_LINE = re.compile(r"([A-Za-z]+)\s*= ?(.*)")
 _SOCKET = re.compile(r"(?:^|,)socket=([^,]+)")
 _LOG_NOTHING = ("", "(null)")
-# Words of sbatch after which the same call can succeed.
+# Errors of sbatch after which the same call can succeed.
 _PASSING = (
     "Unable to contact slurm controller",
     "Socket timed out",
@@ -69,11 +70,11 @@ class SlurmScheduler:
 
     Args:
         tables: settings' `[slurm]`: instance type or "*" -> options.
-        mark: tells this service's jobs from those of others; lower-case hexadecimal digits.
+        mark: distinguishes this service's jobs from other jobs; lower-case hexadecimal digits.
         folder: of its own, in the state folder.
         clock: for waits and notices.
         node_python: interpreter of the nodes, 3.10 or newer.
-        node_scratch: folder of the nodes; empty leaves it to them.
+        node_scratch: folder of the nodes; empty for the nodes' default.
         environment: variables of the service; PATH, SLURM_CONF, HOME, USER and LOGNAME of them are used.
     """
 
@@ -105,15 +106,15 @@ class SlurmScheduler:
         self._locks: dict[str, asyncio.Lock] = {}
         self._remarks: dict[str, str] = {}
         self._boot: Boot | None = None
-        self._socket = ""  # of munged; empty is munge's own
+        self._socket = ""  # of munged; empty for munge's default
         self._log_path = ""  # of slurmctld
         self._has_accounting = False
         self._kill_wait_s = 30.0
         self._graces_s: dict[str, float] = {}
-        self._killed_s = float("-inf")  # when steps of hosts that were given up were killed last
+        self._killed_s = float("-inf")  # last attempt to kill steps of hosts that were given up
 
     async def start(self, boot: Boot) -> None:
-        """Look for the programs, ask the cluster how it is set up. Raises: EngineError."""
+        """Look for the programs, and read the cluster's configuration. Raises: EngineError."""
         self._programs.require()
         done = await self._programs.run("scontrol", "show", "config")
         if done.code != 0:
@@ -147,9 +148,9 @@ class SlurmScheduler:
         return [kind.shown for kind in kinds_of(snapshot.nodes, self._tables)]
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Ask for the hosts that nobody holds: all in one job the first time, later each in a job of its own.
+        """Ask for the hosts that no job holds: all in one job the first time, later each in a job of its own.
 
-        Raises: EngineError; what was asked for before stays.
+        Raises: EngineError; earlier requests stay.
         """
         self._check_tag(order.tag)
         async with self._locks.setdefault(order.tag, asyncio.Lock()):
@@ -186,10 +187,10 @@ class SlurmScheduler:
         return {}
 
     async def end_host(self, tag: str, index: int) -> Ended:
-        """End one host's step, and its job where that has no other.
+        """End one host's step, and its job if that has no other host.
 
-        A node that does not do it in time is given up: the host is lost, and `ask` gets another node for it. Slurm
-        itself misses a node only after SlurmdTimeout, 300 s by default. Raises: EngineError.
+        If the node does not end it in time, the host counts as lost and `ask` gets another node for it. Slurm itself
+        declares a node down only after SlurmdTimeout, 300 s by default. Raises: EngineError.
         """
         self._check_tag(tag)
         async with self._locks.setdefault(tag, asyncio.Lock()):
@@ -239,17 +240,17 @@ class SlurmScheduler:
                 await asyncio.sleep(END_POLL_S)
 
     def why_not_proved(self, tag: str, index: int, proof: str) -> str:
-        """Say why a munge credential over "TAG INDEX" is not accepted; empty if it is. Blocks while munged answers.
+        """Return why a munge credential over "TAG INDEX" is not accepted, empty if it is. Blocks until munged answers.
 
         Args:
             tag: that the boot names.
             index: that the boot names.
-            proof: what it sent.
+            proof: that the boot sent.
         """
         return why_not_proved(self._programs, proof, expected=f"{tag} {index}", uid=self._uid, socket=self._socket)
 
     async def _sight(self, *, is_new: bool = False) -> Sight:
-        """Look at the cluster, and ask further about jobs that look as if somebody ends them."""
+        """Read the state of the cluster, and ask for the cause of ends: preemption, or a user's cancellation."""
         snapshot = await self._watch.look(is_new=is_new)
         self._memory.note(snapshot)
         await self._end_given_up(snapshot)
@@ -272,7 +273,7 @@ class SlurmScheduler:
         )
 
     async def _end_given_up(self, snapshot: Snapshot) -> None:
-        """Kill steps that nodes have left when they were told to, now and then: a node may have come back."""
+        """Kill the steps of given-up hosts again from time to time: their nodes may have come back."""
         steps = [step.step_id for step in snapshot.steps if self._memory.is_given_up(step.job_id, step.index)]
         if steps and self._clock.monotonic() - self._killed_s > KILL_AGAIN_S:
             self._killed_s = self._clock.monotonic()
@@ -313,7 +314,7 @@ class SlurmScheduler:
             _log.warning("%s, Slurm job %s: %s", order.tag, submitted[1], submission.remark)
 
     async def _end_doubles(self, sight: Sight, jobs: tuple[JobRow, ...]) -> None:
-        """End jobs whose hosts an older one holds: a call of sbatch that was given up may come through late."""
+        """End jobs whose hosts an older job holds: a call of sbatch that was given up may take effect late."""
         held: set[int] = set()
         for job in jobs:
             is_alone = all(one is job for one in jobs_of_leader(sight, job))
@@ -321,14 +322,14 @@ class SlurmScheduler:
                 _log.warning("%s: Slurm job %d asks for hosts that are there; it is ended", job.tag, job.job_id)
                 await self._cancel([job], sight.snapshot)
             elif job.is_living:
-                # Slurm lists the step of a host on a node that it has lost.
+                # Slurm still lists the step of a host on a lost node, so a listed step alone proves nothing.
                 steps = [index for index in job.indices if sight.snapshot.step_of(job.job_id, index) is not None]
                 held |= {index for index in steps if _may_run(sight, job, index)}
 
     async def _cancel(self, jobs: Iterable[JobRow], snapshot: Snapshot) -> None:
-        """Kill the steps of jobs, and cancel the jobs; whether that worked shows in the queue.
+        """Kill the steps of jobs, and cancel the jobs; the queue shows whether that worked.
 
-        Steps are killed one by one: SIGKILL to a whole job is SIGTERM first, and KillWait between.
+        Steps are killed one by one: SIGKILL to a whole job is sent as SIGTERM, and as SIGKILL only after KillWait.
         """
         leaders = sorted({job.leader_id for job in jobs})
         for leader_id in leaders:
@@ -355,7 +356,7 @@ def jobs_of_leader(sight: Sight, job: JobRow) -> list[JobRow]:
 
 
 def _is_held(sight: Sight, jobs: Iterable[JobRow], index: int) -> bool:
-    """Whether a host has, or will get, a node by a job that is not about to end."""
+    """Whether a job that is not ending gives a host a node, now or later."""
     found = holder_of(sight, jobs, index)
     if found is None:
         return False
@@ -369,13 +370,13 @@ def _may_run(sight: Sight, job: JobRow, index: int) -> bool:
 
 
 def _has_others(sight: Sight, components: list[JobRow], index: int) -> bool:
-    """Whether hosts beside this one have or will get a node by a job."""
+    """Whether a job has other hosts that have or will get a node."""
     members = {other: member_of(sight, job, other) for job in components for other in job.indices if other != index}
     return any(member is None or member.is_alive for member in members.values())
 
 
 def _is_out_of_reach(sight: Sight, job: JobRow, index: int) -> bool:
-    """Whether the node of a host does not answer, or has not ended its step when it was told to."""
+    """Whether the node of a host does not answer, or has not ended its step when ordered to."""
     row = sight.snapshot.nodes.by_name.get(sight.memory.of(job.job_id).places.get(index, ""))
     stays = sight.memory.is_given_up(job.job_id, index) and sight.snapshot.step_of(job.job_id, index) is not None
     return stays or (row is not None and row.is_silent)

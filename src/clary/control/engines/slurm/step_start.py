@@ -1,8 +1,8 @@
 """Puts the boot of a host on its node and becomes it: the program of each step.
 
 Where: `batch_script` carries this file's text, and Slurm runs it as `python3 -I -c TEXT PAYLOAD INDEX` on the node. It
-needs Python 3.10 and its standard library alone, and no other file of Clary. PAYLOAD is JSON, compressed, in base64.
-Whatever the node's folder for temporary files holds was put there by anybody: folders have to be the user's own.
+needs only Python 3.10 and its standard library, and no other file of Clary. PAYLOAD is JSON, compressed, in base64. Any
+user may write to the node's folder for temporary files, so folders must belong to this user.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def own_folder(base: str) -> str:
-    """Return the folder of this user below `base`, closed to all others. Raises ValueError if it is somebody else's."""
+    """Return the folder of this user below `base`, closed to other users. Raises ValueError if another user owns it."""
     os.makedirs(base, exist_ok=True)
     folder = os.path.join(base, f"clary-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
@@ -70,11 +70,11 @@ def write_once(folder: str, name: str, text: str) -> str:
 
 
 def log_path(folder: str, order: dict[str, Any], index: int) -> str:
-    """Return the file for the words of boot and agent: the service's if the node sees it, else in the node's `folder`.
+    """Return the log of boot and agent: in the service's folder if the node sees it, else in the node's `folder`.
 
     Args:
         folder: of the user on this node.
-        order: names the service's folder and the tag.
+        order: with the service's folder and the tag.
         index: of the host.
     """
     name = f"{order['tag']}-{index}.{os.environ.get('SLURM_JOB_ID', '0')}.log"
@@ -93,7 +93,7 @@ def log_path(folder: str, order: dict[str, Any], index: int) -> str:
 
 
 def say_into(path: str) -> None:
-    """Send output to a file: srun, which carries it otherwise, may be gone with its node."""
+    """Send output to a file: srun, which would forward it, may be lost with its node."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -17,7 +17,7 @@ from clary.control.engines.slurm.kinds import FOR_ALL, Options, SlurmKind, parti
 from clary.control.engines.slurm.node_rows import Nodes
 from clary.control.engines.slurm.queue_rows import SIGNAL_EARLY_S, comment_of
 
-MAX_SIGNAL_S = 65_535  # what --signal takes
+MAX_SIGNAL_S = 65_535  # largest value of --signal
 _MINUTE_S = 60
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _PASSED_ON = ("account", "qos", "reservation")
@@ -29,14 +29,14 @@ class Submission:
 
     arguments: tuple[str, ...]
     components: tuple[tuple[int, ...], ...]  # indices of hosts
-    remark: str = ""  # how it differs from the order, in words
+    remark: str = ""  # difference from the order, in words
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Component:
     """Hosts on nodes of one kind."""
 
-    kind: SlurmKind | None  # None leaves it to Slurm
+    kind: SlurmKind | None  # None lets Slurm choose
     wishes: tuple[HostWish, ...]
 
 
@@ -57,8 +57,8 @@ def submission_of(
         mark: of the service.
         kinds: of nodes.
         nodes: of the cluster.
-        tables: of settings; "*" holds for hosts whose kind is left to Slurm.
-    Raises: EngineError if a kind is not there any more, or hosts cannot be written as options.
+        tables: of settings; "*" applies to hosts whose kind Slurm chooses.
+    Raises: EngineError if a kind no longer exists, or hosts cannot be written as options.
     """
     arguments: list[str] = ["--parsable"]
     remarks: list[str] = []
@@ -90,9 +90,9 @@ def _components(wanted: Sequence[HostWish], kinds: Sequence[SlurmKind]) -> list[
 def _limit(
     order: AllocationOrder, component: _Component, nodes: Nodes, tables: Mapping[str, Options]
 ) -> tuple[int, str]:
-    """Return the limit in minutes, and a remark where the partition allows less than the order wants.
+    """Return the limit in minutes, and a remark if the partition allows less than the order wants.
 
-    The limit is behind all others. What Slurm signals before it, and that early, must not come before the order's end.
+    The limit lies behind all of the job's own. Slurm's early signal before it must not come before the order's end.
     """
     wanted_min = max(1, math.ceil((order.limit_s + order.grace_s + SIGNAL_EARLY_S) / _MINUTE_S))
     partition = _partition(order, component, tables.get(FOR_ALL, {}))
@@ -124,9 +124,9 @@ def _arguments(
         "--no-requeue",
         "--no-kill",
         "--chdir=/",
-        "--output=/dev/null",  # a folder that the node lacks would fail the job: the script looks for one itself
-        "--export=ALL",  # of what sbatch has, which is a path and the user; NONE has nodes run a login shell
-        "--propagate=NONE",  # limits are the node's
+        "--output=/dev/null",  # a folder that the node lacks would fail the job: the script finds a folder itself
+        "--export=ALL",  # sbatch's variables are only path and user; with NONE nodes run a login shell
+        "--propagate=NONE",  # the node's own limits apply
     ]
     if partition := _partition(order, component, for_all):
         found.append(f"--partition={partition}")
@@ -144,7 +144,7 @@ def _arguments(
 
 
 def _partition(order: AllocationOrder, component: _Component, for_all: Options) -> str:
-    """Return the partitions to name; empty leaves it to Slurm."""
+    """Return the partitions to name; empty lets Slurm choose."""
     options = component.kind.options if component.kind is not None else for_all
     if order.is_spot and options.get("spot_partition"):
         return options["spot_partition"]

@@ -15,24 +15,24 @@ from clary.control.engines.slurm.memory import Memory
 from clary.control.engines.slurm.queue_rows import SIGNAL_EARLY_S, JobRow, Phase
 from clary.control.engines.slurm.queue_watch import Snapshot
 
-START_PATIENCE_S = 60.0  # for the step of a host to be seen, once its job runs
-LEAVE_PATIENCE_S = 3.0  # for a job that leaves without steps to tell why: until then it only `completes`
+START_PATIENCE_S = 60.0  # for the step of a host to appear, once its job runs
+LEAVE_PATIENCE_S = 3.0  # for the reason of a job that ends without steps: until then it only `completes`
 _ENDING = (NoticeKind.RECLAIMED, NoticeKind.TIME_LIMIT, NoticeKind.CANCELLED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """A look at the cluster with all that is needed to understand it."""
+    """State of the cluster with the facts that are needed to interpret it."""
 
     snapshot: Snapshot
     memory: Memory
     now: datetime
-    kill_wait_s: float  # between SIGTERM and SIGKILL to a job that is cancelled
+    kill_wait_s: float  # between SIGTERM and SIGKILL to a cancelled job
     graces_s: Mapping[str, float] = field(default_factory=dict)  # partition whose jobs others may preempt -> grace
 
 
 def allocations_of(sight: Sight, *, remarks: Mapping[str, str]) -> dict[str, Allocation]:
-    """Return tag -> allocation for all jobs of a look.
+    """Return tag -> allocation for all jobs of a sight.
 
     Args:
         sight: the look.
@@ -43,10 +43,11 @@ def allocations_of(sight: Sight, *, remarks: Mapping[str, str]) -> dict[str, All
 
 
 def holder_of(sight: Sight, jobs: Iterable[JobRow], index: int) -> tuple[JobRow, Member | None] | None:
-    """Return the job that decides on a host, with the member; no member where it waits for a node.
+    """Return the job that decides on a host, with the member; no member while the host waits for a node.
 
-    The oldest job with a step of the host comes first. Then the youngest that has or will have a node for it: it was
-    asked for because the others had lost the host. Then one that the host is just leaving, then the youngest of all.
+    The oldest job with a step of the host comes first. Then the youngest job that has or will have a node for it, which
+    was asked for because the others had lost the host. Then a job that the host is leaving, then the youngest of all
+    jobs.
 
     Args:
         sight: the look.
@@ -61,7 +62,7 @@ def holder_of(sight: Sight, jobs: Iterable[JobRow], index: int) -> tuple[JobRow,
 
 
 def member_of(sight: Sight, job: JobRow, index: int) -> Member | None:
-    """Return one host of a job; None where it has no node yet.
+    """Return one host of a job; None while it has no node.
 
     Args:
         sight: the look.
@@ -102,7 +103,7 @@ def member_of(sight: Sight, job: JobRow, index: int) -> Member | None:
 
 
 def end_words(sight: Sight, job: JobRow) -> str:
-    """Say why a job has ended or ends."""
+    """Return the reason why a job has ended or ends."""
     name = f"Slurm job {job.leader_id}"
     facts = sight.memory.of(job.job_id)
     if job.state == "PREEMPTED" or facts.preempted_until is not None:
@@ -185,7 +186,7 @@ def _notice(sight: Sight, job: JobRow, index: int) -> Notice | None:
 
 
 def _is_known_why(sight: Sight, job: JobRow) -> bool:
-    """Whether it is known why a job leaves, or will not be known soon."""
+    """Whether the reason of a job's end is known, or will not be known soon."""
     facts = sight.memory.of(job.job_id)
     if sight.memory.is_ended_by_us(job) or facts.preempted_until is not None or _is_cancelled(sight, job):
         return True
@@ -193,7 +194,7 @@ def _is_known_why(sight: Sight, job: JobRow) -> bool:
 
 
 def _is_cancelled(sight: Sight, job: JobRow) -> bool:
-    """Whether steps are left in a job whose end is decided, before its time: then somebody has ended it."""
+    """Whether an early-ending job still has steps, which means that a user has cancelled it."""
     return job.ends_early and any(step.job_id == job.job_id for step in sight.snapshot.steps)
 
 

@@ -1,7 +1,7 @@
 """The anchor of one job's network: a process that makes the hosts' network namespaces and holds them while it lives.
 
 Run: `python -m clary.control.engines.local.network.fabric FOLDER/network.json`; `--probe` instead of a file makes a
-network with one host, says on stdout as JSON what came of it, and leaves. Standard library only.
+network with one host, prints the result as JSON on stdout, and exits. Standard library only.
 
     host algo-1              switch (own namespace)            host algo-2
     eth0 10.77.0.1 --veth--> p0 -- br0 -- p1 <--veth-- eth0 10.77.0.2        links without delay and loss
@@ -9,10 +9,10 @@ network with one host, says on stdout as JSON what came of it, and leaves. Stand
     127.0.0.1:4570 --relay--> the service, from the anchor's own namespace
 
 No host has a route to anything but its job's hosts. Nothing is made in the machine's namespace and nothing in
-/run/netns: others join through /proc/ANCHOR/fd/N, so when the anchor ends, by itself or killed, all of it vanishes.
-Without root the anchor is root of a user namespace of its own. As root it makes one for the programs, to which
-their networks belong, and stays outside. It outlives the service, and ends when the file
-`released` appears in its folder or the folder vanishes.
+/run/netns: others join through /proc/ANCHOR/fd/N, so when the anchor ends, by itself or killed, the whole network
+vanishes. Without root the anchor is root of a user namespace of its own. As root it makes one for the programs, to
+which their networks belong, and stays outside. It outlives the service, and ends when the file `released` appears in
+its folder or the folder vanishes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from clary.control.engines.local.network.network_spec import (
 LOCK_FILE = "anchor.lock"
 PARTITIONS_FILE = "partitions.json"
 
-EXIT_FAILED = 1  # the ready file says why
+EXIT_FAILED = 1  # the ready file has the reason
 EXIT_HELD = 3  # another anchor holds this folder
 
 RELEASE_POLL_S = 2.0
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _SwitchChild:
-    """The process that runs the TAP switch; started again if it dies, for the anchor keeps the TAP devices open."""
+    """The process that runs the TAP switch; started again if it dies, because the anchor keeps the TAP devices open."""
 
     def __init__(self, spec: NetworkSpec, network: Network) -> None:
         self._spec = spec
@@ -112,7 +112,7 @@ class _SwitchChild:
         # saves 2 ms of the start of networks without taps
         from clary.control.engines.local.network.tap_switch import TapSwitch
 
-        # The pipe ends when the anchor does, however it ends; the child then exits and releases the devices.
+        # The pipe closes at any end of the anchor; the child then exits and releases the devices.
         stop_read, self._stop_write = os.pipe()
         self._num_starts += 1
         pid = os.fork()
@@ -157,7 +157,7 @@ def _hold(
         spec: of the network.
         network: as it was built.
         switch: passes frames on, where the kernel has no bridge.
-        kept: path -> what stands there; no other process could write these files again.
+        kept: path -> content of a file that no other process could write again.
     """
     import asyncio
 
@@ -196,7 +196,7 @@ async def _serve(
             await asyncio.sleep(RELEASE_POLL_S)
             for task in tasks:
                 if task.done():
-                    task.result()  # a relay or watch that cannot go on: the traceback goes to anchor.log
+                    task.result()  # raises the error of a relay or watch that failed: the traceback goes to anchor.log
     finally:
         for task in tasks:
             task.cancel()
@@ -204,7 +204,7 @@ async def _serve(
 
 
 def keep_files(kept: Mapping[str, dict[str, Any]]) -> None:
-    """Write files again that were deleted or damaged; on a full disk, the next time."""
+    """Write files again that were deleted or damaged; on a full disk, a later call retries."""
     for path, document in kept.items():
         try:
             is_there = read_document(path) == document
@@ -256,5 +256,5 @@ def _probe() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a service in the foreground is no order to the anchors
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a service in the foreground must not end the anchors
     sys.exit(main(sys.argv[1:]))

@@ -1,14 +1,14 @@
 """Notice that a host of a job has been cut off the job's network, though its agent still reports.
 
-Where: a task of the anchor (`fabric`); agents reach the service by another way than programs reach each other, so
-heartbeats say nothing about links. Each host sends a small frame to the next one in the job, the last to the first. A
-host is cut off when neither what it sends nor what is sent to it arrives; of two hosts, where nobody can tell which of
-them it is, the second counts. The engine reads what `LinkWatch` writes down and tells the reconciler.
+Where: a task of the anchor (`fabric`); agents do not reach the service over these links, so their heartbeats prove
+nothing about links. Each host sends a small frame to the next one in the job, the last to the first. A host is cut off
+when neither frames from it nor frames to it arrive; of two hosts, which can not be distinguished, the second counts as
+cut off. The engine reads the file that `LinkWatch` writes and reports to the reconciler.
 
 Silence is counted in frames sent, not in time: an anchor that was not scheduled for long sends nothing meanwhile, so a
-loaded or suspended machine loses no host. Such an anchor notices a cut late, so each frame says when it was sent: with
-a host that is cut off the watch writes down when the last frame that arrived had left, for its link was well then. The
-frames have an Ethernet type of their own: no port is taken, no program is woken. Standard library only.
+loaded or suspended machine loses no host. Such an anchor notices a cut late, so each frame holds its time of sending:
+for a host that is cut off the watch records when the last frame that arrived was sent, because its link worked then.
+The frames have an Ethernet type of their own: no port is taken, no program is woken. Standard library only.
 Source: packet(7); IEEE 802 local experimental Ethernet type 1.
 """
 
@@ -26,13 +26,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 ETHERNET_TYPE = 0x88B5
 FRAME_INTERVAL_S = 0.2
-CUT_OFF_AFTER_S = 2.0  # of frames that did not arrive; `jobs.deadlines.LINK_NOTICE_S` counts with it
+CUT_OFF_AFTER_S = 2.0  # of frames that did not arrive; `jobs.deadlines.LINK_NOTICE_S` contains it
 MIN_FRAME_BYTES = 60  # of Ethernet, without the checksum
-MAX_LOSS_PERCENT = 20.0  # links that are to lose more than this are not watched: 10 frames in a row could be lost
+MAX_LOSS_PERCENT = 20.0  # links with more loss than this are not watched: 10 frames in a row could be lost
 CUT_OFF_FILE = "cut-off.json"
 _HEADER_BYTES = 14
 _SENT_S = struct.Struct("!d")  # monotonic time, which all hosts of a job here share, behind the header
-_WELL_S = "well_s"  # older anchors wrote seconds of the epoch, which a clock that was set made wrong, or names alone
+_WELL_S = "well_s"  # older anchors wrote seconds of the epoch, which are wrong after the clock was set, or only names
 
 
 def open_link(interface: str = "eth0") -> socket.socket:
@@ -50,11 +50,11 @@ def open_link(interface: str = "eth0") -> socket.socket:
 
 
 def cut_off_hosts(missed: Sequence[int], limit: int) -> list[int]:
-    """Return the hosts, by index, that nothing passes to or from. Pure.
+    """Return the hosts, by index, that are cut off in both directions. Pure.
 
     Args:
         missed: at index i, frames in a row that host i sent and the next host did not get.
-        limit: from how many on nothing passes.
+        limit: number of missed frames from which on a direction counts as cut.
     """
     num_hosts = len(missed)
     if num_hosts == 2:
@@ -69,8 +69,8 @@ class LinkWatch:
         names: of the hosts.
         links: a socket of `open_link` in each host's namespace, in the same order.
         addresses: Ethernet addresses of the hosts, in the same order.
-        path: the file to write: names, each with when the last frame that arrived from or at the host was sent. It is
-            written when the names change, and absent before.
+        path: the file to write: names, each with the time of sending of the last frame that arrived from or at the
+            host. It is written when the names change, and absent before.
         max_delay_s: how long a frame may be under way.
         monotonic: monotonic time.
     """
@@ -94,7 +94,7 @@ class LinkWatch:
         self._monotonic = monotonic
         self._last_sent_s = [monotonic()] * len(
             names
-        )  # by sender; a link that was never well was not before this either
+        )  # by sender; the start counts as the last time when a link worked
         self._written: list[str] = []
 
     async def run(self) -> None:
@@ -104,13 +104,13 @@ class LinkWatch:
             await asyncio.sleep(FRAME_INTERVAL_S)
 
     def make_round(self) -> None:
-        """Read the frames that have arrived, write down cut-off hosts, and send the next frames."""
+        """Read the frames that have arrived, record cut-off hosts, and send the next frames."""
         for index, link in enumerate(self._links):
             sender = index - 1 if index else len(self._links) - 1
             sent_s = _drain(link, self._addresses[sender])
             if sent_s is not None:
                 self._missed[sender] = 0
-                # What a frame says is within bounds, whoever has sent it.
+                # The time in a frame is bounded, because any program could have sent the frame.
                 self._last_sent_s[sender] = min(max(sent_s, self._last_sent_s[sender]), self._monotonic())
         cut_off = {
             self._names[index]: max(self._last_sent_s[index], self._last_sent_s[index - 1])
@@ -130,7 +130,7 @@ class LinkWatch:
 
 
 def write_cut_off(path: str, hosts: Mapping[str, float]) -> None:
-    """Replace the file: cut-off host -> monotonic time when its link was last well."""
+    """Replace the file: cut-off host -> monotonic time when its link last worked."""
     partial = f"{path}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         json.dump({_WELL_S: dict(hosts)}, file)
@@ -138,7 +138,7 @@ def write_cut_off(path: str, hosts: Mapping[str, float]) -> None:
 
 
 def read_cut_off(path: str) -> dict[str, float | None]:
-    """Return host that is cut off -> monotonic time when its link was last well; None where an older anchor watches."""
+    """Return host that is cut off -> monotonic time when its link last worked; None from an older anchor."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -149,7 +149,7 @@ def read_cut_off(path: str) -> dict[str, float | None]:
 
 
 def _drain(link: socket.socket, sender: bytes) -> float | None:
-    """Take every frame that waits; return when the last one that came from `sender` was sent, None without one."""
+    """Read all waiting frames; return when the last frame from `sender` was sent, None without such a frame."""
     last_sent_s: float | None = None
     with contextlib.suppress(OSError):  # no more frames, or an interface that is down
         while True:

@@ -12,7 +12,7 @@ import os
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 
-# What may stand in the way of user namespaces, by sysctl file: value that forbids, and who sets it.
+# Kernel settings that may forbid user namespaces, by sysctl file: the value that forbids them, and who sets it.
 _USER_NAMESPACE_SWITCHES = (
     ("/proc/sys/user/max_user_namespaces", "0"),
     ("/proc/sys/kernel/unprivileged_userns_clone", "0"),
@@ -39,7 +39,7 @@ def setns(descriptor: int, kind: int) -> None:
 def enter_own_user_namespace() -> None:
     """Become root of a new user namespace whose only user is the caller.
 
-    Raises: OSError whose text says which kernel setting may be the reason.
+    Raises: OSError whose text names the kernel setting that may be the reason.
     """
     uid, gid = os.geteuid(), os.getegid()
     try:

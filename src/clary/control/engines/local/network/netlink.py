@@ -62,7 +62,8 @@ class Netlink:
 
     def index(self, name: str) -> int:
         """Return the index of an interface."""
-        # SIOCGIFINDEX on this socket: socket.if_nametoindex would look in the thread's namespace of now.
+        # SIOCGIFINDEX on this socket: socket.if_nametoindex would look in the namespace that the thread has joined
+        # since.
         request = struct.pack("16s16x", name.encode())
         answer = fcntl.ioctl(self._socket, SIOCGIFINDEX, request)
         return int(struct.unpack_from("i", answer, 16)[0])
@@ -109,7 +110,7 @@ class Netlink:
         self._request(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
 
     def add_local_route(self, name: str, address: str) -> None:
-        """Take packets to an IPv4 address for one's own, as those to an address of the interface."""
+        """Accept packets to an IPv4 address as if it were an address of the interface."""
         packed = socket.inet_aton(address)
         kinds = (0, 0, RT_TABLE_LOCAL, RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL)
         header = struct.pack("BBBBBBBBI", socket.AF_INET, 8 * len(packed), *kinds, 0)
@@ -117,7 +118,7 @@ class Netlink:
         self._request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def set_neighbour(self, name: str, address: str, *, hardware_address: bytes | None) -> None:
-        """Say for good which Ethernet address an IPv4 address has behind an interface; None: it is to be asked for.
+        """Fix the Ethernet address of an IPv4 address behind an interface; None: the kernel asks for it again.
 
         Args:
             name: of the interface.

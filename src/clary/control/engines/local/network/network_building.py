@@ -26,7 +26,7 @@ MIN_BURST_BYTES = 32 * 1024
 GIGABIT_BYTES_S = 125_000_000
 MIN_GIGABIT_BURST_BYTES = 256 * 1024
 MAX_BURST_BYTES = 1024 * 1024
-QUEUE_S = 0.05  # what a sender may have waiting at its token bucket
+QUEUE_S = 0.05  # longest queue of a sender at its token bucket
 
 
 class FabricError(Exception):
@@ -41,7 +41,7 @@ class Network(NamedTuple):
     has_user_namespace: bool
     users: int  # user namespace of the programs; -1 if they have the users of the caller
     first_id: int  # of the ids in that namespace
-    why_no_users: str  # why root could make none; empty if it could, or is not root
+    why_no_users: str  # reason why root could not make one; empty if it could, or if the anchor is not root
     listeners: list[tuple[socket.socket, RelaySpec]]
     ports: list[Any]  # tap_switch.Port; empty with a bridge
     links: list[socket.socket]  # of the link watch, one per host; empty where links are not watched
@@ -58,7 +58,7 @@ class _Owned(NamedTuple):
 def build(spec: NetworkSpec) -> Network:
     """Make all namespaces, links and listeners; the calling thread stays in its own network namespace.
 
-    Raises: FabricError naming the step; namespaces made so far go with the process.
+    Raises: FabricError naming the step; namespaces made so far vanish with the process.
     """
     has_user_namespace = not is_network_admin()
     if has_user_namespace:
@@ -70,7 +70,7 @@ def build(spec: NetworkSpec) -> Network:
         except OSError as error:
             why_no_users = f"{error.strerror or error}{namespaces.user_namespace_hint()}"
             print(f"programs get the users of this machine: {why_no_users}", file=sys.stderr, flush=True)
-    # In a user namespace there is no way back into the machine's network namespace, from where relays connect. The
+    # In a user namespace a thread can not return to the machine's network namespace, from where relays connect. The
     # main thread therefore never leaves it: network namespaces belong to threads, and this one ends afterwards.
     outcome: list[Network | BaseException] = []
 
@@ -112,7 +112,7 @@ def hardware_address(address: str) -> bytes:
 
 
 def is_network_admin() -> bool:
-    """Whether this process may make network namespaces as it is; root of a container often may not."""
+    """Whether this process may make network namespaces as it is; root in a container often must not."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith("CapEff:"):
@@ -267,7 +267,7 @@ def _add_relayed_addresses(spec: NetworkSpec) -> None:
 
 
 def _open_links(spec: NetworkSpec, hosts: dict[str, int]) -> list[socket.socket]:
-    """Return sockets for the link watch; empty for one host, for lossy links, or where they are forbidden."""
+    """Return sockets for the link watch; empty for one host, for lossy links, or if packet sockets are forbidden."""
     # saves 14 ms of the start of networks that watch no links
     from clary.control.engines.local.network.link_watch import MAX_LOSS_PERCENT, open_link
 
@@ -278,7 +278,7 @@ def _open_links(spec: NetworkSpec, hosts: dict[str, int]) -> list[socket.socket]
         namespaces.setns(hosts[host.name], namespaces.CLONE_NEWNET)
         try:
             links.append(open_link())
-        except OSError as error:  # no CAP_NET_RAW: the network works, and a cut link is noticed by programs alone
+        except OSError as error:  # no CAP_NET_RAW: the network works, and only programs notice a cut link
             print(f"links are not watched: {error}", file=sys.stderr, flush=True)
             for link in links:
                 link.close()

@@ -29,15 +29,15 @@ class HostSpec(NamedTuple):
 
 
 class RelaySpec(NamedTuple):
-    """A port of an address of every host, its 127.0.0.1 unless said otherwise, that leads out of it."""
+    """A port of an address of every host, by default 127.0.0.1, that leads out of the host."""
 
     port: int
     target_address: str
     target_port: int
-    address: str = LOOPBACK  # added to the host for this, unless it is a loopback address, which every host has
-    names: Sequence[str] = ()  # that stand for `address` in the host's /etc/hosts
+    address: str = LOOPBACK  # added to the host, unless it is a loopback address, which every host has
+    names: Sequence[str] = ()  # names of `address` in the host's /etc/hosts
     rides_restarts: bool = True  # whether a target that refuses is tried again, because it is the service
-    source_address: str = ""  # of this network alone; empty: the machine's
+    source_address: str = ""  # an address of this network alone; empty: the machine's
 
 
 class NetworkSpec(NamedTuple):

@@ -2,10 +2,10 @@
 
 Where: the anchor of a job's network serves this in its event loop. A listening socket stays in the network namespace
 in which it was made (a host's), while the sockets that this module opens belong to the anchor's own (the machine's).
-Programs inside therefore reach the service under the same URL as everybody else, and what setting
-`reachable_networks` names with a port under its own address.
-Bytes are passed on as they come, with bounded buffers; the end of one direction is passed on as such, and an aborted
-connection is aborted on the other side too, so that a cut transfer never looks complete.
+Programs inside therefore reach the service under the same URL as clients outside, and places that setting
+`reachable_networks` names with a port under their own addresses. Bytes are passed on as they come, with bounded
+buffers; the end of one direction is passed on as such, and an aborted connection is aborted on the other side too, so
+that a cut transfer never looks complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 BUFFER_BYTES = 256 * 1024  # per direction of a connection
 BACKLOG = 1024
-CONNECT_DEADLINE_S = 10.0  # rides over a restart of the service
+CONNECT_DEADLINE_S = 10.0  # covers a restart of the service
 CONNECT_RETRY_S = 0.1
 OUT_OF_RESOURCES_PAUSE_S = 0.1
 _BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT of linux/in.h, which Python 3.11 has no name for
@@ -28,12 +28,12 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST
 
 
 class RelayTarget(NamedTuple):
-    """Where a relay's connections end."""
+    """Target of a relay's connections."""
 
     address: str
     port: int
     source: str = ""  # address that connections come from; empty lets the machine choose
-    rides_restarts: bool = True  # try again for a while where nothing listens
+    rides_restarts: bool = True  # retry for a while if nothing listens
 
 
 def make_listener(port: int, *, address: str = "127.0.0.1") -> socket.socket:
@@ -89,7 +89,7 @@ async def _relay(inner: socket.socket, target: RelayTarget) -> None:
         await _pump_both(inner, outer)
         is_complete = True
     except (OSError, TimeoutError):
-        pass  # either side broke off; the other is told by a reset below
+        pass  # either side broke off; the other side gets a reset below
     finally:
         for side in (inner, outer):
             if side is not None:
@@ -123,9 +123,10 @@ async def _connect(target: RelayTarget) -> socket.socket:
 
 
 def _bind_source(outer: socket.socket, source: str) -> None:
-    """Bind a connection to a source address; where that fails, it comes from the machine's own."""
+    """Bind a connection to a source address; if that fails, it comes from the machine's own."""
     with contextlib.suppress(OSError):
-        # The port is chosen at connect, by the pair of ends: otherwise 28,000 connections of all jobs use all up.
+        # The port is chosen at connect, by the pair of ends: otherwise 28,000 connections of all jobs exhaust the
+        # ports.
         outer.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
         outer.bind((source, 0))
 

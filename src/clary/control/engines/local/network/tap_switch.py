@@ -1,8 +1,8 @@
 """A userspace Ethernet switch that delays and loses frames: the network of a job whose links ask for that.
 
 Where: a child of the anchor, one per job, with one TAP device (`eth0` of a host) per port. Kernels need not have netem.
-The one-way delay between two hosts is the larger of their links' delays, so is the loss. What a host sends is limited
-by a token bucket on its `eth0` (`network_building`); what it receives is limited here, one frame after the other.
+The one-way delay between two hosts is the larger of their links' delays, and so is the loss. A token bucket on a host's
+`eth0` limits its sending (`network_building`); the switch limits its receiving, one frame after the other.
 Addresses are known beforehand, so the switch learns nothing: unknown and group addresses go to every other port.
 TAP devices pass TCP segments of up to 64 KiB as one frame (virtio header, TSO), except where frames may be lost:
 there a frame is one packet, as on a wire.
@@ -30,7 +30,7 @@ VNET_HEADER_BYTES = 10  # struct virtio_net_hdr
 MAC_BYTES = 6
 GROUP_BIT = 1  # lowest bit of a destination's first byte: broadcast or multicast
 MAX_FRAME_BYTES = 70_000
-FRAMES_PER_TURN = 16  # of one port, before the others and what is due have their turn
+FRAMES_PER_TURN = 16  # of one port, before the other ports and due frames have their turn
 MAX_QUEUED_BYTES = 64 * 1024 * 1024  # in all; beyond it the switch stops reading and the senders wait
 MAX_PORT_BACKLOG_NS = 50_000_000  # time that a frame may wait for its receiver's link before it is dropped
 PARTITION_POLL_S = 0.05
@@ -39,7 +39,7 @@ NS_PER_S = 1_000_000_000
 
 
 class Port(NamedTuple):
-    """One host's place at the switch."""
+    """One host's port of the switch."""
 
     name: str
     descriptor: int  # TAP device, non-blocking
@@ -72,7 +72,7 @@ class TapSwitch:
 
     Args:
         ports: one per host.
-        stop_descriptor: read end of a pipe that its owner holds open; its end ends the switch.
+        stop_descriptor: read end of a pipe that its owner holds open; its closing ends the switch.
         partitions_path: JSON list of host names that are cut off; may be absent, may change at any time.
     """
 
@@ -93,10 +93,10 @@ class TapSwitch:
         self._loss = [[max(a.loss, b.loss) for b in ports] for a in ports]
 
     def run(self) -> None:
-        """Switch until told to stop; blocks."""
+        """Switch until the stop pipe is closed; blocks."""
         # select() takes microseconds where epoll takes milliseconds, and the ports are few.
         _lower_timer_slack()
-        gc.disable()  # nothing here makes cycles, and a collection would show up as jitter
+        gc.disable()  # the switch makes no cycles, and a collection would show up as jitter
         descriptors = [port.descriptor for port in self._ports]
         next_poll_s = 0.0
         while True:
@@ -164,8 +164,8 @@ class TapSwitch:
             try:
                 os.write(self._ports[receiver].descriptor, frame)
             except OSError as error:
-                # EIO: the interface is down; the others: no room, or a frame that the kernel takes for malformed. All
-                # of them are what a wire does with such a frame: it is lost.
+                # EIO: the interface is down; the others: no room, or a frame that the kernel takes for malformed. In
+                # all these cases the frame is lost, as on a wire.
                 if error.errno not in (errno.EIO, errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.EINVAL):
                     raise
 
@@ -180,7 +180,7 @@ class TapSwitch:
         except FileNotFoundError:
             stamp, cut = (0, 0), set()
         except (OSError, ValueError, TypeError):
-            return  # being written by somebody; looked at again next time
+            return  # it is being written; the next poll reads it again
         self._partitions_stamp = stamp
         self._is_cut = [port.name in cut for port in self._ports]
 
