@@ -1,7 +1,7 @@
-"""How an attempt ends while its job goes on: capacity that is reclaimed, failures that are tried again. Pure.
+"""The end of an attempt whose job continues: capacity is reclaimed, or a failure is retried. Pure.
 
-Where: `transitions` calls these. All hosts stop, at once; when none has anything running any more they are released;
-when the engine has taken everything away, the attempt is put on record and the job waits in the queue again.
+Where: `transitions` calls these. All hosts stop at once; they are released when no process runs on any of them; when
+the engine has ended them, the attempt is put on record and the job waits in the queue again.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from clary.control.jobs import events, host_orders, retries
 from clary.control.jobs.status_rows import enter
 from clary.control.jobs.training_job import AttemptEnd, AttemptEnding, EndCause, PastAttempt, TrainingJob
 
-# A program can answer to a signal of the engine, or to the end of its peers on another host, and be heard of before the
-# notice is: agents report at once, so that the two are moments apart.
+# A program may end by a signal of the engine, or by the end of its peers on another host, and be reported before the
+# notice: agents report at once, so that the two reports are moments apart.
 NOTICE_SLACK_S = 2.0
 _ECHO_S = 0.5  # the same on one host, by its own clock
 MAX_DETAILED = 20  # past attempts whose hosts are kept: a job's record is written as a whole with every change
-_PLANNED = ("name", "instance_type", "processes_per_host", "resources")  # of a host: what measurements are read by
+_PLANNED = ("name", "instance_type", "processes_per_host", "resources")  # of a host, for readers of measurements
 _STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTARTED: SecondaryStatus.RESTARTING}
 
 
 def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> TrainingJob:
     """Begin to end the attempt whose capacity is taken back.
 
-    Return the job unchanged if it has no attempt, or if the attempt or the job ends already. A failure that was heard
-    of together with the notice, or later, is no end of its own: the job is tried again without using up a restart.
+    Return the job unchanged if it has no attempt, or if the attempt or the job ends already. A failure that was
+    reported together with the notice, or later, counts as part of it: the job is retried without using up a restart.
 
     Args:
         job: the record.
@@ -50,7 +50,7 @@ def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> Trainin
 
 
 def retry(job: TrainingJob, now: datetime) -> TrainingJob:
-    """Return a failed job as one whose attempt is over and that is tried again; the job itself if it is not."""
+    """Return a failed job with its attempt ended for a retry; the unchanged job if it is not retried now."""
     is_over = not any(record.facts.phase.may_run for record in job.hosts.values())
     if job.end_cause is not EndCause.FAILURE or not is_over or host_orders.is_uploading(job):
         return job
@@ -65,7 +65,7 @@ def retry(job: TrainingJob, now: datetime) -> TrainingJob:
 
 
 def will_be_retried(job: TrainingJob) -> bool:
-    """Whether an attempt has failed whose hosts still stop, and the job is tried again when they have."""
+    """Whether the job will be retried after a failure once its hosts have stopped."""
     return job.end_cause is EndCause.FAILURE and job.ending is None and retries.decide(job).is_retried
 
 
@@ -77,7 +77,7 @@ def awaits_evidence(job: TrainingJob) -> bool:
 
 
 def follow(job: TrainingJob) -> TrainingJob:
-    """Draw conclusions for an attempt that is ending: its program had finished by itself, or its hosts may go."""
+    """Update an attempt that is ending: its program may have finished by itself, or its hosts may be released."""
     assert job.ending is not None
     if all(_has_finished(record.facts) for record in job.hosts.values()):
         return replace(job, ending=None, end_cause=EndCause.SUCCESS, stop_ordered_at=None)
@@ -88,7 +88,7 @@ def follow(job: TrainingJob) -> TrainingJob:
 
 
 def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> TrainingJob:
-    """Return the job without the attempt that is over, as one that waits for hosts: its own, where they stay.
+    """Return the job without its ended attempt, waiting for hosts, which are its own if they stay.
 
     Args:
         job: whose attempt has an `ending` and whose hosts were taken back, or stay.
@@ -138,7 +138,7 @@ def wait(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
 
 
 def _is_of_reclaim(job: TrainingJob, event: events.Reclaimed) -> bool:
-    """Whether a job ends by a failure that came with the notice, and its results are not being written yet."""
+    """Whether a job ends by a failure that came with the notice, before its upload has begun."""
     if job.end_cause is not EndCause.FAILURE or event.noticed_at is None or job.failed_at is None:
         return False
     is_with_it = job.failed_at >= event.noticed_at - timedelta(seconds=NOTICE_SLACK_S)
@@ -152,7 +152,7 @@ def _has_finished(facts: HostFacts) -> bool:
 
 
 def _has_ended_well(item: ProcessExit, notice: CapacityNotice | None) -> bool:
-    """Whether a process ended with 0 and by itself; one that may have had a scheduler's signal has not."""
+    """Whether a process ended with 0 and by itself; a process that may have had a scheduler's signal does not count."""
     is_free = notice is None or notice.at - item.ended_at > timedelta(seconds=_ECHO_S)
     return item.exit_code == 0 and not item.is_consequence and is_free
 

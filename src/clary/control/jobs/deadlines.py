@@ -18,10 +18,10 @@ from clary.control.jobs.training_job import EndCause, TrainingJob
 
 # From the end of the grace period to the report that the program is gone: killing takes moments, a core dump longer.
 KILL_ALLOWANCE_S = 60.0
-# From the cut of a link until that is known, beyond what frames are under way: the watch's `CUT_OFF_AFTER_S`, and what
-# the watch and the next pass may be late on a busy machine.
+# From the cut of a link until it is known, besides the delay of frames: the watch's `CUT_OFF_AFTER_S`, and a delay of
+# the watch and the next pass on a busy machine.
 LINK_NOTICE_S = 2.0 + 3.0
-# Of host_timeout_s, for a host whose peer has failed as if it had lost it: two witnesses are sooner sure than one.
+# Share of host_timeout_s, for a host whose peer has failed as if this host were gone: its silence is a second sign.
 WITNESSED_SHARE = 1 / 3
 LEAST_SILENCE_S = 3.0  # three reports
 
@@ -50,11 +50,10 @@ def due(
         job: the record as it stands.
         now: aware UTC time.
         limits: of the service.
-        silent_s: host name to the seconds since its agent was last heard; for one never heard of, since it was
-            launched. A service that has just started counts from its own start, since no service received heartbeats
-            before. Not
-            taken from times of day: a clock that is set must not lose every host.
-        last_signs: host name to when it was last known to be well, for the search for the first cause.
+        silent_s: host name to the seconds since its agent's last report; without a report, since it was launched. A
+            service that has just started counts from its own start, since no service received heartbeats before. The
+            times are not wall-clock times: a change of the clock must not lose every host.
+        last_signs: host name to when it last worked for certain, for the search for the first cause.
     """
     if job.is_terminal:
         return None
@@ -68,14 +67,14 @@ def due(
 
 
 def evidence_wait_s(job: TrainingJob, limits: Limits) -> float:
-    """Return how long it takes at most until a host that died or a link that was cut is noticed."""
+    """Return the longest time until a dead host or a cut link is noticed."""
     hosts = (job.plan or {}).get("hosts", ())
     delays_ms = [host.get("resources", {}).get("link", {}).get("delay_ms", 0.0) for host in hosts]
     return max(limits.host_timeout_s, LINK_NOTICE_S + max(delays_ms, default=0.0) / 1000)
 
 
 def can_expire_waiting(job: TrainingJob) -> bool:
-    """Whether a job may become due while it waits for hosts; most jobs wait as long as it takes."""
+    """Whether a job may become due while it waits for hosts; most jobs wait without a limit."""
     request = JobRequest(job.request)
     return request.max_wait_s is not None or request.max_pending_s is not None
 
@@ -118,10 +117,10 @@ def _silent_host(
 
 
 def _silence_limit_s(job: TrainingJob, limits: Limits) -> float:
-    """Return the silence after which a host is lost: less where a peer failed as if this host had gone.
+    """Return the silence after which a host is lost: shorter if a peer failed as if this host were gone.
 
-    Such an attempt is over, and the long limit is there to bear a network's troubles while a program runs. A host that
-    is lost already explains the failure.
+    Such an attempt has failed already, and the long limit only serves to survive network trouble while a program runs.
+    If a host is lost already, that explains the failure.
     """
     failure, records = job.failure, job.hosts.values()
     is_explained = any(record.facts.phase is HostPhase.LOST for record in records)
@@ -131,7 +130,7 @@ def _silence_limit_s(job: TrainingJob, limits: Limits) -> float:
 
 
 def _stop_overdue(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
-    """An agent that lives but never gets its program to end must not keep the job from its end."""
+    """Return the loss of a host whose agent lives but does not end its program, which would block the job's end."""
     if job.stop_ordered_at is None:
         return None
     limit_s = limits.stop_grace_s + KILL_ALLOWANCE_S
@@ -153,7 +152,7 @@ def _upload_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event
 
 
 def _evidence_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
-    """A host that died, or a link that was cut, before the first failure was heard of would be known by now."""
+    """Return the end of the wait for evidence: hosts and links that failed first would be known by now."""
     if job.failed_at is None or not attempts.awaits_evidence(job):
         return None
     waited_s = (now - job.failed_at).total_seconds()

@@ -14,7 +14,7 @@ from clary.control.jobs.training_job import EndCause, RuleEvaluation
 
 @dataclass(frozen=True, kw_only=True)
 class MustWait:
-    """The job does not fit now."""
+    """There are not enough free resources for the job now."""
 
     reason: str
 
@@ -23,20 +23,20 @@ class MustWait:
 class HostsAsked:
     """The engine is being asked for the hosts of a new attempt."""
 
-    plan: Mapping[str, Any]  # LaunchPlan in plain form, as far as it is known
+    plan: Mapping[str, Any]  # LaunchPlan in plain form, with the members known so far
     host_names: tuple[str, ...]
     log_streams: tuple[str, ...]
-    log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> lines that are in it already
-    pool: str = ""  # warm pool whose hosts they are, new or taken over
-    left_by: str = ""  # job that left them
-    granted: str = ""  # by an engine with a queue: which hosts, in words
+    log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> number of lines that it already has
+    pool: str = ""  # warm pool that the hosts belong to, new or taken over
+    left_by: str = ""  # job that left the hosts
+    granted: str = ""  # hosts granted by an engine with a queue, in words
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationAsked:
     """An engine with a queue is about to be asked for the hosts of a waiting job."""
 
-    pool: str  # names the allocation, and is the pool of the hosts
+    pool: str  # name of the allocation and of the hosts' pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class LaunchFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class HostReported:
-    """An agent told facts of its host."""
+    """An agent reported facts of its host."""
 
     host: str
     report: Report
@@ -68,13 +68,13 @@ class HostLost:
 
     host: str
     why: str
-    last_sign_at: datetime | None = None  # when it was last known to be well; None where that explains nothing
+    last_sign_at: datetime | None = None  # when it last worked for certain; None if that explains nothing
     is_cut_off: bool = False  # its link is cut: its agent has reported all consequences for its own ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostCutOff:
-    """A host whose program has ended by now was out of the others' reach; it may still hand in results."""
+    """The others could not reach a host whose program has ended by now; it may still deliver results."""
 
     host: str
     why: str
@@ -88,7 +88,7 @@ class NoMoreEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class StopWanted:
-    """The job is to end early."""
+    """The job shall end early."""
 
     cause: EndCause  # STOP_REQUESTED, MAX_RUNTIME, MAX_WAIT or MAX_PENDING
     grace_s: float
@@ -98,9 +98,9 @@ class StopWanted:
 class Reclaimed:
     """The capacity under the job is taken back: the attempt ends, the job waits for other capacity."""
 
-    reason: str  # in words: whose capacity, and why
+    reason: str  # the capacity and the reason, in words
     grace_s: float
-    noticed_at: datetime | None = None  # when a host or engine heard of it first, by the job's clock; None: just now
+    noticed_at: datetime | None = None  # when a host or the engine learned of it, by the job's clock; None: just now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +112,9 @@ class UploadOverdue:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """Nothing of the attempt exists any more on any machine."""
+    """No process of the attempt is left on any machine."""
 
-    keeps_pool: bool = False  # its hosts stay, for the job's next attempt or for another job
+    keeps_pool: bool = False  # whether its hosts stay, for the job's next attempt or for another job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +134,14 @@ class PoolReused:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolEnded:
-    """The hosts of the job's warm pool go, or, of a job that waits with them, are gone."""
+    """The hosts of the job's warm pool are being ended; if the job waits with them, they have ended."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleEvaluationChanged:
-    """Something is known of a rule that was not; of a job that runs or has ended."""
+    """There is news of a rule of a job that runs or has ended."""
 
     evaluation: RuleEvaluation
 

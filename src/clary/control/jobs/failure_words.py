@@ -1,6 +1,7 @@
 """Place of an error in a chain of failures, recognised by its words. Pure.
 
-Where: `first_cause` weighs every moment of a failing job by its words, `verdicts` asks whether they are the code's own.
+Where: `first_cause` weighs every moment of a failing job by its words, `verdicts` asks whether the code itself has
+failed.
 
 A program may write anything into its messages: a ValueError that names NCCL is still about the value. So a
 class that says for certain that the code itself has failed decides first, then the classes of broken connections, and
@@ -16,17 +17,17 @@ from enum import IntEnum
 
 
 class Weight(IntEnum):
-    """How near a moment is to a cause."""
+    """How near a failure is to the cause."""
 
     OWN = 0
     EFFECT = 1
     WRAPPER = 2
 
 
-# How the agent begins the words of a process before what the process itself has said; see `first_cause`.
+# Prefix of the agent before the text of a failed process itself; see `first_cause`.
 _WHO = r"(?:(?:rank \d+|the program)(?: ended with exit code \d+| was ended by signal \d+(?: \(\w+\))?)?: )?"
 _CLASS = re.compile(rf"{_WHO}(?:[A-Za-z_]\w*(?:\.|::))*([A-Za-z_]\w*)(?::|\s*$)")
-# What the same code does with the same data again.
+# Errors that the same code repeats with the same data.
 _CODE_CLASSES = re.compile(
     r"(?:Arithmetic|Assertion|Attribute|FloatingPoint|Import|Indentation|Index|Key|Lookup|ModuleNotFound|Name"
     r"|NotImplemented|Overflow|Recursion|Syntax|Tab|Type|UnboundLocal|Unicode(?:Decode|Encode)?|Value|ZeroDivision)Error"
@@ -38,7 +39,7 @@ _EFFECT_CLASSES = re.compile(
 )
 _WRAPPER_CLASSES = re.compile(r"(?:CalledProcess|ChildFailed|ExecuteUserScript)Error")
 _WRAPPER_WORDS = re.compile(rf"{_WHO}(?:MPI_ABORT was invoked|mpirun detected that)")
-# A misuse of NCCL or of ports is the code's own, though torch raises it in the classes of broken connections.
+# A misuse of NCCL or of ports is a failure of the code, though torch raises it in the classes of broken connections.
 _MISUSE = re.compile(
     r"NCCL [Ee]rror[^\n]*[:,] (?:invalid usage|invalid argument|unhandled cuda error)"
     r"|ncclInvalid(?:Usage|Argument):|ncclUnhandledCudaError:"
@@ -59,14 +60,14 @@ _EFFECT_WORDS = re.compile(
     r"|An MPI communication peer process has unexpectedly disconnected"
     r"|ORTE has lost communication with a remote daemon"
     r"|(?:Connection reset by peer|Broken pipe|Connection refused|Connection was likely closed)"
-    r"(?:\.[^\n]*|, keys: [^\n]*|\s*\[[^\n]*)?\s*$"  # ends what the operating system or a library says
+    r"(?:\.[^\n]*|, keys: [^\n]*|\s*\[[^\n]*)?\s*$"  # at the end of a message of the operating system or a library
 )
-# jax raises what gloo says of a peer as a ValueError; the rest of the sentence is gloo's own.
+# jax raises gloo's errors about a peer as a ValueError, with gloo's own text behind its prefix.
 _EFFECT_OF_JAX = re.compile(rf"{_WHO}(?:[\w.]+\.)?\w+Error: [A-Z_]+: Gloo [A-Za-z -]+ failed: \[\S*gloo/transport/")
 
 
 def weigh(words: str) -> Weight:
-    """Return whether words tell of a failure of the process itself, of a peer that is gone, or of a child's failure."""
+    """Return whether a text reports a failure of the process itself, of a lost peer, or of a child."""
     name = class_of(words)
     if _WRAPPER_CLASSES.fullmatch(name) or _WRAPPER_WORDS.match(words):
         return Weight.WRAPPER
@@ -87,5 +88,5 @@ def is_of_the_code(words: str) -> bool:
 
 
 def is_misuse(words: str) -> bool:
-    """Whether words tell that the program uses its collectives wrongly: a GPU twice, a port that is taken."""
+    """Whether a text reports a misuse of collectives by the program: a GPU used twice, a port that is taken."""
     return _MISUSE.search(words) is not None

@@ -1,29 +1,30 @@
-"""Which of all that went wrong came first. Pure.
+"""The first cause of a job's failure. Pure.
 
 Where: `transitions` asks after every report of a failing job, until the job is terminal: reports of hosts arrive in any
-order, and the host that failed first may be the last to say so. `clary describe --why` shows the same moments.
+order, and the host that failed first may report last. `clary describe --why` shows the same moments.
 
 When one rank of a gang dies, the others follow: connections break, launchers report that a child has failed, the agent
-ends what is left. So moments have a weight, and the earliest of the lightest weight is the cause:
+ends the remaining processes. So moments have a weight, and the earliest of the lightest weight is the cause:
 
-    own      a process's own exception, death by signal, exit code; a full disk, a memory limit, a host that is gone
+    own      a process's own exception, death by signal, exit code; a full disk, a memory limit, a lost host
     effect   an exception that says that a peer or a connection is gone
-    wrapper  a launcher that says that its child has failed, or ends with an error when one of its ranks has told why
+    wrapper  a launcher that says that its child has failed, or ends with an error after one of its ranks has reported
+    the reason
 
 Some ends are noticed late: a host is lost when it has been silent for a while, a killed rank is reaped when its memory
-is free, an error of a GPU stands in the kernel's log before anybody looks. A rank that catches its peer's error and
-leaves by `sys.exit(1)` seems to come first then. So such an end counts from the last moment at which it had not come
-yet, against ranks that may have answered to it; what the code does with the same data again, a memory limit, and a
-death by a signal but SIGABRT and SIGPIPE are no answers.
+is free, an error of a GPU stands in the kernel's log before the agent reads it. A rank that catches its peer's error
+and leaves by `sys.exit(1)` then seems to have failed first. So such an end counts from the last moment at which it
+certainly had not happened, against ranks that may have reacted to it; repeatable errors of the code, a memory limit,
+and a death by a signal other than SIGABRT and SIGPIPE are no reactions.
 
-`failure_words` weighs what processes say. Ranks of mpirun are known by their records, which lie on their own host, and
-by what mpirun prints on its host; a rank that both tell of counts once, where it was first told.
+`failure_words` weighs the texts of processes. Ranks of mpirun are known by their records, which lie on their own host,
+and by mpirun's output on its host; a rank in both counts once, by the earlier report.
 
-A process that the agent has ended counts only with what it said before the first process ended by itself. What the
-program wrote into its failure file takes the place of the words, wherever the cause was found.
+A process that the agent has ended counts only with its output from before the first process ended by itself. The
+content of the program's failure file replaces the words of the cause on any host.
 
-An error of a GPU that no program brings about is the cause of what its host says soon after, unless some rank says that
-the code itself has failed: programs outlive errors of hardware, too.
+A hardware error of a GPU is the cause of failures that its host reports soon after, unless some rank reports that the
+code itself has failed: programs also survive errors of hardware.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ from clary.control.jobs.training_job import HostRecord, JobFailure
 from clary.control.jobs.verdicts import Verdict, judge
 
 _SIGNAL_BASE = 128
-GPU_S = 900.0  # at most, from an error of a GPU to what a program says of it: NCCL waits for ten minutes
-REAP_S = 1.0  # at most, from the end of a killed rank's connections to the note of its end, on a busy machine
-# How a program ends because of a peer: by itself, aborted by a library, by writing to a connection that is gone.
+GPU_S = 900.0  # at most, from an error of a GPU to a program's report of it: NCCL waits for ten minutes
+REAP_S = 1.0  # at most, from the end of a killed rank's connections to the record of its end, on a busy machine
+# Signals that end a program because of a peer: none, an abort by a library, a write to a lost connection.
 _ANSWERING = (None, signal.SIGABRT, signal.SIGPIPE)
-_OPEN_VERDICTS = (Verdict.USER, Verdict.NETWORK)  # others name what no peer has brought about
+_OPEN_VERDICTS = (Verdict.USER, Verdict.NETWORK)  # other verdicts name causes that no peer can have
 _SAID_CODE = re.compile(r"SystemExit: exit code (\d{1,3})")
-# What mpirun says on its own host of a rank on any host: the only word on a rank that a signal has ended.
+# Line of mpirun on its own host about a rank on any host: the only report of a rank that a signal has ended.
 _MPIRUN = re.compile(r"process rank \d+ with PID \d+ on node (\S+) exited on signal (\d{1,3})\b")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """One thing that went wrong on one host."""
+    """One failure on one host."""
 
     at: datetime
     host: str
@@ -67,14 +68,14 @@ class Moment:
     words: str
     exit_code: int | None = None
     may_retry: bool = False
-    not_before: datetime | None = None  # of an end that is noticed late: when it had certainly not come yet
-    is_of_part: bool = False  # whether a part of a host is gone, its link or a GPU, while its agent still reports
-    is_mute: bool = False  # whether it says nothing of what has happened: an exit code, what was given to `sys.exit`
-    may_be_answer: bool = False  # whether it may be what a program makes of the end of another rank or host
+    not_before: datetime | None = None  # of an end that is noticed late: a time when it had certainly not happened
+    is_of_part: bool = False  # whether only a part of a host has failed, its link or a GPU; its agent still reports
+    is_mute: bool = False  # whether it does not describe the failure: an exit code, an argument of `sys.exit`
+    may_be_answer: bool = False  # whether it may be a program's reaction to the end of another rank or host
 
 
 def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
-    """Return the first cause of a failed job; None while no host has anything to say of a failure."""
+    """Return the first cause of a failed job; None while no host has reported a failure."""
     first = first_of(moments(hosts))
     if first is None:
         return None
@@ -98,7 +99,7 @@ def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
 def first_of(found: Sequence[Moment]) -> Moment | None:
     """Return the moment that caused the others, or None if there are no moments.
 
-    It is the earliest of the lightest weight, but for the answer to an end that was noticed later than it came.
+    It is the earliest of the lightest weight, unless that is a reaction to an end that was noticed late.
     """
     first = min(found, key=lambda moment: (moment.weight, moment.at), default=None)
     if first is None or not first.may_be_answer:
@@ -107,7 +108,7 @@ def first_of(found: Sequence[Moment]) -> Moment | None:
 
 
 def answers(moment: Moment, end: Moment) -> bool:
-    """Whether a moment may be a program's reaction to another end, which was noticed later than it came."""
+    """Whether a moment may be a program's reaction to another end, which was noticed late."""
     if not moment.may_be_answer or end.not_before is None or moment.at < end.not_before:
         return False
     # Failures that an agent has still reported came before the loss of its host, unless they are a part of that loss.
@@ -115,7 +116,7 @@ def answers(moment: Moment, end: Moment) -> bool:
 
 
 def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
-    """Return all that went wrong by itself, in the order of its time."""
+    """Return all failures that are no consequences, in the order of time."""
     ends = [
         item.ended_at
         for record in hosts.values()
@@ -139,11 +140,11 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
     facts = record.facts
     clues = {clue.rank: clue for clue in sorted(facts.clues, key=lambda clue: clue.at, reverse=True)}
     of_exits = [(item, clues.pop(item.rank, None)) for item in facts.exits]
-    # What is left is of ranks that a launcher of the program's own has started, here or on another host: the agent
-    # knows their words, not their exits.
+    # The remaining clues are of ranks that the program's own launcher has started, here or on another host: the agent
+    # knows their texts, not their exits.
     clues.pop(None, None)
     for item, clue in of_exits:
-        if item.exit_code == 0:  # whatever it said, it survived
+        if item.exit_code == 0:  # it survived any error that it printed
             continue
         if item.is_consequence and (clue is None or until is None or clue.at > until):
             continue
@@ -165,7 +166,7 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
             may_retry=facts.failure.retryable,
         )
     if record.lost_why:
-        is_lost = facts.phase is HostPhase.LOST  # else its program has ended, and the reason came later
+        is_lost = facts.phase is HostPhase.LOST  # else its program had ended before the reason was known
         yield Moment(
             at=facts.phase_started_at if is_lost else (record.last_sign_at or facts.phase_started_at),
             host=name,
@@ -197,7 +198,7 @@ def _of_gpus(hosts: Mapping[str, HostRecord], found: Sequence[Moment]) -> list[M
 
 
 def _explains(error: GpuError, times: Sequence[datetime]) -> bool:
-    """Whether one of the times, in their order, is soon after an error of a GPU, however late that was noticed."""
+    """Whether one of the times, in their order, is soon after the first possible time of a GPU's error."""
     place = bisect_left(times, error.not_before)
     return place < len(times) and times[place] - error.not_before <= timedelta(seconds=GPU_S)
 
@@ -217,7 +218,7 @@ def _of_gpu(name: str, error: GpuError) -> Moment:
 
 
 def _stands_alone(facts: HostFacts) -> bool:
-    """Whether a host's failure says something else than how its processes ended, and they did not survive it."""
+    """Whether a host's failure adds to the ends of its processes, and they did not survive it."""
     assert facts.failure is not None
     has_failed_exit = any(item.exit_code != 0 and not item.is_consequence for item in facts.exits)
     has_survived = bool(facts.exits) and all(item.exit_code == 0 for item in facts.exits)
@@ -225,23 +226,23 @@ def _stands_alone(facts: HostFacts) -> bool:
 
 
 def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure | None) -> Moment:
-    """Return the end of a failed process, in the words of the process or by the cause that the agent is sure of."""
+    """Return the end of a failed process, by the process's text or by the cause that the agent knows for certain."""
     who = "the program" if item.rank is None else f"rank {item.rank}"
     is_certain = failure is not None and _is_certain(failure) and not item.is_consequence
     said_code = _SAID_CODE.fullmatch(clue.text) if clue is not None and item.is_consequence else None
-    if said_code is not None:  # it was ending by itself when the order came
+    if said_code is not None:  # it was ending by itself when the order arrived
         item = replace(item, exit_code=int(said_code[1]), signal=None, is_consequence=False)
     how = f"{who} ended with exit code {item.exit_code}" if item.exit_code is not None else None
     words = how or f"{who} was ended by {signal_name(item.signal)}"
     if item.is_consequence:
         words = who
     elif item.signal == signal.SIGKILL:
-        clue = None  # nobody has a last word before it: whatever the process printed, it had survived
+        clue = None  # SIGKILL leaves no last message: the process had survived any error that it printed
     weight = Weight.OWN
     if failure is not None and is_certain:
         words = failure.message
     elif clue is not None and clue.text != f"SystemExit: exit code {item.exit_code}":
-        words = f"{who if how else words}: {clue.text}"  # the exit code stands at the end of every reason
+        words = f"{who if how else words}: {clue.text}"  # every reason ends with the exit code
         weight = weigh(clue.text)
     elif item.signal != signal.SIGKILL and failure is not None and failure.message.startswith(words):
         words = failure.message  # with the last line that the process has printed
@@ -265,7 +266,7 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
 def _failure_for(item: ProcessExit, facts: HostFacts) -> Failure | None:
     """Return the host's failure if it can be this process's: a memory limit ends single processes, by SIGKILL.
 
-    A launcher passes such an end on as an exit code, so where no process was killed, any may stand for it.
+    A launcher passes such an end on as an exit code, so if no process was killed, the failure may be any process's.
     """
     failure = facts.failure
     if failure is None or not failure.message.startswith(OUT_OF_MEMORY) or item.signal == signal.SIGKILL:
@@ -275,7 +276,7 @@ def _failure_for(item: ProcessExit, facts: HostFacts) -> Failure | None:
 
 
 def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, HostRecord]) -> Moment:
-    """Return the end of a rank that the program's own launcher started, in the words of the rank or of the launcher."""
+    """Return the end of a rank that the program's own launcher started, by the text of the rank or of the launcher."""
     words, weight = f"rank {clue.rank}: {clue.text}", weigh(clue.text)
     by_signal = _MPIRUN.search(clue.text)
     number = int(by_signal[2]) if by_signal is not None else None
@@ -300,16 +301,16 @@ def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, H
 
 
 def _before_reaping(at: datetime, number: int | None) -> datetime | None:
-    """Return when a process whose end was noticed at `at` had certainly not ended yet; None if nobody is surprised.
+    """Return a time at which a process had certainly not ended, by the notice of its end at `at`; None if not needed.
 
-    Only SIGKILL: programs abort and crash because of peers that are gone, but nobody kills them for it in a gang but
-    the agent, whose doing is marked.
+    Only SIGKILL: programs abort and crash because of lost peers, but in a gang only the agent kills them for it, and
+    those ends are marked.
     """
     if number != signal.SIGKILL:
         return None
     try:
         return at - timedelta(seconds=REAP_S)
-    except OverflowError:  # the time is an agent's word, and no report may fail because of it
+    except OverflowError:  # the time comes from an agent, and no report may fail because of it
         return at
 
 
@@ -319,7 +320,7 @@ def _is_of_the_code(words: str) -> bool:
 
 
 def _is_mute(clue: Clue | None) -> bool:
-    """Whether no exception explains an end; the last line that a program has printed may be about anything."""
+    """Whether no exception explains an end; a program's last line may have another subject."""
     return clue is None or class_of(clue.text) == "SystemExit"
 
 
@@ -329,13 +330,13 @@ def _is_certain(failure: Failure | None) -> bool:
 
 
 def _launcher_code(failed: Sequence[ProcessExit]) -> int | None:
-    """Return the exit code of a host's one process without a rank, which is how its launcher passes a rank's on."""
+    """Return the exit code of a host's only process without a rank, by which its launcher passes on a rank's."""
     codes = [_shell_code(item) for item in failed if item.rank is None]
     return codes[0] if len(codes) == 1 else None
 
 
 def _shell_code(item: ProcessExit) -> int:
-    """Return a process's exit code as a shell gives it."""
+    """Return a process's exit code as a shell reports it."""
     return item.exit_code if item.exit_code is not None else _SIGNAL_BASE + (item.signal or 0)
 
 

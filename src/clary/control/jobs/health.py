@@ -1,8 +1,8 @@
 """Sick hosts and links of a job, by its hosts' findings. Pure.
 
 Where: `transitions` asks when a host has reported, before the program starts (`failure_of`); the page `health` and
-`clary doctor JOB` show the same. Both ends of a link look at it: a host whose links are mostly bad is sick itself, and
-where only the two ends of a link complain it is the link.
+`clary doctor JOB` show the same. Both ends of a link check it: a host whose links are mostly bad is sick itself; if
+only the two ends of a link report it, the link is sick.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthActio
 from clary.control.jobs.training_job import JobFailure, TrainingJob
 from clary.control.jobs.verdicts import Verdict
 
-LOPSIDED = 8.0  # times the rate of the other direction: short bursts differ by two or three
-LOPSIDED_BELOW_MBIT_S = 500.0  # of the slower direction: above, a burst measures how busy the machine is
+LOPSIDED = 8.0  # factor between the rates of both directions: short bursts differ by two or three
+LOPSIDED_BELOW_MBIT_S = 500.0  # limit of the slower rate: above it a burst measures the load of the machine
 _BEFORE_START = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED)
 
 Findings = Mapping[str, Sequence[HealthFinding]]  # by host
@@ -34,9 +34,9 @@ class Sickness:
 
 
 def job_of_good_links(job: TrainingJob) -> str:
-    """Return for which job the links of an ended one's hosts were found well; empty if they were not, or not looked at.
+    """Return the job for which the links of an ended job's hosts were found healthy; empty without such a check.
 
-    Nothing is to be looked at twice: a job on the hosts of a warm pool starts at once.
+    Links are not checked twice: a job on the hosts of a warm pool starts at once.
     """
     findings = [finding for record in job.hosts.values() for finding in record.facts.health]
     has_all = job.hosts and all(record.facts.health for record in job.hosts.values())
@@ -51,7 +51,7 @@ def diagnose(findings: Findings) -> tuple[Sickness, ...]:
     """Return the sick hosts, then the sick links between other hosts; empty if no finding is bad."""
     sick = {host: reason for host, found in findings.items() if (reason := _own_trouble(found))}
     bad = {pair: found for pair, found in _bad_links(findings).items() if not sick.keys() & set(pair)}
-    # The host with the most bad links first: without it those that only miss it are well.
+    # The host with the most bad links first: without it hosts whose only bad links lead to it are healthy.
     while (worst := _worst(bad, num_hosts=len(findings) - len(sick))) is not None:
         pairs = [pair for pair in bad if worst in pair]
         sick[worst] = f"{len(pairs)} of its {len(findings) - 1} links are bad; {_of_both_ends(bad[pairs[0]])}"
@@ -61,7 +61,7 @@ def diagnose(findings: Findings) -> tuple[Sickness, ...]:
 
 
 def failure_of(job: TrainingJob) -> JobFailure | None:
-    """Return why an attempt should end before its program starts; None if it may start, or checks are off."""
+    """Return why an attempt should end before its program starts; None if it may start, or if checks are off."""
     if not _is_replaced_when_sick(job):
         return None
     records = job.hosts.values()
@@ -83,7 +83,7 @@ def failure_of(job: TrainingJob) -> JobFailure | None:
 
 
 def why_replaced(job: TrainingJob) -> str:
-    """Return why the hosts of an attempt should serve no other one; empty if they may, or checks are off."""
+    """Return why the hosts of an attempt should serve no other attempt; empty if they may, or if checks are off."""
     sick = diagnose(findings_of(job)) if _is_replaced_when_sick(job) else ()
     return f"{sick[0].host} was found sick: {sick[0].reason}" if sick else ""
 
@@ -94,13 +94,13 @@ def findings_of(job: TrainingJob) -> dict[str, tuple[HealthFinding, ...]]:
 
 
 def clock_words(job: TrainingJob) -> list[str]:
-    """Say of each host of the present attempt how its clock stands; nothing of one whose clock was not looked at."""
+    """Return a sentence on the clock of each host of the present attempt whose clock was checked."""
     found = [item for items in findings_of(job).values() for item in items if item.check is Check.CLOCK]
     return [f"{item.host}: {item.words}" for item in found if item.clock_offset_s is not None]
 
 
 def with_lopsided(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
-    """Return the findings with those on links that are much faster one way than the other."""
+    """Return the findings, with new ones on links that are much faster in one direction."""
     links = [finding for found in findings.values() for finding in found if finding.peer is not None]
     rates = {(link.host, link.peer): link.rate_mbit_s for link in links if link.rate_mbit_s is not None}
     told = {(link.host, link.peer) for link in links if link.check is Check.RATE}
@@ -122,9 +122,9 @@ def with_lopsided(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
 
 
 def with_skew(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
-    """Return the findings, with a warning where clocks of hosts differ though each agrees with the service's.
+    """Return the findings, with a warning if clocks of hosts differ though each agrees with the service's.
 
-    Told of the host that is further off the service's clock.
+    The warning names the host that is further off the service's clock.
     """
     clocks = sorted(
         (item.clock_offset_s, item.host)
@@ -157,7 +157,7 @@ def _is_replaced_when_sick(job: TrainingJob) -> bool:
 
 
 def _is_sum(finding: HealthFinding) -> bool:
-    """Whether a host has got to the end of the checks of its links, and well."""
+    """Whether a host has finished the checks of its links without a fault."""
     return finding.check is Check.COLLECTIVE and finding.state is FindingState.OK
 
 
@@ -168,7 +168,7 @@ def _is_praise(finding: HealthFinding, peer: str | None) -> bool:
 def _own_trouble(found: Sequence[HealthFinding]) -> str:
     """Return the first two bad findings about a host by itself in words, or an empty text.
 
-    Findings about its routes count only if there are no others.
+    Findings about its routes count only without other findings.
     """
     bad = [item for item in found if item.state is FindingState.BAD]
     own = [item for item in bad if item.peer is None] or [item for item in bad if item.check is Check.ROUTE]
@@ -188,7 +188,7 @@ def _bad_links(findings: Findings) -> dict[_Pair, list[HealthFinding]]:
 def _worst(bad: Mapping[_Pair, Sequence[HealthFinding]], *, num_hosts: int) -> str | None:
     """Return the host with the most bad links if more than half of its links are bad, or None if no host has so many.
 
-    Of two hosts the result is None: nothing shows which end of their one link is at fault.
+    For two hosts the result is None: the faulty end of their only link is unknown.
     """
     hosts = sorted({host for pair in bad for host in pair})
     counts = {host: sum(host in pair for pair in bad) for host in hosts}

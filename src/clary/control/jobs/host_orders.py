@@ -1,7 +1,7 @@
-"""Which order each host of a job gets next. Pure.
+"""The next order of each host of a job. Pure.
 
 Where: `transitions` calls it after every event; agents fetch the orders through the gateway. An order's number grows
-by one with every new order of a host, so that an agent which asks again gets the same order once.
+by one with every new order of a host, so that an agent which asks again does not carry out an order twice.
 
 Results are written in two steps, because hosts share no file system: every host but the leader stages its tree in the
 object store, then the leader merges all trees into the final objects. The leader is the host with the lowest index.
@@ -40,7 +40,7 @@ def next_orders(job: TrainingJob) -> Mapping[str, HostRecord]:
 
 
 def stop(job: TrainingJob, *, reason: str, grace_s: float) -> Mapping[str, HostRecord]:
-    """Return the hosts with the order to stop wherever something may still run and was not told yet.
+    """Return the hosts, with the order to stop for each host that may still run processes and has no such order.
 
     Args:
         job: whose hosts are to stop.
@@ -56,7 +56,7 @@ def stop(job: TrainingJob, *, reason: str, grace_s: float) -> Mapping[str, HostR
 
 
 def release(job: TrainingJob, *, is_last: bool) -> Mapping[str, HostRecord]:
-    """Return the hosts with the order to leave the attempt; `is_last`: and their pool, which ends with it."""
+    """Return the hosts with the order to leave the attempt, and with `is_last` also their pool, which ends with it."""
     arguments = {IS_LAST: is_last}
     return {name: _with_order(record, OrderKind.RELEASE, arguments=arguments) for name, record in job.hosts.items()}
 
@@ -85,7 +85,7 @@ def has_nothing_owed(job: TrainingJob) -> bool:
 
 
 def model_uri(job: TrainingJob, uploaded: Sequence[str]) -> str | None:
-    """Return where the model lies, if it was written."""
+    """Return the URI of the model, if it was written."""
     if job.plan is None:
         return None
     uri: str = job.plan["output"]["model_uri"]
@@ -104,7 +104,7 @@ def _has_results(job: TrainingJob) -> bool:
 
 
 def _leader(job: TrainingJob) -> str:
-    """Return the host with the lowest index that is not lost; the first host if all are."""
+    """Return the host with the lowest index that is not lost; the first host if all are lost."""
     names = sorted(job.hosts, key=lambda name: int(name.rpartition("-")[2]))
     alive = [name for name in names if job.hosts[name].facts.phase is not HostPhase.LOST]
     led = [
@@ -141,7 +141,7 @@ def _with_order(
     grace_s: float = 0.0,
     arguments: Mapping[str, Any] | None = None,
 ) -> HostRecord:
-    """Give an order unless the host has one of that kind already, or cannot hear it."""
+    """Give an order unless the host has one of that kind already, or can not receive it."""
     if record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
         return record
     if record.order is not None and record.order.kind is kind:

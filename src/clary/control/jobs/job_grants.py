@@ -3,8 +3,8 @@
 Where: `server.job_keys` asks for it when a request comes that an attempt's key has signed.
 
 The owner wrote the request, so every s3:// address in its hyperparameters, arguments and environment counts as named by
-the owner: functions sent by `@remote`, scripts with `--train s3://...` and the like read and write there. What the SDKs
-put into requests by themselves opens no more than it has to.
+the owner: functions sent by `@remote`, scripts with `--train s3://...` and the like read and write there. Members that
+the SDKs add to requests by themselves grant no more than necessary.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ COMPONENT_SUFFIX, TRIAL_SUFFIX = "-aws-training-job", "-aws-trial"
 RUN_GROUP = "default-run-group-{}"  # trial that `sagemaker.experiments.Run` keeps an experiment's runs in
 ARTIFACTS_FOLDER = "trial-component-artifacts"  # where Run stores files, below the default bucket
 RUN_ARGUMENT = "--run_in_context"  # of functions that `@remote` sends within a Run
-MAX_TEXT = 1 << 20  # of what is searched for addresses
+MAX_TEXT = 1 << 20  # length of text that is searched for addresses
 
-# To the end of the text, a quote or what no address holds; or to a gap behind which the next address begins.
+# An address up to the end of the text, a quote or a character that no address has, or a gap before the next address.
 _WHOLE = re.compile(
     r"""s3[an]?://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(/[^"'`\\<>|\r\n]*?)?(?=$|["'`\\<>|\r\n]|[\s,;]+s3)"""
 )
@@ -52,7 +52,7 @@ def grants_of(job: TrainingJob, *, default_bucket: str) -> Grants:
     components = {job.name + COMPONENT_SUFFIX, str(config.get("RunName") or "")}
     for experiment, run in _runs_around(request):
         experiments.add(experiment)
-        components |= {run, f"{experiment}-{run}"}  # the second is what Run calls its component
+        components |= {run, f"{experiment}-{run}"}  # the second is Run's name of its component
     artifacts = [Place(default_bucket, f"{ARTIFACTS_FOLDER}/{name}") for name in sorted(components) if name]
     trials = {job.name + TRIAL_SUFFIX, str(config.get("TrialName") or "")}
     trials |= {RUN_GROUP.format(experiment) for experiment in experiments if experiment}
@@ -79,14 +79,14 @@ def places_in(text: str) -> Iterator[Place]:
         for found in pattern.finditer(text[:MAX_TEXT]):
             key = (found[2] or "").strip("/").rstrip()
             wildcard = _WILDCARD.search(key)
-            # Of s3://bucket/data/*.csv the folder is named.
+            # For s3://bucket/data/*.csv the place is the folder.
             yield Place(found[1], key if wildcard is None else key[: wildcard.start()].rpartition("/")[0])
 
 
 def _reads(request: JobRequest) -> Iterator[Place]:
     for channel in request.channels:
         if channel.s3_uri is not None:
-            # What a channel delivers is what begins with its text, and a manifest is one object.
+            # A channel delivers the objects whose keys begin with its text; a manifest is one object.
             yield _place(channel.s3_uri, is_prefix=channel.s3_data_type == "S3Prefix")
     for value in _text_of(request.hyperparameters.get(hps.SUBMIT_DIRECTORY, "")):
         yield from places_in(value)
@@ -118,7 +118,7 @@ def _named(request: JobRequest) -> Iterator[Place]:
 
 
 def _runs_around(request: JobRequest) -> Iterator[tuple[str, str]]:
-    """Yield experiment and run within which a function was sent by `@remote`, as the SDKs hand them to its job."""
+    """Yield experiment and run in which a function was sent by `@remote`, as the SDKs pass them to its job."""
     arguments = request.request.get("AlgorithmSpecification", {}).get("ContainerArguments") or ()
     for name, value in itertools.pairwise(arguments):
         if name == RUN_ARGUMENT:
@@ -131,7 +131,7 @@ def _runs_around(request: JobRequest) -> Iterator[tuple[str, str]]:
 
 
 def _text_of(value: str) -> Iterator[str]:
-    """Yield the string that a value holds as JSON, as the SDKs write strings, or else the value as it stands."""
+    """Yield the string that a value holds as JSON, as the SDKs write strings, or else the value itself."""
     parsed = hps.parse_value(value)
     yield parsed if isinstance(parsed, str) else value
 

@@ -10,12 +10,12 @@ from datetime import datetime
 
 MAX_NAME = 63  # CreateTrainingJob, TrainingJobName
 # `train-2026-01-31-12-00-00-123`, `sweep-017-9f3ab2c1`, `run_12`
-_LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one at a time: many ways to part a name take for ever
+_LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one word: many ways to split a name take for ever
 _WORD = re.compile(r"(?<![^-_.])(?:[0-9a-f]{6,}|[0-9]+)(?![^-_.])")
 
 
 def stem(name: str) -> str:
-    """Return a name without the times, numbers and hashes at its end; a name of nothing else stays."""
+    """Return a name without the times, numbers and hashes at its end; a name without other parts is unchanged."""
     left = name
     while (last := _LAST_WORD.search(left)) and any(letter.isdigit() for letter in last[1]):
         left = left[: last.start()]

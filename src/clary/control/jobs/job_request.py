@@ -39,7 +39,7 @@ class InstanceGroup:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Reads one parsed request; every accessor answers with the service's default where the member is absent."""
+    """Reads one parsed request; every accessor answers with the service's default if the member is absent."""
 
     request: Mapping[str, Any]
 
@@ -86,7 +86,7 @@ class JobRequest:
 
     @property
     def command(self) -> tuple[str, ...] | None:
-        """ContainerEntrypoint and ContainerArguments, or None when the image's own entry point is to run."""
+        """ContainerEntrypoint and ContainerArguments, or None if the image's own entry point shall run."""
         specification = self._section("AlgorithmSpecification")
         entrypoint: Sequence[str] = specification.get("ContainerEntrypoint") or ()
         arguments: Sequence[str] = specification.get("ContainerArguments") or ()
@@ -153,7 +153,7 @@ class JobRequest:
 
     @property
     def wants_health_checks(self) -> bool | None:
-        """InfraCheckConfig.EnableInfraCheck; None where the request does not say."""
+        """InfraCheckConfig.EnableInfraCheck; None if absent."""
         value = self._section("InfraCheckConfig").get("EnableInfraCheck")
         return None if value is None else bool(value)
 
@@ -165,7 +165,7 @@ class JobRequest:
 
     @property
     def output(self) -> Output:
-        """Where results go."""
+        """Destination of results."""
         config = self._section("OutputDataConfig")
         path = str(config.get("S3OutputPath", ""))
         is_compressed = config.get("CompressionType", "GZIP") != "NONE"

@@ -1,8 +1,7 @@
 """State of a job in one of seven words, and its time in each state: the same for every page and command. Pure.
 
-Where: lists of jobs filter and count by it, `clary describe`, `clary jobs` and the console show it. SecondaryStatus
-stays what AWS clients see; a state is coarser, and says of a job without hosts that it is queued, whatever it is
-called there.
+Where: lists of jobs filter and count by it, `clary describe`, `clary jobs` and the console show it. AWS clients still
+see SecondaryStatus; a state is coarser, and a job that waits for hosts is always Queued.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ class JobState(StrEnum):
     """State of a job; the last three are terminal."""
 
     QUEUED = "Queued"  # it waits for hosts, at first or again
-    STARTING = "Starting"  # it has hosts; code, environment and data are brought there
+    STARTING = "Starting"  # it has hosts, which fetch code, environment and data
     RUNNING = "Running"  # its program runs, or its results are written
-    STOPPING = "Stopping"  # its programs were told to stop
+    STOPPING = "Stopping"  # its programs were signalled to stop
     COMPLETED = "Completed"
     FAILED = "Failed"
     STOPPED = "Stopped"
 
 
-# Of jobs whose status is InProgress; the state of others has the name of their status.
+# For jobs whose status is InProgress; the state of other jobs is named like their status.
 SECONDARY_STATUSES: Mapping[JobState, tuple[SecondaryStatus, ...]] = {
     JobState.QUEUED: (SecondaryStatus.PENDING, SecondaryStatus.INTERRUPTED, SecondaryStatus.RESTARTING),
     JobState.STARTING: (SecondaryStatus.STARTING, SecondaryStatus.DOWNLOADING),
@@ -42,13 +41,13 @@ _STATES = {status: state for state, statuses in SECONDARY_STATUSES.items() for s
 class JobTimes:
     """Seconds that a job has spent in each state, and the times of its start and end."""
 
-    queued_s: float  # without hosts, all times together
+    queued_s: float  # all times without hosts together
     starting_s: float
     running_s: float
     stopping_s: float
-    started_at: datetime | None  # its first host began to download: TrainingStartTime
+    started_at: datetime | None  # when its first host began to download: TrainingStartTime
     ended_at: datetime | None
-    took_s: float | None  # from the one to the other, or to now; None for a job that has not started
+    took_s: float | None  # from start to end, or to now; None before the start
 
 
 def state_of(status: str, secondary: str) -> JobState:
@@ -59,7 +58,7 @@ def state_of(status: str, secondary: str) -> JobState:
 
 
 def job_state(job: TrainingJob) -> JobState:
-    """Return the state of a job; one that no hosts were ever asked for is queued from its creation on."""
+    """Return the state of a job; a job for which no hosts were ever asked is queued from its creation on."""
     if job.status is TrainingJobStatus.IN_PROGRESS and job.attempt == 0:
         return JobState.QUEUED
     return state_of(job.status, job.secondary_status)
@@ -105,7 +104,7 @@ def job_times(job: TrainingJob, *, now: datetime) -> JobTimes:
 
 
 def is_of_queue(job: TrainingJob, index: int) -> bool:
-    """Whether a row Starting is that of a job for which no hosts had been asked yet."""
+    """Whether a row Starting belongs to a job for which no hosts had been asked yet."""
     if job.attempt == 0:
         return True
     return index + 1 < len(job.transitions) and job.transitions[index + 1].status is SecondaryStatus.PENDING

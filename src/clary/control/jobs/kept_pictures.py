@@ -1,4 +1,4 @@
-"""Which histograms and images of a job stay once there are many: the first, the last, and evenly spaced ones. Pure.
+"""Choice of a job's histograms and images that are kept: the first, the last, and evenly spaced ones between. Pure.
 
 Where: `store.training_pictures` applies these rules after every batch with new histograms or images.
 """
@@ -13,10 +13,10 @@ from clary.contract.training_values import MAX_HISTOGRAM_TAGS, MAX_IMAGE_TAGS, F
 
 MOST_OF_TAG = {FindingKind.HISTOGRAM: 100, FindingKind.IMAGE: 50}
 MOST_TAGS = {FindingKind.HISTOGRAM: MAX_HISTOGRAM_TAGS, FindingKind.IMAGE: MAX_IMAGE_TAGS}
-MAX_JOB_BYTES = 128 * 1024 * 1024  # above it large tags keep less, down to the first and the last
+MAX_JOB_BYTES = 128 * 1024 * 1024  # above it large tags keep fewer, at least the first and the last
 LEAST_OF_TAG = 2
 _SLACK = 4  # a tag is thinned when it has a quarter more than it may keep, so that not every batch does it
-AT_ONCE = 50  # tags that are thinned with one batch: all that is written waits meanwhile; later ones thin the others
+AT_ONCE = 50  # tags that are thinned with one batch, while all writes wait; later batches thin the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def surplus(steps: Sequence[int], most: int) -> list[int]:
     while gaps and num - len(gone) > max(most, LEAST_OF_TAG):
         gap, place = heapq.heappop(gaps)
         if place in gone or gap != at[behind[place]] - at[before[place]]:
-            continue  # a neighbour has gone since
+            continue  # a neighbour was dropped since
         gone.add(place)
         left, right = before[place], behind[place]
         behind[left], before[right] = right, left

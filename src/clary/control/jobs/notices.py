@@ -1,7 +1,7 @@
-"""From a notice that capacity ends to the end of the attempt on it. Pure.
+"""Turns a notice that capacity ends into the event that ends the attempt on it. Pure.
 
-Where: `transitions` asks when an agent reports that it was signalled; an engine's side asks when the engine says so
-before any agent does. Whoever is first ends the attempt, the other changes nothing.
+Where: `transitions` calls it when an agent reports a signal; the reconciler calls it when the engine reports first. The
+first notice ends the attempt, a later one changes nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def reclaimed(host: str, why: str, grace_left_s: float | None, stop_grace_s: flo
     """Return the event that ends an attempt because the capacity of one host is taken back.
 
     Args:
-        host: whose capacity it is.
-        why: in words, such as "Slurm job 4711 was preempted".
+        host: that loses its capacity.
+        why: reason in words, such as "Slurm job 4711 was preempted".
         grace_left_s: from now to the end of the capacity; None if unknown.
-        stop_grace_s: that programs get at most.
+        stop_grace_s: longest grace of programs.
     """
     words = "".join(character if character.isprintable() else " " for character in why)[:_MAX_WHY_CHARACTERS]
     reason = f"{host}: its capacity is taken back ({words})"
@@ -40,13 +40,13 @@ def of_report(
 ) -> events.Reclaimed:
     """Return the event for a notice that an agent reports.
 
-    The clock of the host does not count: a node whose clock is behind would have no time left.
+    The host's clock is not used: a node whose clock is behind would have no time left.
 
     Args:
         host: that reports.
-        notice: what it was told.
+        notice: that the host got.
         age_s: from the notice to the report.
-        stop_grace_s: that programs get at most.
+        stop_grace_s: longest grace of programs.
         now: by the job's clock.
     """
     age_s = min(max(0.0, age_s), _MAX_AGE_S)  # in this order, NaN becomes 0

@@ -1,4 +1,4 @@
-"""A job's request once more, under another name and with changes. Pure.
+"""A copy of a job's request under another name, with changes. Pure.
 
 Where: `clary rerun` and the console's `Run again` send it as a new CreateTrainingJob.
 """
@@ -30,9 +30,9 @@ def repeated(request: Mapping[str, Any], *, name: str, changes: Changes) -> tupl
     Args:
         request: CreateTrainingJob in AWS spelling, of the old job.
         name: of the new job.
-        changes: what is to be different.
+        changes: to the old request.
 
-    Raises: ValueError for a change that the request has no place for.
+    Raises: ValueError for a change of a member that the request lacks.
     """
     made: dict[str, Any] = copy.deepcopy(dict(request))
     made["TrainingJobName"] = name

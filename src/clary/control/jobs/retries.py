@@ -1,11 +1,11 @@
-"""Whether a job whose attempt has failed is tried again, and when. Pure.
+"""Decides whether a job is retried after a failed attempt, and when. Pure.
 
-Where: `attempts` asks once nothing of a failed attempt runs any more. The original retries InternalServerError alone
+Where: `attempts` asks when no process of a failed attempt runs any more. SageMaker retries InternalServerError alone
 (RetryStrategy, "the number of times to retry the job when the job fails due to an InternalServerError"): a program that
 fails will fail again.
 
-The pause before an attempt doubles with each one in a row that failed and stored no checkpoint: such a job is likely to
-fail again. One that has got on is tried again at once, however often its hosts were lost before.
+The pause before an attempt doubles with each attempt in a row that failed and stored no checkpoint: such a job is
+likely to fail again. A job that has stored a checkpoint is retried at once, even if its hosts were lost often.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.base.errors import Fault
 from clary.contract.agent_protocol import HostFacts, HostPhase
 from clary.control.jobs.training_job import AttemptEnd, EndCause, TrainingJob
 
-FIRST_PAUSE_S = 1.0  # after the second attempt in a row; after the first none, since most hosts are lost alone
+FIRST_PAUSE_S = 1.0  # after the second failure in a row; none after the first, since most losses are single events
 LONGEST_PAUSE_S = 60.0
 
 
@@ -52,10 +52,10 @@ def decide(job: TrainingJob) -> RetryDecision:
 
 
 def why_wait(job: TrainingJob) -> str:
-    """Return why the verdict on an attempt that is over has to wait for evidence, in words; empty if it stands.
+    """Return why the verdict on an ended attempt has to wait for evidence, in words; empty if it is final.
 
-    A rank that ends with an exit code, or speaks of a broken connection, may have answered to the loss of a host or of
-    a link that takes seconds to be noticed. Only where that would be tried again anybody waits for it.
+    A rank that ends with an exit code, or reports a broken connection, may have reacted to the loss of a host or link,
+    which is noticed seconds later. The verdict waits only if such a loss would be retried.
     """
     failure = job.failure
     if job.end_cause is not EndCause.FAILURE or failure is None or not failure.may_be_answer or job.has_all_evidence:
@@ -72,7 +72,7 @@ def _num_restarts(job: TrainingJob) -> int:
 
 
 def _pause_s(job: TrainingJob) -> float:
-    """Return the seconds before the next attempt, from how many in a row have failed without getting on."""
+    """Return the seconds before the next attempt, from the number of failures in a row without a checkpoint."""
     if _has_got_on(record.facts for record in job.hosts.values()):
         return 0.0
     num_fruitless = 0  # before this one

@@ -1,7 +1,7 @@
 """Consistency check of a stored job: verifies the assumptions of later readers as soon as it is read. Pure.
 
-Where: the store asks of every job that it reads for somebody. A record can be well-formed and still be none that
-anybody wrote: a member of the request gone, a time of another age, a plan that is no plan.
+Where: the store checks every job that it reads for a caller. A well-formed record can still be damaged: a missing
+member of the request, an impossible time, an unreadable plan.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from clary.contract.launch_plan import LaunchPlan
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 
-# Machines without a clock of their own begin in 1970 until they are told the time.
+# Machines without a clock of their own begin in 1970 until their clock is set.
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(2200, 1, 1, tzinfo=UTC)
-MAX_ATTEMPT = 2**31 - 1  # a column of the database holds it
+MAX_ATTEMPT = 2**31 - 1  # largest value of the database's column
 REQUIRED = ("TrainingJobName", "RoleArn", "OutputDataConfig")  # of every CreateTrainingJob
 _READINGS = tuple(name for name, member in vars(JobRequest).items() if isinstance(member, property))
 
@@ -41,7 +41,7 @@ def complaint(job: TrainingJob) -> str:
             getattr(request, name)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ContractError) as error:
             return f"its request does not say {name}: {type(error).__name__}: {error}"
-    if job.plan is not None and not job.is_released:  # an older release may have written that of a job long over
+    if job.plan is not None and not job.is_released:  # the plan of a job that ended long ago may be of an older release
         try:
             from_plain(LaunchPlan, job.plan)
         except ContractError as error:

@@ -1,6 +1,6 @@
 """SecondaryStatusTransitions: ends and beginnings of rows, and their messages. Pure.
 
-Source: SecondaryStatusTransition in the AWS API reference; the sentences are those that its jobs show.
+Source: SecondaryStatusTransition in the AWS API reference; the sentences are those of SageMaker's jobs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def enter(job: TrainingJob, secondary: SecondaryStatus, message: str, *, now: da
 
 
 def seconds_in(rows: Sequence[StatusTransition], status: SecondaryStatus, *, now: datetime) -> float:
-    """Return how long a job has been in a status, all times together; one that has not ended lasts until `now`.
+    """Return the total seconds of a job in a status; a transition that has not ended lasts until `now`.
 
     Args:
         rows: transitions of a job.

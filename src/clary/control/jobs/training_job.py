@@ -1,6 +1,6 @@
 """The record of one training job.
 
-Where: services create it from a parsed request, the store keeps it as one JSON document, transitions move it.
+Where: services create it from a parsed request, the store keeps it as one JSON document, `transitions` changes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.contract.statuses import RuleStatus, SecondaryStatus, TrainingJobStat
 
 
 class EndCause(StrEnum):
-    """Why a job is on its way to a terminal status."""
+    """Reason why a job ends or has ended."""
 
     SUCCESS = "success"  # every process of every host ended with 0
     FAILURE = "failure"  # a program, host or transfer failed
@@ -28,7 +28,7 @@ class EndCause(StrEnum):
     MAX_RUNTIME = "max_runtime"  # StoppingCondition.MaxRuntimeInSeconds is over
     MAX_WAIT = "max_wait"  # StoppingCondition.MaxWaitTimeInSeconds is over
     MAX_PENDING = "max_pending"  # StoppingCondition.MaxPendingTimeInSeconds is over
-    RULE = "rule"  # a rule has found what it looks for, and its action is to stop the training
+    RULE = "rule"  # a rule has found an issue, and its action is to stop the training
 
 
 class RuleKind(StrEnum):
@@ -39,7 +39,7 @@ class RuleKind(StrEnum):
 
 
 class AttemptEnd(StrEnum):
-    """Why an attempt ends early though its job goes on."""
+    """Reason why an attempt ends early though its job continues."""
 
     RECLAIMED = "reclaimed"  # the capacity of a host was taken back: spot capacity, or by the engine
     RESTARTED = "restarted"  # it failed, and a retry can help
@@ -62,9 +62,9 @@ class HostRecord:
     facts: HostFacts
     report_number: int = 0
     order: Order | None = None
-    lost_why: str = ""  # why a lost host was given up, or is blamed though it hands in its results
-    last_sign_at: datetime | None = None  # of such a host: when it was last known to be well
-    is_cut_off: bool = False  # whether it is its link that is gone
+    lost_why: str = ""  # why a host was lost, or is blamed though it delivers its results
+    last_sign_at: datetime | None = None  # of such a host: when it last worked for certain
+    is_cut_off: bool = False  # whether its link is cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +74,17 @@ class FinalMetric:
     name: str
     value: float
     at: datetime
-    step: int | None = None  # of the training, where it was said
+    step: int | None = None  # of the training, if known
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleEvaluation:
-    """How one rule of the job stands."""
+    """State of one rule of the job."""
 
     kind: RuleKind
     name: str  # RuleConfigurationName
     status: RuleStatus
-    details: str = ""  # StatusDetails: what was found, at which step, and the limit; or what went wrong
+    details: str = ""  # StatusDetails: the finding with its step and limit, or the error
     changed_at: datetime
 
 
@@ -99,14 +99,14 @@ class JobFailure:
     exit_code: int | None = None
     is_own_words: bool = False  # whether the message is the program's failure file
     verdict: str = ""  # value of verdicts.Verdict; empty for jobs that failed before there were verdicts
-    is_of_launch: bool = False  # whether hosts could not be supplied: nothing that they report later is a cause
+    is_of_launch: bool = False  # whether hosts could not be supplied: no later report of theirs is a cause
     is_retryable: bool = False  # whether the same job can succeed later without a change
     # whether it may be a rank's reaction to the loss of a host that has not been reported yet
     may_be_answer: bool = False
 
     @property
     def reason(self) -> str:
-        """FailureReason as clients see it: the prefix of the fault, the host, the words, the exit code."""
+        """FailureReason as clients see it: the prefix of the fault, the host, the message, the exit code."""
         message = self.message
         if self.host is not None and not self.is_own_words and not _begins_with_host(message, self.host):
             message = f"{self.host}: {message}"
@@ -115,7 +115,7 @@ class JobFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnding:
-    """The current attempt is on its way to its end; the job will be tried again."""
+    """The end of the current attempt, after which the job is retried."""
 
     kind: AttemptEnd
     reason: str  # in words, for people
@@ -131,18 +131,18 @@ class PastAttempt:
     kind: AttemptEnd
     reason: str
     asked_at: datetime  # when its end was decided
-    ended_at: datetime  # when nothing of it existed any more
+    ended_at: datetime  # when its hosts had been taken back
     failure: JobFailure | None = None
-    hosts: Mapping[str, HostFacts] = field(default_factory=dict)  # values at the job's end; empty for one long ago
-    planned_hosts: tuple[Mapping[str, Any], ...] = ()  # what its plan gave each of them; of the newest attempt alone
+    hosts: Mapping[str, HostFacts] = field(default_factory=dict)  # values at the attempt's end; empty for old attempts
+    planned_hosts: tuple[Mapping[str, Any], ...] = ()  # their members in its plan; only for the newest attempt
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartRule:
     """Maximum number of retries of a failed job, and the failures that allow one."""
 
-    max_restarts: int = 0  # a job that was reclaimed has no bound
-    includes_programs: bool = False  # also failures of the program that the verdict calls retryable
+    max_restarts: int = 0  # without a limit for attempts that were reclaimed
+    includes_programs: bool = False  # whether failures of the program that the verdict calls retryable count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +151,10 @@ class WarmPool:
 
     status: WarmPoolStatus
     available_at: datetime | None = None  # when the hosts began to wait
-    left_at: datetime | None = None  # when they stopped waiting: taken by a job, or gone
+    left_at: datetime | None = None  # when they stopped waiting: taken by a job, or ended
     reused_by: str = ""  # job
     reason: str = ""  # why the pool has ended, in words
-    is_parked: bool = False  # nothing of the job is left on the hosts: a matching job can have them
+    is_parked: bool = False  # whether the job has left the hosts, so that a matching job can take them
 
     def retained_s(self, now: datetime) -> float:
         """Return how long the hosts have waited for a job, in seconds."""
@@ -184,9 +184,9 @@ class TrainingJob:
     created_at: datetime
     modified_at: datetime
     tuning_job_arn: str = ""  # of the tuning job whose trial it is
-    # the anchor that its times are counted from; None for one of an older release that has ended
+    # the anchor that its times are counted from; None for an ended job of an older release
     anchor: ClockAnchor | None = None
-    training_started_at: datetime | None = None  # first host began to download
+    training_started_at: datetime | None = None  # when the first host began to download
     training_ended_at: datetime | None = None
     attempt: int = 0  # 0 until hosts are first asked for
     hosts: Mapping[str, HostRecord] = field(default_factory=dict)  # of the current attempt
@@ -194,28 +194,28 @@ class TrainingJob:
     log_streams: tuple[str, ...] = ()  # <job>/algo-1-<epoch>, one a host; the same for all attempts
     log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> lines in it before the current attempt
     failed_at: datetime | None = None  # when the service first heard of a failure of the current attempt
-    has_all_evidence: bool = False  # whether nothing more can become known of that failure
-    ending: AttemptEnding | None = None  # why the current attempt, not the job, is on its way to its end
-    past_attempts: tuple[PastAttempt, ...] = ()  # those that ended early, oldest first
-    not_before: datetime | None = None  # a job that waits to be tried again is not tried earlier
+    has_all_evidence: bool = False  # whether no more evidence on that failure can arrive
+    ending: AttemptEnding | None = None  # why the current attempt, not the job, ends
+    past_attempts: tuple[PastAttempt, ...] = ()  # attempts that ended early, oldest first
+    not_before: datetime | None = None  # earliest time of a retry
     restart_rule: RestartRule = field(default_factory=RestartRule)
     end_cause: EndCause | None = None
     stop_ordered_at: datetime | None = None
     failure: JobFailure | None = None
     final_metrics: tuple[FinalMetric, ...] = ()
-    metric_units: Mapping[str, str] = field(default_factory=dict)  # of what scripts have put: CloudWatch's Unit
-    rule_evaluations: tuple[RuleEvaluation, ...] = ()  # what was told of rules; `rule_evaluations.evaluations_of` reads
+    metric_units: Mapping[str, str] = field(default_factory=dict)  # of metrics that scripts have put: CloudWatch's Unit
+    rule_evaluations: tuple[RuleEvaluation, ...] = ()  # reports on rules; `rule_evaluations.evaluations_of` reads them
     warnings: tuple[str, ...] = ()  # shown by describe and in the first log lines
-    emulation: tuple[str, ...] = ()  # likewise, under a heading of its own: how this machine differs from AWS's
-    pending_reason: str = ""  # what the job waits for, in words
+    emulation: tuple[str, ...] = ()  # likewise, under a heading of its own: differences of this machine from AWS's
+    pending_reason: str = ""  # reason for a wait, in words
     model_artifacts_uri: str | None = None  # set when uploaded
     is_released: bool = True  # false while an attempt's hosts may still exist, those of a warm pool included
-    pool: str = ""  # warm pool that the job holds; empty once others hold it, or nobody
+    pool: str = ""  # warm pool that the job holds; empty once another job holds it, or it has ended
     pool_gpus: tuple[int, ...] = ()  # GPUs of the machine that stay with the pool between two attempts
     warm_pool: WarmPool | None = None  # None for a job that never ran on one
 
     def now(self, clock: Clock) -> datetime:
-        """Return the present as the job counts its times: no step of the wall clock shortens or stretches it."""
+        """Return the present by the job's clock, which no step of the wall clock changes."""
         return clock.now() if self.anchor is None else self.anchor.now(clock)
 
     @property
@@ -225,7 +225,7 @@ class TrainingJob:
 
     @property
     def held_gpus(self) -> tuple[int, ...]:
-        """GPUs of the machine that nobody else may have: those of the attempt's hosts, or of the pool that waits."""
+        """GPUs of the machine that no other job may have: those of the attempt's hosts, or of the pool that waits."""
         if self.plan is None:
             return self.pool_gpus
         hosts = self.plan.get("hosts", ())
@@ -233,5 +233,5 @@ class TrainingJob:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the current attempt is over though the job is not: its hosts only have to go."""
+        """Whether the current attempt has ended, its hosts have yet to be released, and the job continues."""
         return self.ending is not None and not any(record.facts.phase.may_run for record in self.hosts.values())

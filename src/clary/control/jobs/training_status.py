@@ -16,10 +16,10 @@ from clary.contract.training_values import MAX_NAME_CHARACTERS, TrainingProgress
 
 KUBEFLOW = "kubeflow"
 MAX_METRICS = 100  # of one status
-FRESH_MS = 60_000  # as long as this the program's own word stands before what its log shows
+FRESH_MS = 60_000  # time for which the program's own report takes precedence over its log
 _MOST_STEPS = 10**15
 _MOST_SECONDS = 10 * 365 * 86400
-_SURE_EPOCH = 0.2  # of a first epoch: before that, its two digits say little of how many there are
+_SURE_EPOCH = 0.2  # of a first epoch: before that, its two digits are too coarse for the number of epochs
 _MS_PER_S = 1000
 
 
@@ -29,7 +29,7 @@ class Status:
 
     progress: TrainingProgress | None
     metrics: Mapping[str, float]
-    step: int | None  # that the metrics belong to
+    step: int | None  # step of the metrics
 
 
 def read_status(document: Any, last: TrainingProgress | None, *, at_ms: int) -> Status | None:
@@ -58,7 +58,7 @@ def read_status(document: Any, last: TrainingProgress | None, *, at_ms: int) -> 
     if progress is not None:
         known_eta = eta_s if eta_s is not None and 0 <= eta_s <= _MOST_SECONDS else None
         if epoch is None and last is not None and last.max_epoch and progress.total:
-            epoch = last.max_epoch * progress.done / progress.total  # the word at the end counts no epochs
+            epoch = last.max_epoch * progress.done / progress.total  # the report at the end counts no epochs
         progress = in_epochs(replace(progress, eta_s=known_eta), epoch)
     counted = progress if progress is not None and progress.unit == "steps" else last
     return Status(progress=progress, metrics=numbers, step=None if counted is None else int(counted.done))
@@ -68,7 +68,7 @@ def in_epochs(progress: TrainingProgress, epoch: float | None) -> TrainingProgre
     """Return progress with its current epoch and the number of epochs, computed from the part that is done.
 
     Args:
-        epoch: epochs done so far, as a fraction (1.5: in the midst of the second); None: not known.
+        epoch: epochs done so far, as a fraction (1.5: in the midst of the second); None if unknown.
     Returns: `progress` itself if the number of epochs cannot be computed.
     """
     if epoch is None or not math.isfinite(epoch) or epoch < _SURE_EPOCH or not progress.total or not progress.done:
@@ -109,8 +109,8 @@ def progress_facts(progress: TrainingProgress | None, *, now: datetime, is_over:
 
     Args:
         progress: as last reported.
-        now: from which the rest of the time is counted.
-        is_over: whether the job has ended, which has no rest.
+        now: start of the remaining time.
+        is_over: whether the job has ended and so has no remaining time.
     """
     if progress is None:
         return None
@@ -132,7 +132,7 @@ def progress_facts(progress: TrainingProgress | None, *, now: datetime, is_over:
 
 
 def progress_info(progress: TrainingProgress | None) -> dict[str, int] | None:
-    """Return ProgressInfo; None where there is no total to count to."""
+    """Return ProgressInfo; None without a total."""
     if progress is None or not progress.total:
         return None
     if progress.max_epoch and progress.steps_per_epoch:
@@ -142,7 +142,7 @@ def progress_info(progress: TrainingProgress | None) -> dict[str, int] | None:
             "CurrentStep": max(0, progress.step_in_epoch or 0),
             "TotalStepCountPerEpoch": progress.steps_per_epoch,
         }
-    # Whoever counts no epochs, or nothing else, is in its only one.
+    # A program that counts no epochs, or only epochs, is shown in its only epoch.
     return {
         "CurrentEpoch": 1,
         "MaxEpoch": 1,

@@ -1,11 +1,11 @@
-"""How a job moves: one event in, the next record and the next orders out. Pure.
+"""State machine of a job: an event goes in, the next record and the next orders come out. Pure.
 
 Where: the reconciler, the agent gateway and StopTrainingJob apply events through the store, each in one transaction.
 A job goes Starting -> [Pending ->] Downloading -> Training -> Uploading -> Completed | Failed | Stopped. Before its end
 it can go through Interrupted or Restarting back to Starting, with the hosts of another attempt (`attempts`).
-Whatever happens, and in whatever order facts arrive: a terminal status absorbs every later event, a host's phase never
-goes back, the first cause of an end stays the cause unless the job is tried again, and a job is Completed only when its
-results are in the object store.
+In any order of events and facts, a terminal status absorbs every later event, a host's phase never goes back, the first
+cause of an end stays the cause unless the job is retried, and a job is Completed only when its results are in the
+object store.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from clary.control.jobs.status_rows import MESSAGES, PREPARING_HOSTS_MESSAGE, en
 from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, TrainingJob
 from clary.control.jobs.verdicts import judge
 
-CLOCK_SLACK_S = 60.0  # that the clock of a host may be behind
-MAX_REASON_CHARACTERS = 800  # of what a rule found, in a status message
+CLOCK_SLACK_S = 60.0  # by which a host's clock may be behind
+MAX_REASON_CHARACTERS = 800  # of a rule's finding in a status message
 
 _PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
 _STOP_CAUSES = {
@@ -45,7 +45,8 @@ def apply(job: TrainingJob, event: events.Event, *, now: datetime) -> TrainingJo
     Args:
         job: the record as it stands.
         event: what happened.
-        now: time of the event, aware, in UTC. If it is earlier than the last transition, that one's time is used.
+        now: time of the event, aware, in UTC. If it is earlier than the last transition, the time of that transition is
+            used.
     """
     if job.transitions:
         now = max(now, job.transitions[-1].started_at)
@@ -149,7 +150,7 @@ def _host_lost(job: TrainingJob, event: events.HostLost, now: datetime) -> Train
     record = job.hosts.get(event.host)
     if record is None or record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
         return job
-    # What a host leaves behind that was done with its part, or whose job is over, is no cause of anything.
+    # The loss of a host that had done its part, or whose job has ended, is no cause of a failure.
     is_cause = not job.is_terminal and record.facts.phase is not HostPhase.DONE
     lost = replace(
         _with_phase(record, HostPhase.LOST, now),
@@ -176,7 +177,7 @@ def _no_more_evidence(job: TrainingJob, event: events.NoMoreEvidence, now: datet
 
 def _stop_wanted(job: TrainingJob, event: events.StopWanted, now: datetime) -> TrainingJob:
     if not job.is_terminal and attempts.will_be_retried(job):
-        # Its hosts still stop after a failure; else it would be tried again although a stop was ordered.
+        # Its hosts still stop after a failure; without this it would be retried although a stop was ordered.
         job = replace(job, end_cause=None, failure=None, failed_at=None, has_all_evidence=False)
     if job.is_terminal or job.end_cause is not None:
         return job
@@ -187,7 +188,7 @@ def _stop(job: TrainingJob, cause: EndCause, grace_s: float, message: str, now: 
     job = replace(job, end_cause=cause, stop_ordered_at=now)
     if not job.hosts:
         return _finish(job, now)
-    if not job.is_leaving:  # else it ends when the attempt is gone
+    if not job.is_leaving:  # else the job ends when the attempt has ended
         job = replace(job, ending=None)
     job = replace(
         job,
@@ -267,7 +268,7 @@ _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
 
 
 def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
-    """Draw every conclusion that the hosts' facts allow: causes, statuses, orders, the end."""
+    """Update the job by its hosts' facts: causes, statuses, orders, the end."""
     if job.is_terminal or not job.hosts:
         return job
     if job.end_cause is None and _is_before_exit(job) and (reason := reason_to_stop(job)):
@@ -279,7 +280,7 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
         job = attempts.retry(job, now)
     if job.ending is not None:
         job = attempts.follow(job)
-        # What a rule finds while an attempt ends spares the job the next one, which would only be stopped.
+        # A rule's finding while an attempt ends prevents the next attempt, which would only be stopped.
         if job.is_leaving and job.end_cause is None and (reason := reason_to_stop(job)):
             job = _stop_by_rule(job, reason, now)
         if job.ending is not None:
@@ -304,7 +305,7 @@ def _stop_by_rule(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
 
 
 def _find_failure(job: TrainingJob, now: datetime) -> TrainingJob:
-    """Name the first cause anew: the host that failed first may be the last to report."""
+    """Update the first cause: the host that failed first may report last."""
     if job.end_cause not in (None, EndCause.SUCCESS, EndCause.FAILURE):
         return job
     first = find_first_cause(job.hosts) or health.failure_of(job)
@@ -342,7 +343,7 @@ def _follow_phases(job: TrainingJob, now: datetime) -> TrainingJob:
 
 
 def _finish(job: TrainingJob, now: datetime) -> TrainingJob:
-    """Enter the terminal status that the end's cause asks for and let every host go."""
+    """Enter the terminal status that follows from the cause, and release every host."""
     cause = job.end_cause
     if cause is EndCause.SUCCESS:
         status, secondary = TrainingJobStatus.COMPLETED, SecondaryStatus.COMPLETED

@@ -1,7 +1,7 @@
-"""Rules of CreateTrainingJob that the service model does not hold. Pure.
+"""Rules of CreateTrainingJob that the service model lacks. Pure.
 
 Where: `services.sagemaker.training_jobs` calls `check` after the wire has validated shapes, before anything is stored.
-Each rule refuses with the code and, where it is known, the wording of the real service.
+Each rule refuses with the code and, if known, the message of the real service.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from clary.control.jobs.rules import debug_request
 
 
 def check(request: Mapping[str, Any], site: Site) -> None:
-    """Refuse a request that makes no sense as a whole, or has a member that no job of this service can have.
+    """Refuse a request with contradicting members, or with a member that no job of this service can have.
 
-    Raises: WireError(ValidationException) with one sentence that says what to change.
+    Raises: WireError(ValidationException) with one sentence that names the change.
     """
     for reason in judge("CreateTrainingJob", request, site).refusals:
         raise WireError("ValidationException", reason)
@@ -147,7 +147,7 @@ def _check_stopping(request: Mapping[str, Any]) -> None:
 
 
 def _check_places(request: Mapping[str, Any]) -> None:
-    """Refuse addresses and folders that could not be used at the end of a job that has run for days."""
+    """Refuse addresses and folders that could otherwise fail only at the end of a long job."""
     places = {
         "OutputDataConfig.S3OutputPath": request["OutputDataConfig"].get("S3OutputPath"),
         "CheckpointConfig.S3Uri": (request.get("CheckpointConfig") or {}).get("S3Uri"),

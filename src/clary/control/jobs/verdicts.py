@@ -1,11 +1,11 @@
 """Kind of a failure by its words, and whether a retry can help. Pure.
 
-Where: `first_cause` asks for the one cause that it has found. A verdict is for people and for retry policies; the
+Where: `first_cause` asks it about the cause that it has found. A verdict is for people and for retry policies; the
 prefix of FailureReason follows from the fault, not from the verdict.
 
-A retry helps against what comes and goes: hosts, links, a process that somebody else has killed. What the same code
-does with the same data again - a missing module, a bad value, too little memory - is never called retryable, and
-neither is what the machine lacks until somebody installs it.
+A retry helps against passing faults: of hosts, of links, a process that was killed from outside. A failure that the
+same code repeats with the same data - a missing module, a bad value, too little memory - is never called retryable, and
+neither is the lack of a program on the machine.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from clary.control.jobs.failure_words import Weight, is_misuse, is_of_the_code, 
 
 
 class Verdict(StrEnum):
-    """Where to look first."""
+    """Place where a person should look first."""
 
     USER = "user"  # the training program
-    DATA = "data"  # what it reads
+    DATA = "data"  # data that it reads
     MEMORY = "memory"
     DISK = "disk"
     NETWORK = "network"
-    HOST = "host"  # lost, or a process that something outside the job has killed
+    HOST = "host"  # lost, or a process was killed from outside the job
     LAUNCHER = "launcher"  # the program could not be started
     INTERNAL = "internal"  # a defect of Clary
 
@@ -51,7 +51,7 @@ _NETWORK = (
     r"gaierror|timeouterror|endpointconnectionerror|network is unreachable|no route to host|failure in name resolution"
     r"|connection(?:reset|refused|aborted)error|connection (?:reset by peer|refused|timed out)|brokenpipeerror"
 )
-# Ranks that wait for each other in vain have more often lost step than lost their network: no retry is advised.
+# Ranks that wait for each other in vain are more often out of step than cut off: no retry is advised.
 _LOST_STEP = (
     r"timed out waiting \d+ms for (?:recv|send) operation|diststoreerror: wait timeout|monitoredbarrier"
     r"|watchdog caught collective operation timeout|collectivetimeout"
@@ -65,7 +65,7 @@ def _table(*rows: tuple[str, Verdict, bool]) -> tuple[tuple[re.Pattern[str], Jud
     )
 
 
-# The first pattern that is found decides: the certain before the general.
+# The first pattern that matches decides: certain patterns stand before general ones.
 _OF_PROGRAMS = _table(
     (_MEMORY, Verdict.MEMORY, False),
     (_DISK, Verdict.DISK, False),
@@ -75,7 +75,7 @@ _OF_PROGRAMS = _table(
     (r"\bnosuch(?:bucket|key)\b", Verdict.DATA, False),
 )
 _OF_CONNECTIONS = _table((_LOST_STEP, Verdict.NETWORK, False), (_NETWORK, Verdict.NETWORK, True))
-# Sentences of Clary's own: here a channel is one of the request.
+# Messages of Clary itself: in them a channel is one of the request.
 _OF_HOSTS = _table(
     (_MEMORY, Verdict.MEMORY, False),
     (_DISK, Verdict.DISK, False),
@@ -83,7 +83,7 @@ _OF_HOSTS = _table(
     (rf"{_NETWORK}|timed out|object store|no answer from", Verdict.NETWORK, True),
     (r"\bchannel\b|bucket|\bs3://", Verdict.DATA, False),
 )
-# Programs of the machine that are not installed (`agent.environments`): every attempt would end so within a second.
+# Programs of the machine that are not installed (`agent.environments`): every attempt would fail so within a second.
 _NOT_INSTALLED = re.compile(
     r"neither beside the agent's interpreter nor in PATH|interpreter .+ cannot be used: there is no such file"
 )
@@ -97,9 +97,9 @@ def judge(fault: Fault, words: str, *, may_retry: bool = False) -> Judgement:
     """Return the verdict on a failure.
 
     Args:
-        fault: who is to blame.
-        words: the cause as FailureReason tells it.
-        may_retry: whether what raised the error said that a retry can help; believed where no words say otherwise.
+        fault: party to blame.
+        words: the cause as in FailureReason.
+        may_retry: whether the error was raised as retryable; used unless the words decide.
     """
     if fault is Fault.ALGORITHM:
         return _of_a_program(words)

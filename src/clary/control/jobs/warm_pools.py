@@ -1,10 +1,10 @@
-"""Warm pools: whose hosts stay after a job, for how long, and which job may have them. Pure.
+"""Warm pools: jobs whose hosts stay, the time for which they stay, and the jobs that may take them. Pure.
 
-Every attempt runs on the hosts of a pool. Most pools end with it. That of a job that is tried again keeps living hosts,
-without a word of it in the API; that of a job with a keep-alive period waits for other jobs.
+Every attempt runs on the hosts of a pool. Most pools end with it. The pool of a job that is retried keeps living hosts,
+which the API does not show; the pool of a job with a keep-alive period waits for other jobs.
 
-Where: `transitions` moves a job's `warm_pool`; the reconciler asks which pool fits a waiting job and which is due to
-end. A pool is held by one job at a time: by the one that runs on it, or by the last one that did.
+Where: `transitions` moves a job's `warm_pool`; the reconciler asks which pool fits a waiting job and which pool is due
+to end. One job at a time holds a pool: the job that runs on it, or the last job that ran on it.
 Source: "Train using SageMaker managed warm pools" (developer guide): matching criteria and statuses; WarmPoolStatus in
 the API reference.
 """
@@ -23,7 +23,7 @@ from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import EndCause, TrainingJob, WarmPool
 
-COMING_S = 15.0  # hosts that are not in order by then have some trouble, and no job waits for them
+COMING_S = 15.0  # hosts that are not ready by then have a fault, and no job waits for them
 _MATCHING_MEMBERS = (
     ("RoleArn",),
     ("ResourceConfig", "VolumeSizeInGB"),
@@ -43,22 +43,22 @@ class PoolDecision:
 
 
 def on_start(job: TrainingJob, *, left_by: str) -> WarmPool | None:
-    """Return the pool of a job that gets hosts, as the API tells it, or None if the hosts only outlive its attempts.
+    """Return the pool of a job that gets hosts, as the API shows it, or None if the hosts serve only this job.
 
     Args:
         job: the record.
-        left_by: the job that left the hosts; empty for new ones, and for those of the job's last attempt.
+        left_by: the job that left the hosts; empty for new hosts, and for hosts of the job's last attempt.
     """
     is_told = left_by or job.warm_pool is not None or JobRequest(job.request).keep_alive_s > 0
     return WarmPool(status=WarmPoolStatus.IN_USE) if is_told else None
 
 
 def on_finish(job: TrainingJob, now: datetime) -> TrainingJob:
-    """Return a job that has just ended with its pool waiting for others, or about to go; unchanged without a pool."""
+    """Return a job that has just ended, with its pool waiting for other jobs or ending; unchanged without a pool."""
     if not job.pool:
         if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.IN_USE:
             return job
-        reason = "the job had given its hosts back"  # it waited to be tried again
+        reason = "the job had given its hosts back"  # it waited to be retried
         return replace(job, warm_pool=replace(job.warm_pool, status=WarmPoolStatus.TERMINATED, reason=reason))
     job = replace(job, is_released=False)
     if job.warm_pool is None:
@@ -70,7 +70,7 @@ def on_finish(job: TrainingJob, now: datetime) -> TrainingJob:
 
 
 def stays_after_end(job: TrainingJob) -> PoolDecision:
-    """Say whether the hosts of an ended job wait for a matching one."""
+    """Decide whether the hosts of an ended job wait for a matching job."""
     if JobRequest(job.request).keep_alive_s == 0:
         return PoolDecision(stays=False, reason="the job asked for no keep-alive period")
     if not job.hosts:
@@ -85,14 +85,14 @@ def stays_after_end(job: TrainingJob) -> PoolDecision:
 
 
 def park(job: TrainingJob) -> TrainingJob:
-    """Return a job whose pool can be taken: nothing of the job is left on its hosts."""
+    """Return a job with its pool ready to be taken, because the job has left its hosts."""
     if job.warm_pool is None or not is_available(job):
         return job
     return replace(job, warm_pool=replace(job.warm_pool, is_parked=True))
 
 
 def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
-    """Return a job whose pool another one holds from now on.
+    """Return a job whose pool another job holds from now on.
 
     Args:
         job: the last holder.
@@ -109,11 +109,11 @@ def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob
     """Return a job whose waiting hosts no job can take any more, before they are taken back.
 
     Args:
-        job: the last holder, or one that waits with its own hosts.
+        job: the last holder, or a job that waits with its own hosts.
         reason: for people.
         now: by the job's clock.
     """
-    if not job.is_terminal:  # one that waits with its hosts, which are gone already
+    if not job.is_terminal:  # it waits with its hosts, which have ended already
         return replace(job, pool="", pool_gpus=()) if not job.hosts else job
     if job.warm_pool is None or not is_available(job):
         return job
@@ -122,7 +122,7 @@ def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob
 
 
 def end(job: TrainingJob, *, now: datetime) -> TrainingJob:
-    """Return an ended job whose hosts, those of a pool included, are gone."""
+    """Return an ended job whose hosts, with those of its pool, have ended."""
     if job.is_released:
         return job
     pool, reason = job.warm_pool, "its hosts did not come back"
@@ -141,13 +141,13 @@ def end(job: TrainingJob, *, now: datetime) -> TrainingJob:
 
 
 def can_be_updated(job: TrainingJob) -> bool:
-    """Whether the keep-alive period of a job can change: its pool is the API's, and there."""
+    """Whether the keep-alive period of a job can change: it has a pool that the API shows and that has not ended."""
     is_there = job.warm_pool is not None and job.warm_pool.status in (WarmPoolStatus.IN_USE, WarmPoolStatus.AVAILABLE)
     return is_there and bool(job.pool)
 
 
 def is_available(job: TrainingJob) -> bool:
-    """Whether the hosts of an ended job are to wait for another one."""
+    """Whether the hosts of an ended job shall wait for another job."""
     return job.warm_pool is not None and job.warm_pool.status is WarmPoolStatus.AVAILABLE
 
 
@@ -157,7 +157,7 @@ def is_parked(job: TrainingJob) -> bool:
 
 
 def is_becoming_available(job: TrainingJob, *, now: datetime) -> bool:
-    """Whether the job has just ended and its hosts will wait, but something of it is still being put away."""
+    """Whether the job has just ended and its hosts will wait, but it is still being removed from them."""
     pool = job.warm_pool
     if not job.is_terminal or not job.pool or pool is None or not is_available(job):
         return False
@@ -196,7 +196,7 @@ def why_over(job: TrainingJob, *, now: datetime) -> str:
 def matches(job: TrainingJob, holder: TrainingJob) -> bool:
     """Whether a waiting job may run on the hosts of an ended job; rehearsals neither take nor leave hosts."""
     if is_rehearsal(job.request) or is_rehearsal(holder.request):
-        return False  # their agents hold disks, which others' cannot, and their hosts were struck
+        return False  # a rehearsal's agents hold disks, which other agents cannot, and faults have struck its hosts
     groups, held = JobRequest(job.request).instance_groups, JobRequest(holder.request).instance_groups
     if groups != held or JobRequest(job.request).is_spot:
         return False
@@ -209,4 +209,4 @@ def _member(request: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     value: Any = request
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
-    return value or None  # false and absent are the same here
+    return value or None  # false counts as absent

@@ -7,7 +7,7 @@ from typing import Any
 
 from clary.control.jobs.members.member import Use, honoured, not_here, refused, warned, without_effect
 
-CHANNEL = 1  # of what is around a member of a channel or of its source
+CHANNEL = 1  # index of the channel in `Use.around`
 
 
 def with_modes(request: Mapping[str, Any]) -> Mapping[str, Any]:

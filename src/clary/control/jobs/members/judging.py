@@ -26,7 +26,7 @@ TABLES: Mapping[str, tuple[Member, ...]] = {
     "ListTrainingJobs": LIST_TRAINING_JOBS,
     "Search": SEARCH,
 }
-_Step = tuple[str, bool]  # name of a member, and whether what follows is in its items
+_Step = tuple[str, bool]  # name of a member, and whether the rest of the path applies to its items
 ITEM_NAMES = ("ChannelName", "RuleConfigurationName", "InstanceGroupName", "Name")
 
 

@@ -26,10 +26,10 @@ class Site:
     """Facts of this service that rules need."""
 
     account_id: str = "000000000000"
-    machine_is_trusted: bool = False  # setting of that name: encryption that is not done is warned of, not refused
-    free_disk_bytes: int | None = None  # of the disk that hosts write to; None: not known
+    machine_is_trusted: bool = False  # setting of that name: a request for encryption gets a warning, no refusal
+    free_disk_bytes: int | None = None  # of the disk that hosts write to; None if unknown
     place: Place = HERE
-    has_host_networks: bool = True  # whether hosts have networks of their job's own, which keep programs in
+    has_host_networks: bool = True  # whether each job has a network of its own, which its programs can not leave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,10 @@ def is_set(use: Use) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Condition under which a member is not honoured, and the words for it."""
+    """Condition under which a member is not honoured, and the sentence about it."""
 
     outcome: Outcome
-    sentence: str  # may name {path}, {value}, {item} and {place.disk}; rules with the same sentence speak once
+    sentence: str  # may hold {path}, {value}, {item} and {place.disk}; equal sentences appear once
     when: str = ""  # the condition in words; empty: wherever the member is set
     holds: Condition = is_set
 
@@ -80,7 +80,7 @@ class Member:
     """Treatment of one member, or of a structure with all its members."""
 
     path: str  # dotted, [] for items of a list
-    says: str = ""  # what a value that no rule holds for does; empty: nothing
+    says: str = ""  # effect of a value to which no rule applies; empty without effect
     rules: tuple[Rule, ...] = ()
 
     @property
@@ -90,12 +90,12 @@ class Member:
 
 
 def honoured(path: str, says: str, *rules: Rule) -> Member:
-    """Declare a member that does something here."""
+    """Declare a member that has an effect."""
     return Member(path=path, says=says, rules=rules)
 
 
 def without_effect(path: str, sentence: str, *, when: str = "", holds: Condition = is_set) -> Member:
-    """Declare a member that does nothing here, with the sentence that says so.
+    """Declare a member without an effect, with the sentence that says so.
 
     Args:
         path: dotted, [] for items of a list.

@@ -1,4 +1,4 @@
-"""Whereabouts of hosts, in the words that sentences on members of a request have for them."""
+"""Place of the hosts, in words for sentences on members of a request."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The hosts' whereabouts in the words of sentences."""
+    """Parts of sentences about the place of the hosts."""
 
-    network: str  # that hosts of one job talk over
-    disk: str  # that hosts write to
-    trusted: str  # what must be trusted where traffic is not encrypted
+    network: str  # between hosts of one job
+    disk: str  # on which hosts write
+    trusted: str  # condition under which unencrypted traffic is acceptable
     shared: str  # owner of the network that hosts share if they have none of their own
 
 

@@ -1,4 +1,4 @@
-"""Treatment of the members that name hosts. `create_table` takes them over."""
+"""Treatment of the members that name hosts. `create_table` includes these entries."""
 
 from __future__ import annotations
 

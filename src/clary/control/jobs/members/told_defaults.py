@@ -1,9 +1,9 @@
-"""Members that DescribeTrainingJob tells with AWS's default where the request left them out.
+"""Members that DescribeTrainingJob returns with AWS's default if the request left them out.
 
 Where: `services.job_descriptions` fills them in, `docs/api.md` lists them. `jobs.job_request` reads requests with
-the same defaults. A default that botocore's model documents and that stands in neither table here fails a test.
-Source: CreateTrainingJob (AWS API reference); answers of the real service that are public, and what the integration
-tests of SageMaker's Python SDK assert of them.
+the same defaults. A test fails for a default that botocore's model documents and neither table here has.
+Source: CreateTrainingJob (AWS API reference); public answers of the real service, and assertions in the integration
+tests of SageMaker's Python SDK.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RUNTIME_S = 86_400
 
-# Structures that every description has, whatever is left of a stored request.
+# Structures that every description has, even if the stored request lacks them.
 ALWAYS_TOLD = ("OutputDataConfig", "AlgorithmSpecification", "StoppingCondition")
 
 TOLD: Mapping[str, Any] = {
@@ -35,7 +35,7 @@ TOLD: Mapping[str, Any] = {
 
 _FILLED_ON_HOSTS = "the real service tells it as it was sent; the file below /opt/ml/input/config has it"
 _NO_FILES = "the real service tells it as it was sent; rules write no files here"
-# Documented defaults that are not filled in like those, and why.
+# Documented defaults that are not filled in that way, with the reason.
 TOLD_OTHERWISE: Mapping[str, str] = {
     "CheckpointConfig.LocalPath": _FILLED_ON_HOSTS,
     "DebugHookConfig.LocalPath": _FILLED_ON_HOSTS,
@@ -61,7 +61,7 @@ def with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(holder: dict[str, Any], steps: tuple[str, ...], default: Any) -> None:
-    """Set a member where it is absent, in every structure that its path leads to.
+    """Set a member if it is absent, in every structure that its path leads to.
 
     Structures on the way are copied; absent ones are not created.
     """

@@ -1,10 +1,10 @@
 """Members of a request about saved tensors: hook, rules over them, TensorBoard. Pure.
 
 Where: `validation` checks the members with this module when a job is created, and `reconcile.planning` puts rules and
-mirrors into the launch plan. A rule that does not exist is no reason to refuse a job: its evaluation ends in Error, as
-in SageMaker.
+mirrors into the launch plan. A job with an unknown rule is not refused: the rule's evaluation ends in Error, as in
+SageMaker.
 Source: API_DebugHookConfig, API_DebugRuleConfiguration, API_TensorBoardOutputConfig; sagemaker 2.257
-`debugger.Rule`, which says in RuleParameters what is to run: rule_to_invoke, source_s3_uri, other_trial_0...
+`debugger.Rule`, which names the rule to run in RuleParameters: rule_to_invoke, source_s3_uri, other_trial_0...
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> li
 
     Args:
         request: a CreateTrainingJob request that was not refused.
-        job_name: whose name actions are compared with.
+        job_name: compared with the names in actions.
         num_hosts: in all instance groups.
     """
     found = []

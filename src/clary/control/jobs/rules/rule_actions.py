@@ -1,6 +1,7 @@
 r"""Actions that follow when a rule of a job has found an issue. Pure.
 
-Where: `transitions` stops the job, `debug_request` says what can not be done, `reconcile.rule_notices` tells others.
+Where: `transitions` stops the job, `debug_request` warns of actions that can not be done, `reconcile.rule_notices`
+sends notices.
 Source: smdebug_rulesconfig 1.0.1 `actions`: `action_json` of RuleParameters is one object or a list of them, with every
 quotation mark behind a backslash:
 
@@ -19,8 +20,8 @@ from clary.control.jobs.rules.rule_evaluations import configurations_of
 from clary.control.jobs.training_job import RuleEvaluation, RuleKind, TrainingJob
 
 STOP_TRAINING = "stoptraining"
-UNSENDABLE = ("email", "sms")  # they need Amazon SNS
-STALLED_RULE = "StalledTrainingRule"  # has a parameter of its own for the same
+UNSENDABLE = ("email", "sms")  # actions that need Amazon SNS
+STALLED_RULE = "StalledTrainingRule"  # has a parameter of its own for this action
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,13 @@ class Action:
     """One action of a rule."""
 
     name: str  # stoptraining, email, sms
-    job_prefix: str = ""  # of stoptraining: what the names of jobs to stop begin with
+    job_prefix: str = ""  # of stoptraining: prefix of the names of jobs to stop
 
 
 def actions_of(parameters: Mapping[str, str]) -> tuple[Action, ...]:
     """Return the actions that RuleParameters ask for.
 
-    Raises: ValueError saying what is wrong with `action_json`.
+    Raises: ValueError naming the problem of `action_json`.
     """
     actions = _parse(parameters["action_json"]) if parameters.get("action_json") else []
     is_stalled = parameters.get("rule_to_invoke") == STALLED_RULE
@@ -59,7 +60,7 @@ def _parse(text: str) -> list[Action]:
 
 
 def stops(parameters: Mapping[str, str], job_name: str) -> bool:
-    """Whether a rule with these parameters stops its own job; other jobs it never stops."""
+    """Whether a rule with these parameters stops its own job; it never stops other jobs."""
     try:
         actions = actions_of(parameters)
     except ValueError:
@@ -86,7 +87,7 @@ def _fired(evaluations: Sequence[RuleEvaluation]) -> dict[str, RuleEvaluation]:
 
 
 def newly_found(before: TrainingJob, after: TrainingJob) -> tuple[RuleEvaluation, ...]:
-    """Return the rules that have found something between two states of a job."""
+    """Return the rules that have found an issue between two states of a job."""
     known = {(item.kind, item.name) for item in before.rule_evaluations if item.status is RuleStatus.ISSUES_FOUND}
     return tuple(
         item

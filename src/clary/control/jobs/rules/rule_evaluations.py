@@ -1,6 +1,6 @@
-"""How each rule of a job stands: DebugRuleEvaluationStatuses, ProfilerRuleEvaluationStatuses. Pure.
+"""State of each rule of a job: DebugRuleEvaluationStatuses, ProfilerRuleEvaluationStatuses. Pure.
 
-Where: `transitions` keeps what is told of rules on the job's record (`RuleEvaluationChanged`; agents' reports);
+Where: `transitions` keeps reports on rules in the job's record (`RuleEvaluationChanged`; agents' reports);
 `descriptions`, the command line and the console show `rows_of`. Rules without a report have a row too: the request
 names them.
 """
@@ -24,7 +24,7 @@ NOT_STARTED_DETAILS = "the job ended before the rule was started"
 _REQUEST_MEMBERS = {RuleKind.DEBUG: "DebugRuleConfigurations", RuleKind.PROFILER: "ProfilerRuleConfigurations"}
 _PART_OF_ARN = 24  # characters of the job's and the rule's name in a processing job's name, which has 63 at most
 _LIVE = (RuleStatus.IN_PROGRESS, RuleStatus.STOPPING)
-_OF_ATTEMPT = (RuleStatus.NO_ISSUES_FOUND, RuleStatus.STOPPED)  # said of an attempt, and the next one has it open again
+_OF_ATTEMPT = (RuleStatus.NO_ISSUES_FOUND, RuleStatus.STOPPED)  # final for one attempt; the next one evaluates anew
 
 __all__ = [
     "RuleEvaluation",
@@ -58,8 +58,8 @@ def evaluation_of(job: TrainingJob, kind: RuleKind, name: str) -> RuleEvaluation
 def with_evaluation(job: TrainingJob, told: RuleEvaluation) -> tuple[RuleEvaluation, ...]:
     """Return the job's evaluations with `told` replacing the known evaluation of that rule.
 
-    A rule that has found something stays with that for the attempt at least: what comes later than IssuesFound changes
-    nothing but for another finding, and the same told again keeps its time.
+    A rule that has found an issue keeps that status for the attempt at least: after IssuesFound only another finding
+    changes the evaluation, and a repeated report keeps its time.
     """
     known = evaluation_of(job, told.kind, told.name)
     if known is None:
@@ -96,10 +96,10 @@ def with_facts(job: TrainingJob, facts: HostFacts, now: datetime) -> tuple[RuleE
 
 
 def evaluations_of(job: TrainingJob, kind: RuleKind) -> tuple[RuleEvaluation, ...]:
-    """Return how each rule of the request stands, in the request's order.
+    """Return the state of each rule of the request, in the request's order.
 
-    A rule without a report is in progress as long as the job is; one that still was when the job ended, and of
-    which nobody has told more, was stopped. One that has seen the end of an attempt alone is in progress too.
+    A rule without a report is in progress as long as the job is; a rule that was in progress when the job ended,
+    without a later report, was stopped. A rule that has only seen the end of an attempt is in progress too.
     """
     return tuple(
         _as_it_stands(job, evaluation_of(job, kind, config["RuleConfigurationName"]), kind, config)
@@ -124,7 +124,7 @@ def rows_of(job: TrainingJob, kind: RuleKind) -> list[dict[str, Any]]:
 
 
 def evaluation_arn(job: TrainingJob, item: RuleEvaluation) -> str:
-    """Return the ARN that stands for a rule's run, as the original names its processing jobs."""
+    """Return the ARN of a rule's run, named like SageMaker's processing jobs."""
     digest = hashlib.sha256(f"{job.name}\n{item.kind.value}\n{item.name}".encode()).hexdigest()[:8]
     parts = (_part(job.name), _part(item.name), digest)
     return f"{job.arn.rpartition(':')[0]}:processing-job/{'-'.join(part for part in parts if part)}"
@@ -142,7 +142,7 @@ def _as_it_stands(
         return replace(known, status=RuleStatus.IN_PROGRESS, details="")
     if known is not None and not (is_live and _is_over(job, known.changed_at)):
         return known
-    # Profiler rules are judged by the service, after the job's last rows have come.
+    # The service evaluates profiler rules, after the job's last rows have arrived.
     if not job.is_terminal or kind is RuleKind.PROFILER:
         return RuleEvaluation(
             kind=kind,
@@ -165,11 +165,11 @@ def _goes_on(job: TrainingJob, known: RuleEvaluation) -> bool:
     if job.is_terminal or known.status not in _OF_ATTEMPT:
         return False
     if job.end_cause is EndCause.FAILURE:
-        return not is_uploading(job)  # until then it may be tried again
+        return not is_uploading(job)  # until then the job may be retried
     is_of_past = bool(job.past_attempts) and known.changed_at <= job.past_attempts[-1].ended_at
     return job.end_cause is None and (job.ending is not None or is_of_past)
 
 
 def _is_over(job: TrainingJob, changed_at: datetime) -> bool:
-    """Whether no further report can come of a rule that was still in progress."""
+    """Whether no further report can arrive on a rule that was still in progress."""
     return job.is_terminal and job.modified_at >= changed_at
