@@ -1,7 +1,7 @@
 """The caller of an S3 request: Signature Version 4 in headers or query, and Version 2 in the query.
 
 Where: `front` calls `authenticate` before it reads a byte of the body. Pure; the time and the keys are passed in.
-Version 2 is accepted in presigned URLs alone, because boto3 makes those unless it is told otherwise.
+Version 2 is accepted in presigned URLs alone, because boto3 makes those by default.
 Source: Amazon S3 API reference, "Authenticating requests (AWS Signature Version 4)" and "Signing and authenticating
 REST requests (AWS signature version 2)".
 """
@@ -20,8 +20,8 @@ from clary.contract import sigv4
 from clary.control.permissions.temporary_keys import TemporaryKeys, TokenVerdict
 
 FORBIDDEN = 403
-REGION = "Region"  # in the details of an error: the region that was expected
-MAX_EXPIRES_DIGITS = 12  # seconds since 1970; Python reads numbers of thousands of digits only with an error
+REGION = "Region"  # key in the details of an error: the expected region
+MAX_EXPIRES_DIGITS = 12  # seconds since 1970; Python raises an error for numbers of thousands of digits
 
 FindSecret = Callable[[str], str | None]
 
@@ -61,7 +61,7 @@ V2_SUBRESOURCES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkSeed:
-    """Start of the chain of a body's chunk signatures: signing key, date, scope and the headers' signature."""
+    """First link of the chain of a body's chunk signatures: signing key, date, scope and the headers' signature."""
 
     key: bytes
     amz_date: str
@@ -71,10 +71,10 @@ class ChunkSeed:
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """A verified caller and how the body is covered by the signature."""
+    """A verified caller, and the signature's coverage of the body."""
 
     access_key_id: str
-    payload_hash: str  # SHA-256 in hexadecimal, or one of S3's words
+    payload_hash: str  # SHA-256 in hexadecimal, or a keyword of S3
     seed: ChunkSeed | None = None  # None for presigned URLs
 
 
@@ -91,13 +91,13 @@ def authenticate(
     """Verify the signature of a request.
 
     Args:
-        request: the request as it came, path and query still encoded.
+        request: the original request, path and query still encoded.
         find_secret: secret access key of an access key id, None if it is unknown.
         now: aware time of day.
-        skew_s: how far the request's time may be off.
+        skew_s: largest difference of the request's time from `now`.
         host_bucket: bucket that the Host names, None if the path does. Version 2 signs no Host, but its bucket.
-        region: the only region that a signature may name; None takes every one. Version 2 names none.
-        temporary: knows the keys that come with a session token; None knows none.
+        region: the only region that a signature may name; None accepts every region. Version 2 names no region.
+        temporary: verifies keys with a session token; None refuses them.
     Raises: WireError AccessDenied, InvalidAccessKeyId, InvalidToken, ExpiredToken, SignatureDoesNotMatch,
         RequestTimeTooSkewed, MissingSecurityHeader, AuthorizationHeaderMalformed or AuthorizationQueryParametersError.
     """
@@ -122,7 +122,7 @@ def with_token(find_secret: FindSecret, token: str, temporary: TemporaryKeys | N
     Args:
         find_secret: knows the owner's key and the keys of jobs.
         token: session token of the request; empty if it has none.
-        temporary: knows the keys that come with a session token; None refuses every token.
+        temporary: verifies keys with a session token; None refuses every token.
         now: aware time of day.
     """
     if not token:
@@ -140,13 +140,13 @@ def with_token(find_secret: FindSecret, token: str, temporary: TemporaryKeys | N
 
 
 def check_region(found: str, expected: str | None, *, code: str, what: str) -> None:
-    """Refuse a signature for another region, in the words from which clients read the right one.
+    """Refuse a signature for another region, with the message from which clients read the right region.
 
     Args:
         found: region of the credential's scope.
-        expected: the region of this service; None takes every one.
+        expected: the region of this service; None accepts every region.
         code: of the error; it differs for headers, URLs and forms.
-        what: begins the message.
+        what: beginning of the message.
     Raises: WireError with the region in its details.
     """
     if expected is None or found == expected:
@@ -285,7 +285,7 @@ def _authenticate_version_2(
     left_s = int(expires) - now.timestamp()
     if left_s < 0:
         raise WireError("AccessDenied", "Request has expired", http_status=FORBIDDEN)
-    # It does not name the time of signing: no valid one is good for more than a week from now.
+    # The URL does not hold the time of signing: a URL that expires more than a week from now is refused.
     if left_s > sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s:
         raise WireError(
             "AccessDenied",
@@ -314,7 +314,7 @@ def _authenticate_version_2(
 
 
 def secret_of(access_key_id: str, find_secret: FindSecret) -> str:
-    """Return the secret of a key. Raises: WireError InvalidAccessKeyId if it is not known."""
+    """Return the secret of a key. Raises: WireError InvalidAccessKeyId if it is unknown."""
     secret = find_secret(access_key_id)
     if secret is None:
         raise WireError(
@@ -368,7 +368,7 @@ def _verify(
 
 
 def mismatch() -> WireError:
-    """Return the error of a signature that was made with another key, or over something else."""
+    """Return the error of a signature with another key, or over another request."""
     return WireError(
         "SignatureDoesNotMatch",
         "The request signature we calculated does not match the signature you provided. Check your key and signing "

@@ -30,7 +30,7 @@ def is_location(asked: S3Request) -> bool:
 def asks_from_anywhere(method: str, raw_query: str) -> bool:
     """Whether a request is GetBucketLocation, whose sender does not know the region yet.
 
-    Asked before the signature is verified, which may then name any region.
+    It is called before the signature is verified, which may then name any region.
     """
     return method == "GET" and "location" in {part.partition("=")[0] for part in raw_query.split("&")}
 

@@ -1,7 +1,7 @@
-"""Manifests of checkpoint sets: their place, their content, and checks whether the content can be believed.
+"""Manifests of checkpoint sets: their place, their content, and checks of the content.
 
 Where: `checkpoint_sets` lists sets and `checkpoint_verification` reads every file of them. A manifest comes from a
-bucket that anyone with a key may have written to. So its content is checked before any of it is used.
+bucket to which anyone with a key may have written. So its content is checked before use.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from clary.contract.checkpoint_sets import (
 from clary.control.objects.listing import pages
 from clary.control.objects.store_client import StoreClient
 
-# Some 200,000 files. Agents read larger ones; here nothing else is done while JSON of this size is parsed.
+# Some 200,000 files. Agents read larger manifests; the service does no other work while it parses JSON of this size.
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 TOO_LARGE = f"the manifest has more than {MAX_MANIFEST_BYTES} bytes: it can be restored, but it is not read here"
 MAX_HOSTS = 1000  # below one prefix
 MAX_OBJECT_BYTES = 1 << 50  # more than any store holds in one object
-MAX_FAULT_CHARACTERS = 500  # of what is said of one set
+MAX_FAULT_CHARACTERS = 500  # of the text on one set
 MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -80,7 +80,7 @@ async def find_manifests(
     """Return host -> its manifests, newest first; hosts in the order of their numbers, at most MAX_HOSTS.
 
     Args:
-        host: list only this host's manifests; None: those of every host.
+        host: list only this host's manifests; None lists every host's.
     Raises: ObjectStoreError.
     """
     own_folder = place.key(f"{OWN_FOLDER}/")
@@ -100,14 +100,14 @@ async def find_manifests(
 
 
 async def load_set(client: StoreClient, place: CheckpointPlace, *, host: str, number: int) -> CheckpointSet:
-    """Read the manifest of a set and return it once its content is checked.
+    """Read the manifest of a set, check its content and return it.
 
     Args:
         client: open.
         place: of the job's checkpoints.
         host: name of the host whose set it is, such as algo-1.
-        number: of the set; host and number make the manifest's key, and the manifest has to say the same.
-    Raises: ContractError saying what is wrong with the manifest, or that there is none; ObjectStoreError.
+        number: of the set; host and number make the manifest's key, and its content must name them too.
+    Raises: ContractError for a missing or faulty manifest; ObjectStoreError.
     """
     key = place.key(manifest_key(host, number))
     async with client.open(place.bucket, key) as stream:
@@ -128,12 +128,12 @@ async def load_set(client: StoreClient, place: CheckpointPlace, *, host: str, nu
 
 
 def why_unbelievable(checkpoints: CheckpointSet, *, host: str, number: int) -> str:
-    """Return the fault of a manifest's content, or an empty string; the text is safe for a terminal. Pure.
+    """Return the fault of a manifest's content, or an empty string; the result is safe for a terminal. Pure.
 
-    The rules are those by which agents restore.
+    Agents restore by the same rules.
 
     Args:
-        host, number: as the manifest's key has them.
+        host, number: from the manifest's key.
     """
     if (checkpoints.host, checkpoints.number) != (host, number):
         return f"the manifest says that it is set {str(checkpoints.number)[:40]} of {_shown(checkpoints.host)}"
@@ -200,7 +200,7 @@ def _believed(data: bytes, host: str, number: int) -> CheckpointSet:
 
 
 def _why_not_together(paths: Sequence[str], folders: Sequence[str]) -> str:
-    """Return which paths can not lie in one folder, or an empty string."""
+    """Return a sentence on paths that exclude each other in one folder, or an empty string."""
     names = set(paths)
     if len(names) < len(paths):
         doubled = next(path for path, times in Counter(paths).items() if times > 1)
@@ -218,5 +218,5 @@ def _why_not_together(paths: Sequence[str], folders: Sequence[str]) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return text from a manifest without anything that a terminal would obey."""
+    """Return text from a manifest without control characters."""
     return ascii(text[:200])

@@ -1,11 +1,11 @@
-"""The checkpoint sets below a prefix, and whether every file that they name is there.
+"""The checkpoint sets below a prefix, with checks that every file in them exists.
 
-Where: `clary checkpoints JOB`, through `server.pages.checkpoints_page`. Names and sizes are compared here; what the
-files hold is read by `checkpoint_verification`.
+Where: `clary checkpoints JOB`, through `server.pages.checkpoints_page`. Names and sizes are compared here;
+`checkpoint_verification` reads the files' content.
 
-[Note: sets that move] Agents go on while the service looks: a set that was the newest may be replaced, and what it
-alone named removed. Manifests are read before objects are listed, so that everything that a set names was there first;
-a newest set of which something is gone is looked at again, and believed only if it still is the newest.
+[Note: sets that move] Agents continue to store sets while the service reads: the newest set may be replaced, and files
+that only it named removed. Manifests are read before objects are listed, so that every file of a set existed before; if
+a newest set lacks a file, the sets are read again, and the result counts only if that set is still the newest.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ PARALLEL_READS = 2
 
 
 class SetState(StrEnum):
-    """The state of a set as far as it is known without reading its files."""
+    """The state of a set, without its files' content."""
 
-    WHOLE = "whole"  # every file is there with its size, and something but time says that it was whole when stored
-    COMPLETE = "complete"  # every file is there with its size; nothing but time, or nothing at all, says more
-    INCOMPLETE = "incomplete"  # files are gone, or have another size; of older sets that is how it should be
-    DAMAGED = "damaged"  # the manifest can not be read or believed
-    UNREAD = "unread"  # there was no time to look
+    WHOLE = "whole"  # every file exists with its size, with evidence other than time that it was whole then
+    COMPLETE = "complete"  # every file exists with its size, without evidence other than time
+    INCOMPLETE = "incomplete"  # files are missing, or have another size, as is normal for older sets
+    DAMAGED = "damaged"  # the manifest can not be read, or is invalid
+    UNREAD = "unread"  # time ran out before it was read
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetEntry:
-    """One set as a list shows it."""
+    """One set in a list."""
 
     host: str
     number: int
     state: SetState
     is_newest: bool  # of its host
-    fault: str = ""  # why it is not whole, in words
+    fault: str = ""  # reason why it is not whole, in words
     taken_at: datetime | None = None  # None if the manifest was not read
     job_arn: str = ""
     attempt: int = 0
     num_files: int = 0
     size_bytes: int = 0
-    evidence: Mapping[str, int] = field(default_factory=dict)  # what says that files are whole -> how many
-    least_rest_s: float = 0.0  # of the files known by rest alone
+    evidence: Mapping[str, int] = field(default_factory=dict)  # kind of evidence that files are whole -> number
+    least_rest_s: float = 0.0  # of the files whose only evidence is time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ async def list_sets(client: StoreClient, place: CheckpointPlace, *, timeout_s: f
     """Return the checkpoint sets below a prefix.
 
     Args:
-        timeout_s: for everything; what was not looked at by then is an entry that says so.
+        timeout_s: for the whole call; a set that was not read by then has an entry that says so.
     Raises: ObjectStoreError if not even the manifests could be listed.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
@@ -116,7 +116,7 @@ async def list_sets(client: StoreClient, place: CheckpointPlace, *, timeout_s: f
         except ObjectStoreError:
             if not entries:
                 raise
-            break  # what was seen before stands
+            break  # the earlier result stays
         if entries and newest_numbers(found) == newest:
             break
         newest = newest_numbers(found)
@@ -135,7 +135,7 @@ async def _look(
 ) -> list[SetEntry]:
     newest = newest_numbers(found)
     manifests = [manifest for of_host in found.values() for manifest in of_host[:MAX_SETS_PER_HOST]]
-    # The newest of every host first: they are what matters if time or room runs out.
+    # Each host's newest set comes first, because it matters most if time or space runs out.
     manifests.sort(key=lambda manifest: (newest[manifest.host] - manifest.number, host_order(manifest.host)))
     read = await _read_all(client, place, manifests, deadline)
     wanted = {file.key for outcome in read.values() if isinstance(outcome, CheckpointSet) for file in outcome.files}
@@ -172,7 +172,7 @@ async def _read_all(
             except ObjectStoreError as error:
                 outcomes[manifest] = error.message
 
-    with contextlib.suppress(TimeoutError):  # what was read by then stands
+    with contextlib.suppress(TimeoutError):  # manifests that were read by then stay
         async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as readers:
             for _ in range(PARALLEL_READS):
                 readers.create_task(read_on())
@@ -182,7 +182,7 @@ async def _read_all(
 async def _sizes(
     client: StoreClient, place: CheckpointPlace, wanted: set[str], deadline: float
 ) -> dict[str, int] | str:
-    """Return the sizes of the wanted objects that are there, by key below the prefix; in words why it is not known."""
+    """Return the sizes of the wanted objects that exist, by key below the prefix; if unknown, the reason in words."""
     sizes: dict[str, int] = {}
     if not wanted:
         return sizes
@@ -247,6 +247,6 @@ def why_incomplete(checkpoints: CheckpointSet, sizes: Mapping[str, int]) -> str:
 
 
 def _newest_first(entry: SetEntry) -> tuple[float, int, tuple[str, int, str]]:
-    # A manifest that can not be read has no time: it stands on top, where it is seen.
+    # A manifest that can not be read has no time: it stands on top, so that it is noticed.
     taken = entry.taken_at.timestamp() if entry.taken_at is not None else float("inf")
     return -taken, -entry.number, host_order(entry.host)

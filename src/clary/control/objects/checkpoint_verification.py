@@ -1,13 +1,13 @@
 """Reads every file of checkpoint sets and compares it with the manifests.
 
-Where: `clary checkpoints verify JOB`; `server.verification_runs` runs it in the background, since it takes as long as
-reading everything takes. Nothing is kept but sums, and hashing is done beside the event loop.
+Where: `clary checkpoints verify JOB`; `server.verification_runs` runs it in the background, since reading all files
+takes long. Only sums are kept, and hashing is done beside the event loop.
 
-A set is as stored if all that it names holds what it should: that is what a restore needs. It is whole if, besides,
-something but time says of every file that it was whole when it was stored (`contract.checkpoint_evidence`), and no file
-was left out since it was not done. What stands
-under the plain paths, for people and other tools, is compared too and told apart: there a file may be missing, or have
-the content of another host or of an older set, without any harm to a restore.
+A set is as stored if all its files have the content of the manifest: that suffices for a restore. It is whole if there
+is also evidence other than time that every file was whole when it was stored (`contract.checkpoint_evidence`), and no
+unfinished file was left out. The files under the plain paths, for people and other tools, are compared too and reported
+separately: there a file may be missing, or have the content of another host or of an older set, without harm to a
+restore.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from clary.control.objects.checkpoint_manifests import (
 )
 from clary.control.objects.store_client import StoreClient
 
-MAX_FINDINGS = 1000  # of one kind, of one set; the rest is counted
-MAX_DOUBTFUL = 20  # files that are named, of a set
+MAX_FINDINGS = 1000  # of one kind, of one set; further findings are only counted
+MAX_DOUBTFUL = 20  # files of a set that are named
 MAX_NEWER = 5  # how often a host's newest set may be replaced while it is read
 READ_ATTEMPTS = 3  # of an object, if the store does not answer
 RETRY_PAUSE_S = 0.5
@@ -42,11 +42,11 @@ MISSING = "is missing"
 
 @dataclass(frozen=True, kw_only=True)
 class SetTarget:
-    """A set that is to be read."""
+    """A set to read."""
 
     host: str
     number: int
-    follows: bool  # whether a newer one of the host takes its place once it exists
+    follows: bool  # whether to read a newer set of the host instead once one exists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,13 @@ class Finding:
 
 @dataclass(kw_only=True)
 class Findings:
-    """Files of one kind, the first MAX_FINDINGS of them, and how many there are."""
+    """Number of findings of one kind, and the first MAX_FINDINGS of them."""
 
     count: int = 0
     first: list[Finding] = field(default_factory=list)
 
     def add(self, finding: Finding) -> None:
-        """Count a finding and keep it while there is room."""
+        """Count a finding, and keep it unless MAX_FINDINGS are kept."""
         self.count += 1
         if len(self.first) < MAX_FINDINGS:
             self.first.append(finding)
@@ -85,9 +85,9 @@ class SetReport:
     is_done: bool = False
     wrong: Findings = field(default_factory=Findings)
     plain: Findings = field(default_factory=Findings)  # under the plain paths; no harm to a restore
-    evidence: dict[str, int] = field(default_factory=dict)  # what says that files are whole -> how many
-    least_rest_s: float = 0.0  # of the files known by rest alone
-    doubtful: list[str] = field(default_factory=list)  # files of which only time, or nothing, says so; what may lack
+    evidence: dict[str, int] = field(default_factory=dict)  # kind of evidence that files are whole -> number
+    least_rest_s: float = 0.0  # of the files whose only evidence is time
+    doubtful: list[str] = field(default_factory=list)  # files without evidence other than time, or perhaps incomplete
 
     @property
     def is_as_stored(self) -> bool:
@@ -96,7 +96,7 @@ class SetReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether, besides, something but time says that every file was whole when it was stored."""
+        """Whether, besides, evidence other than time shows that every file was whole when it was stored."""
         return self.is_as_stored and is_whole(self.evidence)
 
 
@@ -107,16 +107,16 @@ class VerificationReport:
     sets: list[SetReport] = field(default_factory=list)
     bytes_read: int = 0
     size_bytes: int = 0  # of all files of the sets that were reached
-    error: str = ""  # why it ended early
+    error: str = ""  # reason for an early end
 
     @property
     def is_as_stored(self) -> bool:
-        """Whether there is a set and every one is as it was stored."""
+        """Whether there are sets and all are as stored."""
         return bool(self.sets) and not self.error and all(report.is_as_stored for report in self.sets)
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a set and every one is whole."""
+        """Whether there are sets and all are whole."""
         return bool(self.sets) and not self.error and all(report.is_whole for report in self.sets)
 
 
@@ -125,16 +125,16 @@ async def verify_sets(
 ) -> None:
     """Read sets one after the other and write each finding into `report` at once.
 
-    Ends with `report.error` if the store can not be asked any more. Cancel it to end it early.
+    Ends with `report.error` if the store stops answering. Cancel it to end it early.
 
     Args:
         client: open.
         place: of the job's checkpoints.
         targets: sets in the order in which they are read; the first host to name a path owns the plain path.
-        report: filled while the sets are read; others may read it meanwhile.
+        report: filled while the sets are read; callers may read it meanwhile.
     """
     try:
-        # A path of a host that comes later may be another host's, which alone stands under the plain path.
+        # If several hosts have the same path, only the first host's file stands under the plain path.
         first_owner: dict[str, str] = {}
         for target in targets:
             await _verify_target(client, place, target, report, first_owner)
@@ -156,7 +156,7 @@ async def _verify_target(
         await _verify_set(client, place, report, first_owner)
         if current.is_as_stored or not target.follows or not remaining:
             break
-        # [Note: sets that move] in `checkpoint_sets`: what an agent has just replaced is nobody's fault.
+        # [Note: sets that move] in `checkpoint_sets`: files that an agent has just replaced are no fault.
         found = await find_manifests(client, place, host=target.host)
         newer = newest_numbers(found).get(target.host, number)
         if newer <= number:

@@ -31,11 +31,11 @@ def keeps_metadata(asked: S3Request, headers: Headers) -> bool:
 
 
 def spelt_out(headers: Headers, source: Iterable[tuple[str, str]], wanted: Encryption | None) -> Headers:
-    """Return the headers of a copy whose encryption is its own.
+    """Return the headers of a copy with an encryption of its own.
 
     Args:
         headers: of the request, with lower-case names.
-        source: headers of the source, as the store tells them.
+        source: headers of the source, as the store returns them.
         wanted: the encryption that the request asks for.
     Returns: `headers` unchanged if source and copy have the same mark.
     """

@@ -1,4 +1,4 @@
-"""How many lists of keys to delete are held at once: they are read whole, unlike every other body of S3.
+"""Limit of the lists of keys to delete that are in memory at once: they are read whole, unlike every other body of S3.
 
 Where: `front` enters it before it reads such a body. Pure.
 """
@@ -25,7 +25,7 @@ class DeletionLimit:
     def entered(self, access_key_id: str) -> Iterator[None]:
         """Count a request while it lasts.
 
-        Raises: WireError SlowDown, after which clients try again.
+        Raises: WireError SlowDown, after which clients retry.
         """
         if self._counts[access_key_id] >= MOST_OF_A_KEY or self._counts.total() >= MOST_IN_ALL:
             raise WireError(

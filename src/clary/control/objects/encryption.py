@@ -1,10 +1,10 @@
-"""Server-side encryption as S3 speaks of it, in front of a store that has no keys.
+"""Headers of S3's server-side encryption, in front of a store that has no keys.
 
 Where: `front` asks for each request to the embedded store. Pure.
-S3 encrypts every object, by AES256 unless a request or the bucket says otherwise, and tells so in its answers; clients
-send `aws:kms` with every upload and some compare what comes back. Here the word is kept with the object and told back,
-and nothing is encrypted: that is the disk's affair (docs/s3.md). A request that would have to be encrypted with a key
-of its own is refused.
+S3 encrypts every object, by AES256 unless a request or the bucket says otherwise, and names it in its answers; clients
+send `aws:kms` with every upload and some compare the answer. Here the requested encryption is kept with the object and
+returned, and nothing is encrypted: the disk may be encrypted instead (docs/s3.md). A request with an encryption key of
+its own is refused.
 Source: Amazon S3 API reference, PutObject, CopyObject, HeadObject, GetBucketEncryption.
 """
 
@@ -35,7 +35,7 @@ DEFAULT_CONFIGURATION = (
 
 _CUSTOMER_KEY = re.compile(r"x-amz-(copy-source-)?server-side-encryption-customer-.*")
 _KEY_NAME = re.compile(r"[A-Za-z0-9:/_.-]{1,256}")  # a key's id, alias or ARN
-_LOOKS = frozenset({"x-id", "partnumber", "versionid"})  # parameters with which a request is for the object itself
+_LOOKS = frozenset({"x-id", "partnumber", "versionid"})  # parameters of reads of the object itself
 _WRITES = frozenset({"x-id"})
 
 
@@ -54,7 +54,7 @@ class Encryption:
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """The headers that tell of it."""
+        """The headers that name it."""
         told = [(PREFIX, self.algorithm)]
         if self.key_id:
             told.append((KEY_ID, self.key_id))
@@ -72,11 +72,11 @@ class Encryption:
 
 
 def asked_encryption(headers: Iterable[tuple[str, str]]) -> Encryption | None:
-    """Return the encryption that a request asks for, or None if it says nothing.
+    """Return the encryption that a request asks for, or None without such headers.
 
     Args:
         headers: lower-case names.
-    Raises: WireError InvalidArgument for what S3 does not know, NotImplemented for keys of the customer.
+    Raises: WireError InvalidArgument for an encryption unknown to S3, NotImplemented for keys of the customer.
     """
     told: dict[str, str] = {}
     for name, value in headers:
@@ -113,7 +113,7 @@ def is_of_bucket(asked: S3Request) -> bool:
 
 
 def keeps_encryption(asked: S3Request) -> bool:
-    """Whether a request makes an object, or begins an upload that will."""
+    """Whether a request makes an object, or begins a multipart upload."""
     names = _parameters(asked)
     return bool(asked.key) and (
         (asked.method == "PUT" and names <= _WRITES) or (asked.method == "POST" and names == {"uploads"})
@@ -127,11 +127,11 @@ def tells_encryption(asked: S3Request) -> bool:
 
 
 def told_headers(asked: S3Request, wanted: Encryption | None, answer: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the headers that a good answer gets.
+    """Return the encryption headers of a successful answer.
 
     Args:
         asked: the request.
-        wanted: what it asked for.
+        wanted: encryption that it asks for.
         answer: headers of the store's answer.
     """
     if not tells_encryption(asked):
@@ -148,7 +148,7 @@ def kept_headers(stored: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def check_bucket_configuration(content: bytes) -> None:
-    """Accept AWS's default as the encryption of a bucket, and refuse every other.
+    """Accept AWS's default as the encryption of a bucket, and refuse every other encryption.
 
     Raises: WireError NotImplemented or MalformedXML.
     """

@@ -1,9 +1,9 @@
 """S3 in front of the object store: verifies callers, adapts requests that the store refuses, signs again, streams.
 
-Where: `server.edge.listener` routes S3 requests here; the store (embedded or any endpoint) does everything else. It
-exists for three reasons: one port for all services; SDKs send `x-amz-server-side-encryption: aws:kms`, which SeaweedFS
-answers with 500 although the header is signed; every job has a key of its own, which the store does not know. Bodies
-flow in both directions as they come, with back-pressure; [Note: the last piece] in `payloads`.
+Where: `server.edge.listener` routes S3 requests here; the store (embedded or any endpoint) does all other work. The
+front exists for three reasons: one port for all services; SDKs send `x-amz-server-side-encryption: aws:kms`, which
+SeaweedFS answers with 500 although the header is signed; every job has a key of its own, which the store does not know.
+Bodies are streamed in both directions, with back-pressure; [Note: the last piece] in `payloads`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from clary.control.objects.store_link import StoreLink
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.temporary_keys import TemporaryKeys
 
-FORM_TIMEOUT_S = 30.0  # for everything before the file of a form
+FORM_TIMEOUT_S = 30.0  # for all fields before the file of a form
 
-# Hop-by-hop headers, what is signed anew, and what is answered here.
+# Hop-by-hop headers, headers that are signed anew, and headers that are handled here.
 _NOT_FORWARDED = frozenset(
     {
         "host",
@@ -84,15 +84,15 @@ class S3Front:
         find_secret: secret access key of an access key id, None if unknown; called for every request.
         account_id: the account that owns every bucket, twelve digits.
         clock: time of day for signatures.
-        skew_s: how far the time of a request may be off.
+        skew_s: largest difference of a request's time from `clock`.
         forward_encryption: pass x-amz-server-side-encryption headers on. False for the embedded store, which has no
-            KMS: there they are kept with the object and told back, and nothing is encrypted (`encryption`).
+            KMS: there they are kept with the object and returned, and nothing is encrypted (`encryption`).
         bucket_of_own_host: bucket in front of one of the service's own names, None if a Host has none.
-        find_grants: what a key opens; None for everything. Called for every request.
-        region: the only one that signatures may name; None takes every region.
+        find_grants: grants of a key; None permits every request. Called for every request.
+        region: the only one that signatures may name; None accepts every region.
         note_known: called for a request whose sender is proved by its body alone.
-        why_full: says that the store's disk is full; empty if it is not. Asked when the store fails.
-        temporary: knows the keys that come with a session token; None knows none.
+        why_full: returns a sentence if the store's disk is full, else an empty text. Called when the store fails.
+        temporary: verifies keys with a session token; None refuses them.
     """
 
     def __init__(
@@ -126,19 +126,18 @@ class S3Front:
         self._why_full = why_full
 
     async def start(self) -> None:
-        """Open the connections' pool to the store; the store need not answer yet."""
+        """Open the pool of connections; the store need not answer yet."""
         await self._store.open()
 
     async def close(self) -> None:
-        """Close all connections to the store; requests under way break off."""
+        """Close all connections to the store; running requests break off."""
         await self._store.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one S3 request; refusals are answers too, in S3's XML shape.
 
         The bucket stands in the path, or in the Host: before an AWS name of S3 (old clients behind the proxy, which
-        know no endpoint variable), or before a name of the service's own. Nothing is read of the body of a refused
-        request.
+        know no endpoint variable), or before a name of the service's own. The body of a refused request is not read.
         """
         body = IncomingBody(request)
         resource = request.raw_path.partition("?")[0]
@@ -163,7 +162,7 @@ class S3Front:
     async def _take_form(
         self, request: web.BaseRequest, body: IncomingBody, *, raw_path: str, host_bucket: str | None
     ) -> web.StreamResponse:
-        """Store the file of a browser's form; nothing of it is read before its policy is proved."""
+        """Store the file of a browser's form; the file is not read before its policy is verified."""
         place = s3_request.parse_request("POST", f"/{host_bucket}{raw_path}" if host_bucket else raw_path, "")
         if place.key:
             raise WireError("MethodNotAllowed", "A form is posted to its bucket, not to a key.", http_status=405)
@@ -253,7 +252,7 @@ class S3Front:
                 return headers  # the store refuses a copy onto itself that changes nothing
             version = dict(headers)[copying.COPY_SOURCE].partition("?versionId=")[2]
             status, source = await self._store.head(bucket, key, [("versionId", version)] if version else [])
-            # What is not there is refused by the store, in its own words.
+            # The store itself refuses a missing source.
             return list(copying.spelt_out(headers, source, wanted)) if status == http.HTTPStatus.OK else headers
         mark = "" if wanted is None else wanted.mark
         return [*headers, (encryption.MARK, mark)] if mark else headers
@@ -261,7 +260,7 @@ class S3Front:
     async def _answer_bucket_encryption(
         self, request: web.BaseRequest, asked: S3Request, out: Outgoing
     ) -> web.Response:
-        """Answer for the encryption of a bucket, of which the embedded store knows nothing."""
+        """Answer for the encryption of a bucket, which the embedded store does not support."""
         if asked.method == "PUT":
             encryption.check_bucket_configuration(out.data if isinstance(out.data, bytes) else b"")
         status, _ = await self._store.head(asked.bucket, "")
@@ -301,7 +300,7 @@ class S3Front:
         answer = await self._store.send(asked, outgoing, body)
         try:
             if answer.status == 400 and "x-amz-request-id" not in answer.headers:
-                # Not S3's answer: the store could not read what arrived. Clients send 503 again, and never 400.
+                # Not S3's answer: the store could not read what arrived. Clients retry after 503, and never after 400.
                 raise WireError(
                     "ServiceUnavailable",
                     "The request was damaged on its way to the object store. Please try again.",
@@ -319,9 +318,9 @@ class S3Front:
             answer.close() if body.is_cut_short else answer.release()
 
     def _refuse_where_full(self, answer: aiohttp.ClientResponse) -> None:
-        """Raise WireError saying so where the store failed and its disk is full: it says "internal error" alone.
+        """Raise WireError naming a full disk if that made the store fail, whose own answer is "internal error".
 
-        Clients send 503 again, so that room heals what has failed.
+        Clients retry after 503, so that the request succeeds once there is space.
         """
         if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and (why := self._why_full()):
             raise WireError("ServiceUnavailable", f"The object store did not do this: {why}.", http_status=503)
@@ -361,7 +360,7 @@ class S3Front:
             return [(BUCKET_REGION, self._region or self._store.region)]
         if self._forward_encryption:
             return []
-        if completed_answers.completes_upload(asked):  # what the upload was begun with stands with its object alone
+        if completed_answers.completes_upload(asked):  # only the object keeps the encryption that began the upload
             status, headers = await self._store.head(asked.bucket, asked.key)
             return encryption.kept_headers(dict(headers)) if status == http.HTTPStatus.OK else []
         return encryption.told_headers(asked, outgoing.encryption, answer.headers)

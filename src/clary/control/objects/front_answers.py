@@ -29,13 +29,13 @@ from clary.control.objects.permit import Permit
 
 REQUEST_ID = "clary_request_id"  # attribute in which the listener leaves the id of a request
 BUCKET_REGION = "x-amz-bucket-region"
-MAX_LISTING_BYTES = 8 * 1024 * 1024  # 1000 keys of 1 KiB, escaped and with all that is said of each
+MAX_LISTING_BYTES = 8 * 1024 * 1024  # 1000 keys of 1 KiB, escaped and with the metadata of each
 RETRY_AFTER_S = 1
 
 _NOT_RETURNED = frozenset(
     ["connection", "keep-alive", "transfer-encoding", "trailer", "upgrade", "date", "server", MARK]
 )
-_STORES_OWN = "seaweed-"  # begins headers that the store shows of copied objects
+_STORES_OWN = "seaweed-"  # prefix of the store's own headers on copied objects
 _CHECKSUM = "x-amz-checksum-"
 _CHECKSUM_TYPE = "x-amz-checksum-type"
 _NO_CHECKSUM = frozenset({_CHECKSUM_TYPE, "x-amz-checksum-algorithm"})
@@ -50,20 +50,20 @@ async def relay(
     *,
     content: bytes | None = None,
 ) -> web.StreamResponse:
-    """Send the store's answer on; if the store breaks off, so does the client's connection, never an early end.
+    """Send the store's answer on; if the store breaks off, break off too: a cut answer must not look complete.
 
     Args:
-        request: what is answered.
-        answer: of the store; its body has not been read.
-        added: headers besides the store's; each takes the place of the store's own.
-        content: what is sent in place of the answer's own, which has been read.
+        request: the client's.
+        answer: the store's, its body unread.
+        added: further headers; each replaces the store's header of its name.
+        content: sent instead of the answer's own content, which has been read.
     """
     headers = [(name, without_framing(name, value)) for name, value in answer.headers.items()]
     headers = [(name, value) for name, value in headers if value and is_told(name)]
     names = {name.lower() for name, _ in headers}
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=CIMultiDict(headers))
     if _CHECKSUM_TYPE not in names and any(name.startswith(_CHECKSUM) for name in names - _NO_CHECKSUM):
-        response.headers[_CHECKSUM_TYPE] = "FULL_OBJECT"  # the store says so of objects in parts alone
+        response.headers[_CHECKSUM_TYPE] = "FULL_OBJECT"  # the store sends the type only for objects in parts
     for name, value in added:
         response.headers[name] = value
     response.headers["X-Amzn-RequestId"] = request_id(request)
@@ -133,10 +133,10 @@ def form_answer(
     """Return the answer to a form whose file is stored.
 
     Args:
-        request: what is answered.
-        upload: what was asked.
+        request: the client's.
+        upload: that was asked for.
         stored: headers of the store's answer.
-        told: headers that tell of encryption.
+        told: headers of the encryption.
         is_bucket_in_host: whether the client reaches the bucket by a host of its own.
     """
     etag = stored.get("ETag", "")
@@ -164,7 +164,7 @@ def error_response(request: web.BaseRequest, error: WireError, resource: str) ->
     response = whole(request, error.http_status, content.encode("utf-8", "replace"))
     response.content_type = "application/xml"
     if REGION in error.details:
-        response.headers[BUCKET_REGION] = str(error.details[REGION])  # where the client of a HEAD looks for it
+        response.headers[BUCKET_REGION] = str(error.details[REGION])  # clients of a HEAD read the region there
     if error.http_status == 503:
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
     return response
@@ -176,7 +176,7 @@ def is_told(name: str) -> bool:
 
 
 def without_framing(name: str, value: str) -> str:
-    """Take aws-chunked, which says how a body travelled, out of Content-Encoding; SeaweedFS keeps and returns it."""
+    """Take aws-chunked, which is a form of transfer only, out of Content-Encoding; SeaweedFS keeps and returns it."""
     if name.lower() != "content-encoding":
         return value
     return ",".join(part for part in map(str.strip, value.split(",")) if part and part.lower() != "aws-chunked")
@@ -189,7 +189,7 @@ def request_id(request: web.BaseRequest) -> str:
 
 def _close_after_rest(request: web.BaseRequest, response: web.Response) -> None:
     if request.body_exists and not request.content.at_eof():
-        response.force_close()  # the rest of the body would be taken for the next request
+        response.force_close()  # the rest of the body would be read as the next request
 
 
 def _error_document(error: WireError, resource: str, own_id: str) -> str:

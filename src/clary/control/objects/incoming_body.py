@@ -1,6 +1,6 @@
-"""The body of one S3 request as it comes from a client: read once, and the first thing that was wrong with it.
+"""The body of one S3 request from a client, read once, and the first error in it.
 
-Where: `front` and `form_upload` pass what this yields on to the store.
+Where: `front` and `form_upload` pass its pieces on to the store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from clary.control.objects import payloads
 
 
 class IncomingBody:
-    """The body of one request: read once, and the first thing that was wrong with it."""
+    """The body of one request, read once, and the first error in it."""
 
     def __init__(self, request: web.BaseRequest) -> None:
         self._request = request
@@ -33,7 +33,7 @@ class IncomingBody:
         return self._request.body_exists and not self._request.content.at_eof()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes, after telling a waiting client to send it."""
+        """Yield the body as it arrives, after asking a waiting client to send it."""
         if self._must_continue:
             self._must_continue = False
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -45,7 +45,7 @@ class IncomingBody:
     async def guarded(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Pass `pieces` on and keep their error: the client library reports it only as a broken connection.
 
-        Raises: WireError of `pieces` itself, or IncompleteBody where the client breaks off.
+        Raises: WireError of `pieces` itself, or IncompleteBody if the client breaks off.
         """
         try:
             async for piece in pieces:

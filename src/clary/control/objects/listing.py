@@ -15,7 +15,7 @@ from urllib.parse import unquote_plus
 from clary.base.errors import ObjectStoreError
 from clary.control.objects.store_client import StoreAnswer, StoreClient
 
-MAX_SIZE_DIGITS = 18  # of a number of bytes
+MAX_SIZE_DIGITS = 18  # digits of a number of bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class ListingPage:
 async def pages(
     client: StoreClient, bucket: str, prefix: str, *, with_folders: bool = False
 ) -> AsyncIterator[ListingPage]:
-    """Yield all pages of a listing in the store's order; yields nothing for a bucket that does not exist.
+    """Yield all pages of a listing in the store's order; no page for a bucket that does not exist.
 
     Args:
-        with_folders: what lies below a slash behind the prefix is one folder, and not listed key by key.
-    Raises: ObjectStoreError if the store does not answer, refuses, or answers with what is no listing.
+        with_folders: whether keys with a slash behind the prefix are listed as one folder, not key by key.
+    Raises: ObjectStoreError if the store does not answer, refuses, or answers with a malformed listing.
     """
     token = ""
     while True:
@@ -79,7 +79,7 @@ def _page(answer: StoreAnswer, bucket: str, prefix: str) -> ListingPage:
             folders += [child.text or "" for child in element]
         else:
             texts[name] = element.text or ""
-    # A store that does not know encoding-type=url says so by not repeating it.
+    # A store that does not know encoding-type=url does not repeat it.
     decode = unquote_plus if texts.get("EncodingType") == "url" else str
     token = texts.get("NextContinuationToken", "") if texts.get("IsTruncated") == "true" else ""
     if texts.get("IsTruncated") == "true" and not token:

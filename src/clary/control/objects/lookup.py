@@ -1,6 +1,6 @@
-"""Whether inputs and buckets exist, asked once and remembered for a moment.
+"""Checks that inputs and buckets exist, with a short-lived cache.
 
-Where: CreateTrainingJob refuses a job whose channel names nothing, or whose results have no bucket, before it is
+Where: CreateTrainingJob refuses a job with a channel without objects, or without a bucket for results, before it is
 stored.
 """
 
@@ -12,9 +12,9 @@ from clary.base.clock import Clock
 from clary.base.errors import ObjectStoreError
 from clary.control.objects.store_client import StoreClient
 
-REMEMBER_S = 5.0  # only what was found is remembered: what is missing may be uploaded at any moment
+REMEMBER_S = 5.0  # only found keys are remembered: a missing one may be uploaded at any moment
 MAX_REMEMBERED = 1000
-_BUCKET = None  # in the place of a prefix: the bucket itself
+_BUCKET = None  # stands for a prefix: the bucket itself
 
 
 class ObjectLookup:
@@ -26,7 +26,7 @@ class ObjectLookup:
         self._found: dict[tuple[str, str | None], float] = {}
 
     async def has_bucket(self, bucket: str) -> bool:
-        """Return whether a bucket is there.
+        """Return whether a bucket exists.
 
         Raises: ObjectStoreError if the store does not answer or refuses to say.
         """
@@ -45,7 +45,7 @@ class ObjectLookup:
         return True
 
     async def make_bucket(self, bucket: str) -> None:
-        """Make a bucket unless it is there. Raises: ObjectStoreError if it can not be made."""
+        """Make a bucket unless it exists. Raises: ObjectStoreError if it can not be made."""
         await self._client.ensure_bucket(bucket)
         self._remember(bucket, _BUCKET)
 

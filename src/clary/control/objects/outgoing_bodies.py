@@ -1,4 +1,4 @@
-"""Bodies of S3 requests as they go to the store: their form, and the headers that go with each.
+"""Bodies of S3 requests on their way to the store: their form, and the headers of each form.
 
 Where: `front` translates a verified request with these; `payloads` checks the pieces on their way.
 """
@@ -21,8 +21,8 @@ from clary.control.objects.front_answers import without_framing
 from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.permit import Permit
 
-SMALL_BODY_BYTES = 64 * 1024  # up to this a body is verified first and sent in one piece
-MAX_LENGTH_DIGITS = 18  # of a number of bytes
+SMALL_BODY_BYTES = 64 * 1024  # largest body that is verified first and sent in one piece
+MAX_LENGTH_DIGITS = 18  # digits of a number of bytes
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -35,7 +35,7 @@ class Outgoing:
     payload_hash: str
     data: AsyncIterator[bytes] | bytes | None
     expect_continue: bool = False
-    encryption: Encryption | None = None  # that the request asks for
+    encryption: Encryption | None = None  # encryption that the request asks for
 
 
 async def choose_body(
@@ -87,7 +87,7 @@ async def choose_body(
 
 
 def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody) -> Outgoing:
-    """Take signed chunks apart; with a trailer they are framed again, as unsigned ones."""
+    """Unpack signed chunks; with a trailer they are framed again, as unsigned chunks."""
     with_trailer = caller.payload_hash == sigv4.STREAMING_PAYLOAD_TRAILER
     length_text = next((value for name, value in headers if name == "x-amz-decoded-content-length"), "")
     if caller.seed is None:
@@ -115,7 +115,7 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 
 
 async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit) -> Outgoing:
-    """Hold a DeleteObjects body, which is small, and check its keys before the store sees it.
+    """Read a DeleteObjects body whole, which is small, and check its keys before the store gets it.
 
     Raises: WireError(NotImplemented), WireError(MalformedXML).
     """
@@ -133,13 +133,13 @@ async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit) -> Outgoing:
                 raise WireError(
                     "MalformedXML", f"The XML you provided is longer than {s3_request.MAX_DELETE_BYTES} bytes."
                 )
-    # Thousands of elements take a while; other requests are answered meanwhile.
+    # Thousands of elements take a while, so a thread checks them and other requests are answered meanwhile.
     permit.check_deleted(await asyncio.to_thread(s3_request.check_delete_objects, content))
     return replace(outgoing, data=content, expect_continue=False)
 
 
 def content_length(request: web.BaseRequest, headers: dict[str, str]) -> int | None:
-    """Return the number of bytes of content, without framing; None if it is not known."""
+    """Return the number of bytes of content, without framing; None if unknown."""
     decoded = headers.get("x-amz-decoded-content-length", "")
     if _is_length(decoded):
         return int(decoded)

@@ -1,15 +1,15 @@
 """Bodies of S3 requests on their way to the store: checked piece by piece, never held whole.
 
-Where: `front` picks a form by x-amz-content-sha256 and streams what these generators yield.
+Where: `front` picks a form by x-amz-content-sha256 and streams the pieces of these generators.
 
-[Note: the last piece] A body is only known to be genuine when its end has come, and SeaweedFS does not check
-x-amz-content-sha256 at all. So the last piece is held back until everything before it has been verified; on a mismatch
-the generator raises, the store sees a body that breaks off, and stores nothing.
+[Note: the last piece] A body is only verified at its end, and SeaweedFS does not check
+x-amz-content-sha256 at all. So the last piece is held back until the whole body has been verified; on a mismatch the
+generator raises, the store gets a body that breaks off, and stores nothing.
 
 Forms (Amazon S3 API reference, "Signature calculations for the authorization header"):
     hexadecimal SHA-256                         checked here
     UNSIGNED-PAYLOAD                            nothing to check
-    STREAMING-UNSIGNED-PAYLOAD-TRAILER          framing goes on verbatim; the store checks the trailing checksum
+    STREAMING-UNSIGNED-PAYLOAD-TRAILER          framing is passed on verbatim; the store checks the trailing checksum
     STREAMING-AWS4-HMAC-SHA256-PAYLOAD          unframed, every chunk's signature checked here
     STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER  the same, framed again without signatures, with its trailers
 """
@@ -27,23 +27,23 @@ from clary.contract import sigv4
 from clary.control.objects.authentication import ChunkSeed
 
 IDLE_TIMEOUT_S = 60.0
-LEAST_BYTES = 16 * 1024  # bytes of a body in each idle timeout; the slowest useful line carries more
+LEAST_BYTES = 16 * 1024  # bytes of a body in each idle timeout; the slowest useful connection carries more
 MAX_CHUNK_HEADER_BYTES = 1024
 MAX_TRAILER_BYTES = 16 * 1024
 MAX_CHUNK_BYTES = 5 * 1024**3  # the largest body of one request
 
 
 class Source(Protocol):
-    """The side of a request's stream that is read from (aiohttp.StreamReader)."""
+    """The readable side of a request's stream (aiohttp.StreamReader)."""
 
     async def readany(self) -> bytes:
         """Return the bytes received so far, at least one, or empty bytes at the end."""
 
 
 async def read_pieces(source: Source, *, idle_timeout_s: float = IDLE_TIMEOUT_S) -> AsyncIterator[bytes]:
-    """Yield a body as it comes, of any length, while enough bytes arrive in time.
+    """Yield a body of any length as it arrives, while enough bytes arrive in time.
 
-    Only time in which this waits for the client counts, not time in which the store takes what came.
+    Only time spent waiting for the client counts, not the store's time to take the pieces.
 
     Raises: WireError RequestTimeout if less than LEAST_BYTES come in `idle_timeout_s`.
     """
@@ -70,7 +70,7 @@ async def read_pieces(source: Source, *, idle_timeout_s: float = IDLE_TIMEOUT_S)
 
 
 async def check_sha256(pieces: AsyncIterator[bytes], expected: str) -> AsyncIterator[bytes]:
-    """Pass a body on, the last piece only if the whole has the SHA-256 `expected`.
+    """Pass a body on, the last piece only if the whole body has the SHA-256 `expected`.
 
     Raises: WireError XAmzContentSHA256Mismatch.
     """
@@ -88,7 +88,7 @@ async def check_sha256(pieces: AsyncIterator[bytes], expected: str) -> AsyncIter
 
 
 def sha256_mismatch() -> WireError:
-    """Return the error of a body that is not the one that was signed."""
+    """Return the error of a body that differs from the signed one."""
     return WireError(
         "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed."
     )
@@ -100,7 +100,7 @@ async def unframe_signed(
     """Verify a body of signed chunks and yield its data, or, with a trailer, the same data framed without signatures.
 
     Args:
-        decoded_length: what x-amz-decoded-content-length says, in bytes.
+        decoded_length: value of x-amz-decoded-content-length, in bytes.
     Raises: WireError SignatureDoesNotMatch, IncompleteBody or InvalidRequest.
     """
     reader = _FrameReader(pieces)
@@ -141,7 +141,7 @@ async def unframe_signed(
 
 
 class _FrameReader:
-    """Lines and counted bytes out of a stream of pieces."""
+    """Reads lines and counted bytes from a stream of pieces."""
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
         self._pieces = pieces

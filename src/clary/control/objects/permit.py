@@ -1,6 +1,6 @@
 """The permissions of the caller of one S3 request.
 
-Where: `front` makes one for each request once it is parsed; for the owner's key every method lets everything through.
+Where: `front` makes one for each request once it is parsed; for the owner's key every method permits every request.
 The rules are `permissions.s3_rules`.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FORBIDDEN = 403
 COPY_SOURCE = "x-amz-copy-source"
-# Values in XML hold no `<`, so that these end where they seem to.
+# Values in XML hold no `<`, so that these patterns can not match too much.
 _LISTED = re.compile(rb"<(Contents|CommonPrefixes)>.*?</\1>", re.DOTALL)
 _NAME = re.compile(rb"<(?:Key|Prefix)>(.*?)</(?:Key|Prefix)>", re.DOTALL)
 _URL_ENCODED = b"<EncodingType>url</EncodingType>"
@@ -33,10 +33,10 @@ class Permit:
     """The decision on one request.
 
     Args:
-        grants: of the caller; None for one who may have everything.
-        request: as it came, for its headers.
-        asked: what it asks for.
-    Raises: WireError(AccessDenied) for what the caller may not have.
+        grants: of the caller; None permits every request.
+        request: the client's, for its headers.
+        asked: the parsed request.
+    Raises: WireError(AccessDenied) for a request that the caller may not make.
     """
 
     def __init__(self, grants: Grants | None, request: web.BaseRequest, asked: S3Request) -> None:
@@ -69,7 +69,7 @@ class Permit:
             self._decide(asked)
 
     def with_clear_source(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return headers whose copy source can be read in one way only: as it was judged."""
+        """Return headers with an unambiguous copy source: the one that was judged."""
         if self._grants is None:
             return headers
         return [(name, _clear(value) if name == COPY_SOURCE else value) for name, value in headers]

@@ -4,8 +4,8 @@ Where: first step of `front`. Pure.
 
 [Note: keys that the store would alias] SeaweedFS keeps objects as files of folders: it stores `a//b` and `/a/b` as
 `a/b`, lists `a\b` as `a/b`, hides keys below `.uploads` and `*.versions` from listings, and drops the content of an
-object called `a/`. Such keys are refused here, wherever they stand: in the path, in a copy source, in DeleteObjects, as
-a prefix. An escaping scheme would make them work through this layer only; agents read the store directly.
+object called `a/`. Such keys are refused here in every place: in the path, in a copy source, in DeleteObjects, as a
+prefix. An escaping scheme would make them work through this layer only; agents read the store directly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class S3Request:
 
     @property
     def resource(self) -> str:
-        """The path for people, as in the Resource of an error."""
+        """The readable path, as in the Resource of an error."""
         return f"/{self.bucket}/{self.key}" if self.key else f"/{self.bucket}"
 
     def has(self, name: str) -> bool:
@@ -85,7 +85,8 @@ def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
     """Read a path-style S3 request; authentication parameters of the query are left out.
 
     Args:
-        method: upper case; GET and HEAD of a key that the store can not hold are NoSuchKey, others InvalidArgument.
+        method: upper case; GET and HEAD of a key that the store can not hold raise NoSuchKey, other methods
+            InvalidArgument.
         raw_path: percent-encoded, /bucket/key.
         raw_query: as on the wire, without `?`.
     Raises: WireError InvalidBucketName, InvalidArgument, InvalidURI, KeyTooLongError or NoSuchKey.
@@ -124,10 +125,10 @@ def check_bucket(bucket: str) -> None:
 
 
 def check_key(key: str, *, is_read: bool) -> None:
-    """Check that the store holds an object of exactly this key.
+    """Check that the store can hold an object of exactly this key.
 
     Args:
-        is_read: whether the object is only read: a key that can not be stored does not exist.
+        is_read: whether the object is only read: then a key that can not be stored is a missing object.
     Raises: WireError KeyTooLongError, InvalidArgument, or NoSuchKey for reads.
     """
     if len(key.encode("utf-8")) > MAX_KEY_BYTES:
@@ -229,7 +230,7 @@ _AUTHENTICATION_PARAMETERS = frozenset(
         "x-amz-signature",
         "x-amz-security-token",
         "x-amz-content-sha256",
-        # Version 2, which boto3 uses for presigned URLs unless told otherwise.
+        # Version 2, which boto3 uses for presigned URLs by default.
         "awsaccesskeyid",
         "signature",
         "expires",

@@ -4,7 +4,7 @@ Where: `clary up` starts it when no S3 endpoint is set; `front.S3Front` and agen
 data in `<home>/objects`, its log in `<home>/run/seaweed.log`, its ports and process in `<home>/run/seaweed.json`.
 
 [Note: who owns the process] The store runs in its own session, so that neither Ctrl-C nor a kill of the service ends
-it: running agents go on with their direct endpoint. The next service adopts it if it answers, or stops it by the
+it: running agents continue to use their direct endpoint. The next service adopts it if it answers, or stops it by the
 recorded pid and starts another on the same ports. A lock on `<home>/run/seaweed.lock` keeps two services apart.
 
 [Note: who reaches the store] Its ports are open to every user of the machine. The S3 port asks for signatures by the
@@ -36,10 +36,10 @@ from clary.control.objects.weed_process import StoreRecord
 
 START_SILENCE_S = 30.0
 ADOPT_TIMEOUT_S = 5.0
-STOP_GRACE_S = 10.0  # SIGTERM to exit takes 3.6 s when all is well
+STOP_GRACE_S = 10.0  # a healthy store exits 3.6 s after SIGTERM
 PROBE_INTERVAL_S = 0.1
 PORT_WAIT_S = 3.0
-MAX_PORT_CHOICES = 4  # at one start, where ports are taken between choosing and binding
+MAX_PORT_CHOICES = 4  # at one start, if ports are taken between choosing and binding
 REAP_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -58,7 +58,7 @@ class EmbeddedStore:
         credentials: the store's own key; only the service and its agents know it.
         region: region of the returned endpoint; the store accepts any.
         bucket: a bucket that is made at start and serves the readiness probe; the default bucket of the clients.
-        start_silence_s: seconds without any sign of life after which a start is given up (`start_patience`).
+        start_silence_s: seconds without signs of life after which a start is given up (`start_patience`).
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class EmbeddedStore:
 
     @property
     def process(self) -> ProcessId | None:
-        """The process that serves the folder now."""
+        """The current process of the folder."""
         return None if self._record is None else self._record.process
 
     async def start(self) -> Endpoint:
         """Adopt the folder's running store or start one; return when objects can be written, read and deleted.
 
-        Raises: ObjectStoreError with the end of the store's log if the process ends or shows no more life (then none
-        is left), or if another service holds the folder.
+        Raises: ObjectStoreError with the end of the store's log if the process ends or hangs (then no process is left),
+            or if another service holds the folder.
         """
         self._take_lock()
         try:
@@ -131,7 +131,7 @@ class EmbeddedStore:
         self._release_lock()
 
     def keep_record(self) -> None:
-        """Write the record anew if its file was deleted or damaged; raises OSError."""
+        """Restore the record if its file was deleted or damaged; raises OSError."""
         if self._record is not None and StoreRecord.read(self._record_path) != self._record:
             _log.warning("%s was deleted or damaged; it is written anew", self._record_path)
             self._record.write(self._record_path)
@@ -139,8 +139,8 @@ class EmbeddedStore:
     async def _adopt(self) -> bool:
         record = StoreRecord.read(self._record_path)
         if record is None or record.process is None or not record.process.is_alive():
-            # The record was damaged, or a service was killed before it had written down what it had just started. Of
-            # two processes on one folder the second ends at once, for ever; so what runs is looked for.
+            # The record was damaged, or a service was killed before it had recorded its new process. A second process
+            # on the same folder always ends at once; so a running process is searched for.
             found = await asyncio.to_thread(weed_process.find_running, self._data_folder)
             if found is None or found.process is None:
                 return False
@@ -165,7 +165,7 @@ class EmbeddedStore:
         return False
 
     async def _launch_on_free_ports(self) -> None:
-        """Choose ports and start a process; where it ends because one was taken meanwhile, choose again."""
+        """Choose ports and start a process; if it ends because a port was taken meanwhile, choose again."""
         for num_left in reversed(range(MAX_PORT_CHOICES)):
             self._record = StoreRecord(ports=await self._choose_ports())
             try:
@@ -178,12 +178,12 @@ class EmbeddedStore:
                 _log.warning("object store: %s was taken before the store listened on it; choosing again", taken)
 
     async def _choose_ports(self) -> dict[str, int]:
-        """Return the recorded ports, each replaced by a new one if it stays taken."""
+        """Return the recorded ports, each replaced by a new port if it stays taken."""
         fresh = weed_process.choose_ports()
         record = StoreRecord.read(self._record_path)
         if record is None:
             return fresh
-        # A process that was killed a moment ago is gone before its sockets are.
+        # The sockets of a killed process close a moment after its end.
         deadline = time.monotonic() + PORT_WAIT_S
         taken: set[str] = set()
         while time.monotonic() < deadline and (taken := weed_process.taken_ports(record.ports)):  # noqa: ASYNC110
@@ -257,7 +257,7 @@ class EmbeddedStore:
                 stdout=descriptor,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                umask=0o077,  # its control sockets in /tmp would be open to every user
+                umask=0o077,  # its control sockets in /tmp would otherwise be open to every user
             )
         except OSError as error:
             raise ObjectStoreError(
@@ -267,7 +267,7 @@ class EmbeddedStore:
             os.close(descriptor)
 
     async def _why_not_ready(self, patience: StartPatience) -> str | None:
-        """Try a put, get and delete until they work; return why that was given up, None if they work."""
+        """Try a put, get and delete until they work; return why the attempt was given up, None if they work."""
         async with StoreClient(self.endpoint, timeout_s=patience.silence_s) as client:
             while (process := self.process) is not None and process.is_alive():
                 if await _won_over(client.probe(self._bucket), _ended(process)):
@@ -290,7 +290,7 @@ class EmbeddedStore:
         assert self._record is not None
         is_alive = self._process_is_alive()
         how = f"did not serve objects: {why}," if is_alive else "ended"
-        # Asked of the kernel and not of the log, whose words change with the store's version.
+        # The kernel is asked, because the log's text changes with the store's version.
         taken = () if is_alive else weed_process.taken_ports(self._record.ports)
         return ObjectStoreError(
             f"embedded object store: weed {how} after {waited_s:.1f} s in {self._data_folder}; "
@@ -358,7 +358,7 @@ class EmbeddedStore:
             self._record = StoreRecord(ports=self._record.ports)
             try:
                 self._record.write(self._record_path)
-            except OSError as error:  # the process that it still names is gone, which the next service sees
+            except OSError as error:  # the next service sees that the process in the record has ended
                 _log.warning("object store: %s can not be written: %s", self._record_path, error.strerror)
 
     def _take_lock(self) -> None:
@@ -396,13 +396,13 @@ async def _won_over(probe: Coroutine[Any, Any, None], end: Coroutine[Any, Any, N
 
 
 async def _ended(process: ProcessId) -> None:
-    """Wait until a process has ended; costs nothing while it lives."""
+    """Wait until a process has ended, without polling."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return
     try:
-        if process.is_alive():  # looked at after the descriptor was opened: it stands for this very process
+        if process.is_alive():  # checked after the descriptor was opened: so it belongs to this process
             ended = asyncio.Event()
             loop = asyncio.get_running_loop()
             loop.add_reader(descriptor, ended.set)

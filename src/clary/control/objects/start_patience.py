@@ -1,7 +1,7 @@
-"""How long a start is waited for: as long as the process shows life, which a machine under load makes slow to show.
+"""Limit of the wait for a start: as long as the process shows signs of life, since a loaded machine is slow.
 
-Where: `seaweed.EmbeddedStore` asks while it tries whether objects can be written, `clary up` while it waits for the
-service that has started the store. The decision is pure; `signs_of` reads what it is made of. Linux only.
+Where: `seaweed.EmbeddedStore` asks while it probes the store, `clary up` while it waits for the service that has
+started the store. The decision is pure; `signs_of` reads its input. Linux only.
 Source: proc(5) for /proc/PID/stat; kernel Documentation/scheduler/sched-stats.rst for schedstat.
 """
 
@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-LONGEST_START_S = 600.0  # a process that only spins shows life for ever
-# A hung store still looks after its timers, with a four-hundredth of a core; one that starts wants all it gets.
+LONGEST_START_S = 600.0  # a process in an endless loop shows signs of life for ever
+# A hung store still runs its timers, with a four-hundredth of a core; a starting store uses all that it gets.
 LEAST_BUSY_SHARE = 0.03
 _NANOSECONDS = 1e9
 
@@ -22,17 +22,17 @@ _NANOSECONDS = 1e9
 class Signs:
     """Signs of life of a process since its start."""
 
-    busy_s: float  # time on a processor, and time in which it waited for one, of all its threads
+    busy_s: float  # time on a processor, and time waiting for one, of all its threads
     log_bytes: int
 
 
 class StartPatience:
-    """Judges a start by the signs of life that it is given.
+    """Judges a start by signs of life.
 
     Args:
         now_s: monotonic time of the start.
-        silence_s: a process that does nothing for so long is given up.
-        longest_s: so is one that is still not ready then.
+        silence_s: time without a sign of life after which a start is given up.
+        longest_s: time after which a start is given up in any case.
     """
 
     def __init__(self, now_s: float, *, silence_s: float, longest_s: float = LONGEST_START_S) -> None:
@@ -42,11 +42,11 @@ class StartPatience:
         self._at_sign = Signs(busy_s=0.0, log_bytes=0)
 
     def why_over(self, now_s: float, signs: Signs) -> str | None:
-        """Return why the start is given up, or None while it is to be waited for.
+        """Return why the start is given up, or None while the wait continues.
 
         Args:
             now_s: monotonic time.
-            signs: what the process has done until now.
+            signs: of the process until now.
         """
         busy_s = signs.busy_s - self._at_sign.busy_s
         needed_s = max(LEAST_BUSY_SHARE * (now_s - self._sign_s), LEAST_BUSY_SHARE)
@@ -60,7 +60,7 @@ class StartPatience:
 
 
 def signs_of(pid: int, log: Path) -> Signs:
-    """Read the signs of life of a process; those of a process that has ended are zero."""
+    """Read the signs of life of a process; the signs of an ended process are zero."""
     busy_ns = 0
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

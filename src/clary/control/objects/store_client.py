@@ -1,8 +1,8 @@
 """Signed S3 requests of the service's own: the readiness probe, buckets, existence of inputs, checks of checkpoints.
 
-Where: `seaweed` probes the embedded store with it; services look at buckets and prefixes; `checkpoint_verification`
-reads whole objects, piece by piece. No one else's data comes this way: clients go through `front`, agents straight to
-the store. The signing of requests is shared with `front`.
+Where: `seaweed` probes the embedded store with it; services check buckets and prefixes; `checkpoint_verification`
+reads whole objects, piece by piece. Other data does not pass here: clients use `front`, agents the store itself. The
+signing of requests is shared with `front`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 STREAM_PIECE_BYTES = 1024 * 1024
-# Set by nobody but us: aiohttp would add them, and what we sign must be what is sent.
+# aiohttp must not add these: the signed headers must be the ones that are sent.
 AUTOMATIC_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
@@ -64,7 +64,7 @@ class StoreStream:
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body in pieces of at most STREAM_PIECE_BYTES.
 
-        Raises: ObjectStoreError if it breaks off, or if nothing comes for `timeout_s` seconds.
+        Raises: ObjectStoreError if it breaks off, or if no byte arrives for `timeout_s` seconds.
         """
         try:
             async for piece in self._response.content.iter_chunked(STREAM_PIECE_BYTES):
@@ -78,7 +78,7 @@ class StoreClient:
 
     Args:
         endpoint: URL, region and key of the store.
-        timeout_s: seconds for one whole request; of a stream, from one piece to the next.
+        timeout_s: seconds for one whole request; for a stream, from one piece to the next.
     """
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -107,8 +107,8 @@ class StoreClient:
             bucket: name; empty for the service itself.
             key: not encoded; empty for the bucket.
             query: names and values, not encoded.
-            body: whole content; empty for a request without one.
-        Raises: ObjectStoreError if no answer came, or one of more than MAX_ANSWER_BYTES.
+            body: whole content; empty for a request without a body.
+        Raises: ObjectStoreError without an answer, or for an answer of more than MAX_ANSWER_BYTES.
         """
         assert self._session is not None, "use `async with StoreClient(...)`"
         url, headers = self._signed(method, bucket, key, query, body)
@@ -129,7 +129,7 @@ class StoreClient:
     async def open(self, bucket: str, key: str) -> AsyncIterator[StoreStream]:
         """Request an object and yield the answer, of any status; its body is read in pieces, or not at all.
 
-        Raises: ObjectStoreError if no answer came.
+        Raises: ObjectStoreError without an answer.
         """
         assert self._session is not None, "use `async with StoreClient(...)`"
         url, headers = self._signed("GET", bucket, key, (), b"")
@@ -147,9 +147,9 @@ class StoreClient:
                 response.close()  # the rest is not needed
 
     async def ensure_bucket(self, bucket: str) -> None:
-        """Make the bucket unless it is there.
+        """Make the bucket unless it exists.
 
-        Raises: ObjectStoreError if it is not there afterwards.
+        Raises: ObjectStoreError if it does not exist afterwards.
         """
         answer = await self.request("HEAD", bucket)
         if answer.status == 404:
@@ -158,7 +158,7 @@ class StoreClient:
             raise self._refused("PUT", bucket, "", answer)
 
     async def probe(self, bucket: str) -> None:
-        """Put, get and delete an object; return if all three worked and the content came back.
+        """Put, get and delete an object; return if all three worked and the content was read back.
 
         Raises: ObjectStoreError naming the first step that failed.
         """
@@ -169,7 +169,7 @@ class StoreClient:
                 raise self._refused(method, bucket, key, answer)
 
     def unanswered(self, method: str, bucket: str, key: str, error: BaseException) -> ObjectStoreError:
-        """Return the error for a request that got no answer, or half of one.
+        """Return the error for a request without an answer, or with an incomplete one.
 
         Args:
             method: of the request.
@@ -208,7 +208,7 @@ class StoreClient:
 
 
 def open_session(timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
-    """Return a session that changes nothing on the way: no cookies, no proxy, no decoding, no headers of its own."""
+    """Return a session that sends and returns data unchanged: no cookies, proxy, decoding or added headers."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -233,10 +233,10 @@ def encode_query(query: Sequence[tuple[str, str]]) -> str:
 
 
 def store_url(endpoint: Endpoint, path: str, query: str) -> URL:
-    """Return the URL of a request; nothing in it is encoded or normalised again.
+    """Return the URL of a request; it is not encoded or normalised again.
 
     Args:
-        endpoint: its URL may have a path, which stays in front.
+        endpoint: its URL may have a path, which comes first.
         path: percent-encoded, with a leading slash.
         query: encoded, without `?`; may be empty.
     """
@@ -259,8 +259,8 @@ def sign_for_store(
         method: upper case.
         path: percent-encoded, without the endpoint's own path.
         query: encoded, without `?`.
-        headers: that are sent, without host.
-        payload_hash: SHA-256 of the body in hexadecimal, or one of S3's words.
+        headers: to send, without host.
+        payload_hash: SHA-256 of the body in hexadecimal, or a keyword of S3.
         now: aware time of day that the signature names.
     """
     parts = urlsplit(endpoint.url)

@@ -1,4 +1,4 @@
-"""The front's link to the store: connections, signatures with the store's own key, and errors while it is away.
+"""The front's link to the store: connections, signatures with the store's own key, and errors if it does not answer.
 
 Where: `front` opens it when the service starts and sends every request through it.
 """
@@ -24,7 +24,7 @@ from clary.control.objects.store_client import (
     store_url,
 )
 
-STORE_TIMEOUT_S = 300.0  # without a byte from the store; completing a large multipart upload is slow
+STORE_TIMEOUT_S = 300.0  # limit without a byte from the store; completing a large multipart upload is slow
 
 
 class StoreLink:
@@ -46,12 +46,12 @@ class StoreLink:
         return self._endpoint.region
 
     async def open(self) -> None:
-        """Open the connections' pool to the store; the store need not answer yet."""
+        """Open the pool of connections; the store need not answer yet."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STORE_TIMEOUT_S)
         self._session = open_session(timeout)
 
     async def close(self) -> None:
-        """Close all connections to the store; requests under way break off."""
+        """Close all connections to the store; running requests break off."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -59,13 +59,13 @@ class StoreLink:
     async def send(
         self, asked: S3Request, outgoing: Outgoing, body: IncomingBody | None = None
     ) -> aiohttp.ClientResponse:
-        """Sign a request, send it and return the answer, whose body is still to come.
+        """Sign a request, send it and return the answer, whose body is not read yet.
 
         Args:
-            asked: what is asked of the store.
+            asked: the request to the store.
             outgoing: headers and body.
-            body: the client's, whose own error goes before what comes of it.
-        Raises: WireError ServiceUnavailable, or what was wrong with the client's body.
+            body: the client's; its own error takes precedence over the error that follows from it.
+        Raises: WireError ServiceUnavailable, or the error of the client's body.
         """
         assert self._session is not None, "open() has not been called"
         query = encode_query([(name, value) for name, value in asked.query if not name.lower().startswith("x-amz-")])

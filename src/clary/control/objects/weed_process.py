@@ -1,4 +1,4 @@
-"""The SeaweedFS process: its program, ports, command line and the record by which a later service finds it again.
+"""The SeaweedFS process: its program, ports, command line and the record by which a later service finds the process.
 
 Where: `seaweed.EmbeddedStore` starts, adopts and stops the process through these functions. Linux only.
 """
@@ -27,18 +27,18 @@ FIRST_PORT, LAST_PORT = 10_240, 22_000
 PORT_NAMES = ("s3", "filer", "volume", "master", "admin")
 PORT_TRIES = 200
 # `weed mini` divides the free disk into volumes of one size and gives every bucket its own: about as many buckets as
-# the disk has free GiB. Far more volumes than that can be promised, since they only take what is written to them.
+# the disk has free GiB. Far more volumes can be configured, since they only take the space of their content.
 VOLUME_SIZE_MIB = 1024
 MAX_VOLUMES = 10_000
-# Soft limit of Go's heap. What lives there takes 250 MiB once objects were written, most of it buffers of the filer's
-# database. Under a limit as low as that the collector never rests: 11 % of a core for ever, and twice the time a byte.
+# Soft limit of Go's heap. Live data takes 250 MiB once objects were written, mostly buffers of the filer's database.
+# With a limit that low the collector runs all the time: 11 % of a core for ever, and twice the time per byte.
 MEMORY_LIMIT = "512MiB"
-# A reporter of crashes is built into weed, and looks ten times a second whether it has something to send, though it was
-# given no address. That is half of what an idle store takes. An address that is none keeps the reporter from starting.
+# A reporter of crashes is built into weed, and checks ten times a second for reports to send, even without an address.
+# That is half of an idle store's load. An invalid address keeps the reporter from starting.
 REPORTER_ADDRESS = "off"
 KILL_TIMEOUT_S = 5.0
 SOCKET_PREFIX = "/tmp/seaweedfs-"  # noqa: S108 - fixed in weed
-# Without it weed also writes files below /tmp at every start, which nobody removes.
+# Without it weed also writes files below /tmp at every start, which are never removed.
 LOG_OPTION = "-logtostderr=true"
 
 
@@ -56,7 +56,7 @@ class StoreRecord:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             process = document.get("process") if isinstance(document, dict) else None
-            if isinstance(process, dict) and "start_ticks" in process:  # as records before 0.1 named it
+            if isinstance(process, dict) and "start_ticks" in process:  # name in records before 0.1
                 process["started"] = str(process["start_ticks"])
             record = from_plain(StoreRecord, document)
         except (OSError, ValueError, ContractError):
@@ -76,9 +76,10 @@ class StoreRecord:
 
 
 def find_running(data_folder: Path) -> StoreRecord | None:
-    """Return a record of the store that runs for this folder, built from its command line; None if no store runs.
+    """Return a record of this folder's running store, built from its command line; None if no store runs.
 
-    Its working folder is the data folder, however the state folder was spelled; its command line names the ports.
+    The store's working folder is the data folder, in any spelling of the state folder; its command line names the
+    ports.
     """
     try:
         own = os.stat(data_folder)
@@ -101,7 +102,7 @@ def find_running(data_folder: Path) -> StoreRecord | None:
 def find_program() -> str:
     """Return the path of `weed`: of this Python environment, else of PATH.
 
-    Raises: ObjectStoreError if it is nowhere.
+    Raises: ObjectStoreError if it is missing.
     """
     own = Path(sysconfig.get_path("scripts")) / "weed"
     program = str(own) if own.is_file() else shutil.which("weed")
@@ -116,7 +117,7 @@ def find_program() -> str:
 def choose_ports() -> dict[str, int]:
     """Return a free port for every server of the store, each with its gRPC port free too.
 
-    Raises: ObjectStoreError if none were found.
+    Raises: ObjectStoreError if there are too few free ports.
     """
     ports: dict[str, int] = {}
     for _ in range(PORT_TRIES):
@@ -132,7 +133,7 @@ def choose_ports() -> dict[str, int]:
 
 
 def taken_ports(ports: dict[str, int]) -> set[str]:
-    """Return the names of those ports that, or whose gRPC ports, can not be listened on now."""
+    """Return the names of the ports that are taken, or whose gRPC ports are."""
     return {name for name, port in ports.items() if not (_is_free(port) and _is_free(port + GRPC_OFFSET))}
 
 
@@ -146,7 +147,7 @@ def socket_paths(ports: dict[str, int]) -> list[str]:
 
 
 def remove_sockets(ports: dict[str, int]) -> None:
-    """Remove those sockets, which weed does not do itself."""
+    """Remove the sockets of `socket_paths`, which weed does not do itself."""
     for path in socket_paths(ports):
         Path(path).unlink(missing_ok=True)
 
@@ -170,8 +171,8 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
         "webdav": "false",
         "admin.ui": "false",
         "master.telemetry": "false",
-        # A master that resumes the state of its log looks for its quorum of one 2,000 times a second, for ever. What
-        # it needs it learns from the volumes when they report.
+        # A master that resumes the state of its log checks its quorum of one 2,000 times a second, for ever. It gets
+        # its state from the reports of the volumes instead.
         "master.resumeState": "false",
         "master.volumeSizeLimitMB": VOLUME_SIZE_MIB,
         "volume.max": MAX_VOLUMES,
@@ -184,9 +185,9 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
 
 
 def terminate(process: ProcessId, *, grace_s: float) -> bool:
-    """Send SIGTERM, wait up to `grace_s`, then SIGKILL; blocks. Returns whether the process is gone.
+    """Send SIGTERM, wait up to `grace_s`, then SIGKILL; blocks. Returns whether the process has ended.
 
-    A child of ours stays a zombie until its parent reaps it, which counts as gone.
+    A child of this process stays a zombie until it is reaped, and counts as ended.
     """
     return process.terminate(timeout_s=grace_s) or process.kill(timeout_s=KILL_TIMEOUT_S)
 

@@ -4,12 +4,12 @@ Where: `seaweed.EmbeddedStore` writes the file before each start of `weed`, whic
 the S3 port, which asks for signatures of its own, the store's servers listen on loopback, where every local user and
 every program with this machine's network reaches them:
 
-    gRPC of all servers         mutual TLS: both ends show the certificate of this file
+    gRPC of all servers         mutual TLS: both ends present the certificate of this file
     HTTP of master and admin    TLS, client certificate required
     HTTP of filer and volume    every request carries a token signed with a key of this file, to read and to write
 
-The data path between the servers stays plain HTTP: its tokens are secret, and root alone sees traffic on loopback.
-Nothing is kept from one start to the next, so nothing expires that is in use, and a leaked key ends with its process.
+The data path between the servers stays plain HTTP: its tokens are secret, and only root can read traffic on loopback.
+Each start makes new keys, so no key in use expires, and a leaked key ends with its process.
 Source: `weed scaffold -config=security`.
 """
 
@@ -29,7 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 FOLDER = ".seaweedfs"  # below the home folder of weed
 FILE = "security.toml"
 CERTIFICATE, KEY = "certificate.pem", "key.pem"
-VALID_DAYS = 3650  # longer than a process lives; each start makes another
+VALID_DAYS = 3650  # longer than a process lives; each start makes a new certificate
 BACKDATE = timedelta(days=1)  # the clock may be set back after the start
 _TOKEN_BYTES = 32
 _TOKEN_TABLES = ("jwt.signing", "jwt.signing.read", "jwt.filer_signing", "jwt.filer_signing.read")
@@ -44,7 +44,7 @@ def write_security(weed_home: Path, *, address: str, now: datetime) -> None:
         weed_home: the HOME of the process; made if absent.
         address: IP address that the servers listen on.
         now: aware time of day.
-    Raises: OSError; the old files may be replaced in part then, and no process was started with them.
+    Raises: OSError; some old files may be replaced then, and no process was started with them.
     """
     folder = weed_home / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,7 +56,7 @@ def write_security(weed_home: Path, *, address: str, now: datetime) -> None:
 
 def _settings(folder: Path) -> str:
     pair = f"cert = {_quoted(folder / CERTIFICATE)}\nkey = {_quoted(folder / KEY)}\n"
-    authority = f"ca = {_quoted(folder / CERTIFICATE)}\n"  # it signed itself, and nothing else is trusted
+    authority = f"ca = {_quoted(folder / CERTIFICATE)}\n"  # self-signed, and the only trusted certificate
     tables = [f'[{name}]\nkey = "{secrets.token_hex(_TOKEN_BYTES)}"\n' for name in _TOKEN_TABLES]
     tables.append("[filer.expose_directory_metadata]\nenabled = false\n")
     tables.append(f"[grpc]\n{authority}")
@@ -72,7 +72,7 @@ def _quoted(path: Path) -> str:
 
 
 def _make_pair(address: str, now: datetime) -> tuple[bytes, bytes]:
-    """Return a certificate that signed itself, for servers and clients, and its key, both as PEM."""
+    """Return a self-signed certificate, for servers and clients, and its key, both as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Clary object store")])
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -99,7 +99,7 @@ def _make_pair(address: str, now: datetime) -> tuple[bytes, bytes]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file that its owner alone may read."""
+    """Replace a file that only its owner may read."""
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

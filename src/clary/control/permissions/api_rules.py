@@ -1,7 +1,7 @@
-"""Which operations of AWS's JSON and query APIs the key of a job may call: one table, and no other answer is yes.
+"""Operations of AWS's JSON and query APIs that the key of a job may call: a table of all permissions.
 
-Where: `server.aws_handler` asks once a request is verified, parsed and validated, before it reaches its handler. What
-is not in the table is refused, so a new operation is refused until it has a line here. Pure.
+Where: `server.aws_handler` asks once a request is verified, parsed and validated, before it reaches its handler.
+Operations outside of the table are refused, so a new operation is refused until it has a line here. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _own_arn(grants: Grants, params: Params) -> bool:
 
 
 def own_streams(grants: Grants) -> str:
-    """Return the prefix that names of a job's log streams have, and no others'."""
+    """Return the prefix that only names of this job's log streams have."""
     return f"{grants.job_name}/"
 
 
@@ -49,9 +49,9 @@ def _own_streams(grants: Grants, params: Params) -> bool:
 
 
 def _own_metric(grants: Grants, metric: Params) -> bool:
-    """Whether a metric is the job's own: of its name, or of one of its hosts, and of nothing beside.
+    """Whether a metric is the job's own: its dimensions name only the job or its hosts.
 
-    Under another namespace than the platform's it is what the job's script has put, unless it names another job.
+    In other namespaces than the platform's, metrics are scripts' own; a metric there must not name another job.
     """
     dimensions = metric.get("Dimensions") or ()
     if metric.get("Namespace", PLATFORM_NAMESPACE) != PLATFORM_NAMESPACE:
@@ -64,7 +64,7 @@ def _own_metric(grants: Grants, metric: Params) -> bool:
 
 
 def _is_own_data(grants: Grants, metric: Params) -> bool:
-    """Whether the dimensions of a script's own metric name no other job than the one that calls."""
+    """Whether the dimensions of a script's own metric name no job other than the caller."""
     return all(
         item.get("Name") != "TrainingJobName" or item.get("Value") == grants.job_name
         for item in metric.get("Dimensions") or ()
@@ -85,17 +85,17 @@ def _own_metrics(grants: Grants, params: Params) -> bool:
 RULES: Mapping[tuple[str, str], Rule] = {
     ("sagemaker", "DescribeTrainingJob"): _own_job,
     ("sagemaker", "StopTrainingJob"): _own_job,
-    ("logs", "DescribeLogGroups"): _always,  # there is one, and its name is no secret
+    ("logs", "DescribeLogGroups"): _always,  # there is one group, and its name is no secret
     ("logs", "DescribeLogStreams"): _own_streams,
     ("logs", "GetLogEvents"): _own_stream,
     ("logs", "FilterLogEvents"): _own_streams,
-    # Queries of a job look at `own_streams` alone, and it sees no others' queries: `services.log_queries`.
+    # Queries of a job read only `own_streams`, and it sees only its own queries: `services.log_queries`.
     ("logs", "StartQuery"): _always,
     ("logs", "GetQueryResults"): _always,
     ("logs", "StopQuery"): _always,
     ("logs", "DescribeQueries"): _always,
     ("sts", "GetCallerIdentity"): _always,
-    ("iam", "GetRole"): _always,  # answers of these are the same for every name
+    ("iam", "GetRole"): _always,  # the answers of these operations are the same for every name
     ("iam", "GetUser"): _always,
     ("iam", "ListAttachedRolePolicies"): _always,
     ("iam", "ListRoles"): _always,
@@ -112,7 +112,7 @@ def decide(grants: Grants, service: str, operation: str, params: Params) -> Deci
 
     Args:
         grants: of the key.
-        service: as the model calls it, such as `sagemaker`.
+        service: its name in the model, such as `sagemaker`.
         operation: such as `DescribeTrainingJob`.
         params: parsed and valid.
     """

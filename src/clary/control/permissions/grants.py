@@ -1,7 +1,7 @@
 """Grants of an attempt's key as plain data, and the checks, decisions and refusals made with them.
 
 Where: `jobs.job_grants` derives grants from a job's request; `s3_rules`, `api_rules` and `tracking_rules` decide by
-them. The owner's key has no grants and opens everything. Pure.
+them. The owner's key has no grants and opens all places. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OWN, FULL = "own", "full"
 
 @dataclass(frozen=True)
 class Place:
-    """Objects of a bucket: one key and everything below it as below a folder, or every key that begins with a text."""
+    """Objects of a bucket: one key and all keys below it as a folder, or every key that begins with a text."""
 
     bucket: str
     key: str = ""  # without slash at its end; empty for the whole bucket
@@ -45,10 +45,10 @@ class Grants:
 
     job_name: str
     job_arn: str
-    job_id: str  # stays the same over the job's attempts, and another job of the name has another
+    job_id: str  # the same for all attempts of the job; another job of the same name has another id
     reads: tuple[Place, ...] = ()
-    writes: tuple[Place, ...] = ()  # these may be read as well
-    experiments: frozenset[str] = frozenset()  # in lower case, as are the next two
+    writes: tuple[Place, ...] = ()  # these places may be read as well
+    experiments: frozenset[str] = frozenset()  # in lower case, as are trials and components
     trials: frozenset[str] = frozenset()
     components: frozenset[str] = frozenset()
 
@@ -65,19 +65,19 @@ class Grants:
         return any(place.covers_all_below(bucket, prefix) for place in (*self.reads, *self.writes))
 
     def knows_bucket(self, bucket: str) -> bool:
-        """Whether anything of a bucket is open."""
+        """Whether any key of a bucket is open."""
         return any(place.bucket == bucket for place in (*self.reads, *self.writes))
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether something is allowed, and if not, why."""
+    """Whether a request is allowed, and if not, why."""
 
     is_allowed: bool
     reason: str = ""
-    # Allowed if all of these were made by this very job, or are not there: kind and name of records of experiments.
+    # Kind and name of records of experiments; allowed if this job made all of them, or they do not exist.
     if_made: tuple[tuple[str, str], ...] = ()
-    # Of a listing, only what the key may see goes out.
+    # Whether the listing is filtered to the keys that the caller may read.
     is_filtered: bool = False
 
 
@@ -117,7 +117,7 @@ def all_of(decisions: Iterable[Decision]) -> Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class S3Asked:
-    """An S3 request as rules see it; copy source and keys to delete are parsed already."""
+    """An S3 request for the rules; copy source and keys to delete are parsed already."""
 
     method: str
     bucket: str

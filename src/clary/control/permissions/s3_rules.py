@@ -1,18 +1,18 @@
 """S3 requests that a job's key may make: one table with the grants that each kind of request needs.
 
-Where: `objects.front` asks as soon as it knows the caller and what is asked, before a byte of the body is read; of
-DeleteObjects it asks again when it has the keys. What is not in the table is refused. Pure.
+Where: `objects.front` asks as soon as it knows the caller and the request, before a byte of the body is read; for
+DeleteObjects it asks again when it has the keys. Requests outside of the table are refused. Pure.
 Source: Amazon S3 API reference, "Actions"; names of actions as IAM has them.
 
-[Note: listings of a folder without its slash] S3Downloader, `bucket.objects.filter` and others list `a/b` for what is
-below `a/b/`; that names keys of `a/bc`, too. Where the folder alone is open the listing is allowed and filtered.
+[Note: listings of a folder without its slash] S3Downloader, `bucket.objects.filter` and others list `a/b` to get the
+keys below `a/b/`; that matches keys of `a/bc`, too. If only the folder is open, the listing is allowed and filtered.
 """
 
 from __future__ import annotations
 
 from clary.control.permissions.grants import ALLOWED, Decision, Grants, Refused, S3Asked
 
-# Parameters that change no more than how an answer looks, or how much of it comes.
+# Parameters that only change the form or the length of an answer.
 _FREE = frozenset(
     {"x-id", "encoding-type", "max-keys", "fetch-owner", "max-parts", "part-number-marker", "max-uploads"}
 )
@@ -30,7 +30,7 @@ def decide(grants: Grants, asked: S3Asked) -> Decision:
     parameters = frozenset(
         name for name in asked.parameters if name not in _FREE and not name.lower().startswith(_RESPONSE)
     )
-    if any(name.lower().startswith("x-amz-") for name in parameters):  # headers that moved into a presigned URL
+    if any(name.lower().startswith("x-amz-") for name in parameters):  # headers moved into a presigned URL
         parameters = frozenset(name for name in parameters if not name.lower().startswith("x-amz-"))
     if not asked.bucket:
         return _refused(grants, "s3:ListAllMyBuckets", asked, "no list of buckets")
@@ -63,7 +63,7 @@ def _of_bucket(grants: Grants, asked: S3Asked, parameters: frozenset[str]) -> De
 def _of_listing(grants: Grants, asked: S3Asked, *, may_filter: bool) -> Decision:
     prefixes = asked.values("prefix")
     prefix = prefixes[0] if prefixes else ""
-    # Of a name given twice the store may take another one than is judged here; and it may walk along dots.
+    # If the name comes twice, the store may use another value than is judged here; it may also resolve dots.
     is_clear = len(prefixes) <= 1 and not {".", ".."} & set(prefix.split("/"))
     if is_clear and grants.may_list(asked.bucket, prefix):
         return ALLOWED

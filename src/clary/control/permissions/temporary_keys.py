@@ -1,9 +1,9 @@
 """Expiring keys that STS makes for the owner; a key is verified by its own content.
 
-Where: `services.sts` makes them; whoever verifies a signature asks here when a session token comes along. Pure but for
+Where: `services.sts` makes them; verifiers of signatures ask here if a request has a session token. Pure but for
 the random name of a new key. Nothing is kept: token and secret are derived from the key's name, its end and the
-service's master key, so that a key is good after a restart, on and until its end, and only together with its token.
-They open what the owner's key opens, but make no other keys.
+service's master key, so that a key is valid after a restart, until its end, and only together with its token. Temporary
+keys open what the owner's key opens, but make no other keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIZE = _END_BYTES + hashlib.sha256().digest_size
 
 @dataclass(frozen=True, kw_only=True)
 class TemporaryKey:
-    """Credentials that a client signs with until they expire."""
+    """Credentials with which a client signs until they expire."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -41,10 +41,10 @@ class TokenVerdict:
 
 
 class TemporaryKeys:
-    """Makes keys and knows them again.
+    """Makes keys and verifies them.
 
     Args:
-        master: from which all of them are derived; never told.
+        master: secret from which all keys are derived; never shown.
     """
 
     def __init__(self, master: bytes) -> None:
@@ -52,11 +52,11 @@ class TemporaryKeys:
 
     @classmethod
     def forgotten(cls) -> TemporaryKeys:
-        """Return keys that nothing outside of this process knows again."""
+        """Return an object whose keys are valid in this process only."""
         return cls(secrets.token_bytes())
 
     def make(self, expires_at: datetime) -> TemporaryKey:
-        """Return a new key that is good until a time, in whole seconds."""
+        """Return a new key that is valid until a time, in whole seconds."""
         end_s = int(expires_at.timestamp())
         name = PREFIX + base64.b32encode(secrets.token_bytes(_NAME_BYTES)).decode()
         end = end_s.to_bytes(_END_BYTES, "big")
@@ -73,7 +73,7 @@ class TemporaryKeys:
 
         Args:
             access_key_id: of the request.
-            session_token: as the client sends it; URL-safe base64, from anyone.
+            session_token: from the client, untrusted; URL-safe base64.
             now: aware time of day.
         Returns: a verdict without a secret for a token that is malformed, another key's or expired.
         """

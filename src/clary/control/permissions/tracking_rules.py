@@ -1,7 +1,8 @@
-"""Which experiments, trials, components and artifacts the key of a job may use.
+"""Experiments, trials, components and artifacts that the key of a job may use.
 
-Where: `api_rules` for operations of experiments. A job has what its ExperimentConfig names, its own component, and what
-it makes itself: what that is stands in a tag, which the caller of `decide` looks at (`Decision.if_made`). Pure.
+Where: `api_rules` for operations of experiments. A job may use records that its ExperimentConfig names, its own
+component, and records that it has made: these have a tag, which the caller of `decide` checks (`Decision.if_made`).
+Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from clary.control.permissions.grants import ALLOWED, Decision, Grants, all_of
 
 Params = Mapping[str, Any]
 
-MADE_BY = "clary:made-by-job"  # tag of what a job's key has made
+MADE_BY = "clary:made-by-job"  # tag of records that a job's key has made
 EXPERIMENT, TRIAL, COMPONENT, ARTIFACT = "experiment", "experiment-trial", "experiment-trial-component", "artifact"
 NO = Decision(False)
 # Member that names a record -> its kind, as in ARNs.
@@ -22,7 +23,7 @@ _MEMBERS = {
     "TrialName": TRIAL,
     "TrialComponentName": COMPONENT,
 }
-# Operation -> members that have to name something of the job's own; others of the operation are free.
+# Operation -> members that must name records of the job; other members are free.
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "CreateExperiment": ("ExperimentName",),
     "DescribeExperiment": ("ExperimentName",),
@@ -46,7 +47,7 @@ _OF_ARNS: Mapping[str, tuple[str, ...]] = {
     "ListTags": ("ResourceArn",),
 }
 _LISTINGS = ("ListTrials", "ListTrialComponents", "ListAssociations")
-# Names that the service gives to what belongs to jobs; such records may come to be when they are first asked for.
+# Suffixes of the service's names for records of jobs; such a record may be made when it is first asked for.
 _OF_JOBS = ("-aws-training-job", "-aws-trial")
 _OTHERS = ("Search", "BatchGetMetrics")
 OPERATIONS = frozenset(
@@ -77,7 +78,7 @@ def decide(grants: Grants, operation: str, params: Params) -> Decision:
 
 
 def _of_listing(grants: Grants, operation: str, params: Params) -> Decision:
-    """Allow lists that are narrowed to something of the job's own, and say nothing of other jobs."""
+    """Allow only lists that are limited to a record of the job."""
     if operation == "ListAssociations":
         narrowed = [_by_arn(grants, params[name]) for name in ("SourceArn", "DestinationArn") if name in params]
         return all_of(narrowed) if narrowed else NO
@@ -88,7 +89,7 @@ def _of_listing(grants: Grants, operation: str, params: Params) -> Decision:
 
 
 def _of_search(grants: Grants, params: Params) -> Decision:
-    """Allow a search for components where one of the things that must hold is the name of one of the job's own."""
+    """Allow a search for components that requires the name of one of the job's own components."""
     expression = params.get("SearchExpression") or {}
     if params.get("Resource") != "ExperimentTrialComponent" or expression.get("Operator", "And") != "And":
         return NO
@@ -99,7 +100,7 @@ def _of_search(grants: Grants, params: Params) -> Decision:
 
 
 def _named(grants: Grants, kind: str, name: Any) -> Decision:
-    """Decide on a record by its name, or its ARN where one stands for it."""
+    """Decide on a record by its name, or by an ARN in its place."""
     if not isinstance(name, str) or not name:
         return NO
     if name.lower().startswith("arn:"):

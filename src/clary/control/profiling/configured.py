@@ -1,8 +1,8 @@
 """The rules that a request's ProfilerRuleConfigurations ask for.
 
-Where: the service warns of what it cannot evaluate when a job is created, and evaluates the rest.
+Where: the service warns of rules that it cannot evaluate when a job is created, and evaluates the others.
 Source: ProfilerRuleConfiguration (AWS API reference); RuleParameters as `sagemaker.debugger.ProfilerRule` writes them:
-of ProfilerReport `<rule>_<parameter>`, the rule in any case.
+for ProfilerReport `<rule>_<parameter>`, the rule in any case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.control.profiling.rule import ProfilerRule, rule_with
 from clary.control.profiling.rules import RULES
 
 REPORT = "ProfilerReport"
-# Names of guides that no client library has -> the rules that they mean; parameters are named as those of a report.
+# Names that only guides have, no client library -> the rules that they mean; parameters are named as in a report.
 MEANT: Mapping[str, tuple[str, ...]] = {"HardwareUtilization": ("OverallSystemUsage", "LowGPUUtilization")}
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 10.0, 3600.0
 _INTERVAL = "scan_interval_us"
@@ -31,10 +31,9 @@ class ConfiguredRule:
     Attributes:
         name: RuleConfigurationName.
         kind: rule_to_invoke.
-        rules: what to evaluate: one, several of a name in `MEANT`, or of a ProfilerReport all; none where `error` says
-            why.
-        s3_output_path: where its results go instead of the job's own place.
-        error: why it cannot be evaluated; empty if it can.
+        rules: to evaluate: one, the rules of a name in `MEANT`, or all for a ProfilerReport; empty if `error` is set.
+        s3_output_path: place of its results; None for the job's own place.
+        error: reason why it cannot be evaluated; empty if it can.
     """
 
     name: str
@@ -57,13 +56,13 @@ class ConfiguredRule:
 
     @property
     def interval_s(self) -> float:
-        """Seconds from one look to the next."""
+        """Seconds between evaluations."""
         wanted_s = min((rule.scan_interval_s for rule in self.rules), default=MOST_INTERVAL_S)
         return min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, wanted_s))
 
 
 def configured_rules(configurations: Sequence[Mapping[str, Any]]) -> tuple[ConfiguredRule, ...]:
-    """Return the rules of a request, in its order; one that cannot be evaluated says why."""
+    """Return the rules of a request, in its order; a rule that cannot be evaluated has an `error`."""
     return tuple(_configured(configuration) for configuration in configurations)
 
 
@@ -78,7 +77,7 @@ def object_prefix(output_path: str, job_name: str, rule_name: str) -> tuple[str,
     Args:
         output_path: S3 URI of the rule's S3OutputPath.
         job_name: of the training job.
-        rule_name: RuleConfigurationName; characters that keys do not hold well become hyphens.
+        rule_name: RuleConfigurationName; characters that are unsafe in keys become hyphens.
     """
     bucket, _, prefix = output_path.removeprefix("s3://").partition("/")
     folder = _IN_KEY.sub("-", rule_name).strip(".-") or "rule"

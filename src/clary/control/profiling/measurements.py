@@ -1,7 +1,7 @@
 """The input of rules: series of a job while its program ran, by host, GPU and rank.
 
-Where: the service reads series into this (`reconcile.profiler_rules`); rules and the report ask it. Nothing is computed
-twice, and what was not measured is an empty tuple.
+Where: the service reads series into this (`reconcile.profiler_rules`); rules and the report query it. Results are
+cached, and an unmeasured series is an empty tuple.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NAMES = (
     "host/*,machine/cpu_iowait_percent,gpu-*/*_percent,gpu-*/power_w,rank-*/cpu_percent,rank-*/memory_bytes,"
     "rank-*/num_processes,rank-*/*_s,rank-*/steps"
 )
-# Of these, what rules that can fire read: asked for again and again while a job runs.
+# Series of these that rules which can fire read; they are read again and again while a job runs.
 JUDGED_NAMES = (
     "host/phase,host/cpu_percent,machine/cpu_iowait_percent,gpu-*/utilisation_percent,gpu-*/memory_percent,"
     "rank-*/step_s,rank-*/step_max_s,rank-*/steps,rank-*/data_wait_s,rank-*/num_processes"
 )
 PERCENT = 100.0
-MOST_VALUE = 1e15  # of anything: what is beyond was written by a program to do harm, or by mistake
+MOST_VALUE = 1e15  # of any series: a larger value was written by a program by mistake, or to do harm
 MS_PER_S = 1000
 _RUNNING = list(HostPhase).index(HostPhase.RUNNING)
 _SCOPE = re.compile(r"(gpu|rank)-([0-9]{1,6})/")
@@ -51,7 +51,7 @@ class Scope:
 
     @property
     def label(self) -> str:
-        """As people read it: `algo-1 gpu-0`."""
+        """Readable name: `algo-1 gpu-0`."""
         return f"{self.host} {self.kind}-{self.number}"
 
 
@@ -64,8 +64,8 @@ class Measurements:
         series: host and name -> points at multiples of `step_ms`; `Point.count` is the number of rows in it.
         step_ms: from one point to the next.
         until_ms: now, or the job's end.
-        breaks_ms: when attempts that ended early were over, oldest first.
-        is_over: whether nothing more will come.
+        breaks_ms: ends of attempts that ended early, oldest first.
+        is_over: whether no more points will arrive.
     """
 
     hosts: tuple[HostShape, ...]
@@ -76,7 +76,7 @@ class Measurements:
     is_over: bool = False
 
     def all_points(self, host: str, name: str) -> tuple[Point, ...]:
-        """Return the points of a series, those of a host's preparation and of its uploads included."""
+        """Return the points of a series, with those of the host's preparation and uploads."""
         return self.series.get((host, name), ())
 
     def points(self, host: str, name: str) -> tuple[Point, ...]:
@@ -99,11 +99,11 @@ class Measurements:
         return self.points(scope.host, f"{scope.kind}-{scope.number}/{quantity}")
 
     def cpu_share(self, host: str) -> tuple[Point, ...]:
-        """Return how busy the processors of a host were, where all of them together are 100 percent."""
+        """Return the load of a host's processors, where all of them together are 100 percent."""
         return self._shares(self.points(host, "host/cpu_percent"), host)
 
     def io_wait_share(self, host: str) -> tuple[Point, ...]:
-        """Return how much of a host's processors the machine's waits for disks would be, in percent."""
+        """Return the machine's waits for disks, in percent of a host's processors."""
         return self._shares(self.points(host, "machine/cpu_iowait_percent"), host)
 
     def attempt_of(self, at_ms: int) -> int:
@@ -111,14 +111,14 @@ class Measurements:
         return bisect_right(self.breaks_ms, at_ms)
 
     def by_attempt(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
-        """Return points attempt by attempt; attempts without any are left out."""
+        """Return points attempt by attempt; attempts without points are left out."""
         found: dict[int, list[Point]] = {}
         for point in points:
             found.setdefault(self.attempt_of(point.at_ms), []).append(point)
         return [tuple(own) for _, own in sorted(found.items())]
 
     def after_patience(self, points: Iterable[Point], patience: float) -> tuple[Point, ...]:
-        """Return points without the first `patience` rows of each attempt: each of them begins anew."""
+        """Return points without the first `patience` rows of each attempt: each attempt begins anew."""
         return tuple(point for own in self.by_attempt(points) for point in after_patience(own, patience))
 
     @cached_property
@@ -140,7 +140,7 @@ class Measurements:
 
     @cached_property
     def _ran(self) -> dict[str, frozenset[int]]:
-        """Host -> the steps in which its program ran; hosts that do not say are left out."""
+        """Host -> the steps in which its program ran; hosts without series `host/phase` are left out."""
         return {
             host: frozenset(point.at_ms for point in points if round(point.mean) == _RUNNING)
             for (host, name), points in self.series.items()
@@ -164,8 +164,8 @@ def measurements_of(
         hosts: of the job, in any order.
         step_ms: from one point to the next.
         until_ms: now, or the job's end, in ms since 1970.
-        is_over: whether nothing more will come.
-        breaks_ms: when attempts that ended early were over, in ms since 1970, oldest first.
+        is_over: whether no more points will arrive.
+        breaks_ms: ends of attempts that ended early, in ms since 1970, oldest first.
     """
     usable = ((one.host, one.name, tuple(point for point in one.points if _can_be(point))) for one in series)
     return Measurements(
@@ -179,7 +179,7 @@ def measurements_of(
 
 
 def _can_be(point: Point) -> bool:
-    return (  # NaN is not below anything
+    return (  # NaN is not below any number
         abs(point.mean) < MOST_VALUE
         and abs(point.least) < MOST_VALUE
         and abs(point.greatest) < MOST_VALUE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clary.control.series.queries import Point
 
-LEAST_POINTS = 10  # of a window: fewer have no quantiles worth the name
+LEAST_POINTS = 10  # of a window: fewer points have no meaningful quantiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Box:
 
 
 def box_of(points: Sequence[Point]) -> Box | None:
-    """Return how the values of a series are spread; None for an empty one."""
+    """Return the spread of a series' values; None for an empty series."""
     if not points:
         return None
     p5, p25, p50, p75, p95 = quantiles(points, (0.05, 0.25, 0.5, 0.75, 0.95))
@@ -74,7 +74,7 @@ def deviation_of(points: Sequence[Point]) -> float:
 
 
 def num_rows(points: Iterable[Point]) -> int:
-    """Return how many rows points stand for."""
+    """Return the number of rows that points stand for."""
     return round(sum(point.count for point in points))
 
 
@@ -91,7 +91,7 @@ def after_patience(points: Sequence[Point], patience: float) -> tuple[Point, ...
 def windows(points: Sequence[Point], size: float, *, least_points: int = LEAST_POINTS) -> list[tuple[Point, ...]]:
     """Cut points into windows one after the other, each of at least `size` rows and `least_points` points.
 
-    What is left over at the end is no window.
+    A rest at the end that is too small is dropped.
     """
     found: list[tuple[Point, ...]] = []
     window: list[Point] = []

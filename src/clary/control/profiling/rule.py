@@ -1,6 +1,6 @@
 """The base of profiler rules: parameters, and a verdict over measurements.
 
-Where: `rules` holds the built-in ones; `configured` makes them of what a request asks for.
+Where: `rules` holds the built-in ones; `configured` makes the rules of a request.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Verdict:
 
     Attributes:
         has_issue: whether it fires.
-        detail: one sentence: what was found where, and the limit; or why nothing could be found.
-        evidence: lines that say the same of each host, GPU or rank.
+        detail: one sentence with the finding, its place and the limit; or the reason for no judgement.
+        evidence: the same for each host, GPU or rank, a line each.
         num_datapoints: rows that were judged.
         num_violations: number of judged rows or windows over the limit.
         figures: host, GPU or rank -> name -> number, for programs.
-        was_judged: whether there was enough to judge.
+        was_judged: whether there was enough data.
     """
 
     has_issue: bool = False
@@ -46,13 +46,13 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilerRule:
-    """Base of all rules; fields are parameters, with the names and defaults of the original.
+    """Base of all rules; fields are parameters, with SageMaker's names and defaults.
 
     Args:
         scan_interval_us: microseconds from one evaluation to the next.
     """
 
-    advice: ClassVar[str] = ""  # what to do when it fires
+    advice: ClassVar[str] = ""  # remedy if it fires
 
     scan_interval_us: int = field(default=SCAN_INTERVAL_US, metadata=POSITIVE)
 
@@ -65,7 +65,7 @@ class ProfilerRule:
 
     @classmethod
     def name(cls) -> str:
-        """Return the name that `rule_to_invoke` has for it."""
+        """Return the rule's name in `rule_to_invoke`."""
         return cls.__name__
 
     @property
@@ -79,7 +79,7 @@ class ProfilerRule:
 
 
 def not_judged(detail: str, num_datapoints: int = 0) -> Verdict:
-    """Return the verdict where there is nothing, or not enough, to judge."""
+    """Return the verdict without enough data."""
     return Verdict(detail=detail, num_datapoints=num_datapoints, was_judged=False)
 
 
@@ -92,9 +92,9 @@ def too_short(num_datapoints: int, patience: float) -> Verdict:
 
 
 def rule_with(cls: type[ProfilerRule], given: Mapping[str, str]) -> ProfilerRule:
-    """Return a rule with parameters as a request spells them.
+    """Return a rule with the parameters of a request.
 
-    Raises: ContractError naming the parameter, what was expected and what came.
+    Raises: ContractError naming the parameter, the expected and the actual value.
     """
     known = {one.name: one for one in fields(cls)}
     values: dict[str, Any] = {}
@@ -108,7 +108,7 @@ def rule_with(cls: type[ProfilerRule], given: Mapping[str, str]) -> ProfilerRule
 
 
 def _parsed(cls: type[ProfilerRule], name: str, text: str, default: Any, limits: Mapping[str, Any]) -> Any:
-    if default is None:  # a word in the request; None in the field means all
+    if default is None:  # a text in the request; None in the field means all
         return None if text == "None" else text
     most = limits.get("most", math.inf)
     expected = "a number above 0" if limits.get("is_positive") else f"a number from 0 to {most:g}"

@@ -1,1 +1,1 @@
-"""Loops that load, decide (pure) and apply: the only place where jobs are moved."""
+"""Loops that load, decide (pure) and apply: the only place where the states of jobs are changed."""

@@ -1,7 +1,7 @@
-"""Admission of requests: whether one could ever run here, the reason of its wait, and the hosts it maps to.
+"""Admission of requests: whether a request could ever run here, the reason of its wait, and its hosts here.
 
 Where: CreateTrainingJob asks before it stores a job, DescribeTrainingJob for the reason of a wait, the reconciler for
-the decision that starts a job. The policies are `scheduling`'s; this holds what they need to know.
+the decision that starts a job. `scheduling` has the policies; this module supplies their facts.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Admitted:
     """Notes for users on a job that can run here."""
 
     warnings: tuple[str, ...]
-    emulation: tuple[str, ...]  # how this machine and its environment differ from what the request names
+    emulation: tuple[str, ...]  # differences of this machine and its environment from the request
 
 
 class Admission:
     """Admits requests by the machine, the settings and the running jobs.
 
     Args:
-        has_host_networks: whether hosts have networks of their job's own.
-        why_no_disks: told how many bytes the disks that hosts of a rehearsal want to themselves hold together, says
-            why they can not be had here; empty if they can.
+        has_host_networks: whether each job has a network of its own.
+        why_no_disks: returns why private disks of this total size for a rehearsal's hosts are not available; empty if
+            they are.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Admission:
 
     @property
     def decides_order(self) -> bool:
-        """Whether this service decides which waiting job comes first, and so can estimate when."""
+        """Whether this service decides on the order of waiting jobs, and so can estimate their starts."""
         return True
 
     @property
@@ -93,10 +93,10 @@ class Admission:
         return self._capacity
 
     def admit(self, request: Mapping[str, Any]) -> Admitted:
-        """Return the notes on how the request maps to this machine.
+        """Return the notes on the request's mapping to this machine.
 
-        Raises: WireError(ResourceLimitExceeded) for what can never fit or may not run so long, ValidationException for
-            an unknown image, disks of a rehearsal or file systems that can not be had here.
+        Raises: WireError(ResourceLimitExceeded) for a request that can never fit or may not run so long,
+            ValidationException for an unknown image, and for unavailable disks of a rehearsal or file systems.
         """
         job = JobRequest(request)
         _, image_notes = self._resolve_image(job.image)
@@ -126,7 +126,7 @@ class Admission:
         return map_hosts(groups, shapes, machine=self._machine, settings=self._settings, share=job.host_share)
 
     def decide_next(self, job: TrainingJob, mapping: HostMapping, *, leaving: Sequence[TrainingJob] = ()) -> Decision:
-        """Decide on the next waiting job; the hosts of `leaving`, ended jobs whose hosts wait, are its to have.
+        """Decide on the next waiting job, which may take the hosts of `leaving`, ended jobs whose hosts wait.
 
         Args:
             job: the next one of the queue.
@@ -158,14 +158,14 @@ class Admission:
         return decision.reason if isinstance(decision, Wait) else ""
 
     def why_held_back(self, job: TrainingJob) -> str:
-        """Return why a waiting job is passed over for now, so that others go first; empty if it is not."""
+        """Return why a waiting job is skipped for now, so that others go first; empty if it is not."""
         if job.not_before is not None and (left_s := (job.not_before - self._hub.now_of(job)).total_seconds()) > 0:
             return f"Pauses before it is tried again: {max(1, round(left_s))} s."
         return self._market.why_wait(job)
 
     def holdings(self) -> list[Holding]:
         """Return the holdings of jobs with hosts, or with a pool of their own while they wait."""
-        # A job that is tried again on hosts of its own pool holds them while it waits.
+        # A job that is retried on hosts of its own pool holds them while it waits.
         returning = [job for job in self._hub.waiting_jobs().values() if job.pool]
         return [self.holding(job) for job in (*self._hub.active_jobs(), *returning)]
 

@@ -1,1 +1,1 @@
-"""Uploads by browsers: forms that come in pieces, and the policies that let them."""
+"""Uploads by browsers: forms that arrive in pieces, and the policies that permit them."""

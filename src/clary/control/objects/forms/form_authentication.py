@@ -1,7 +1,7 @@
 """The signer of a browser upload's policy, by Signature Version 4 or Version 2.
 
 Where: `form_upload` asks before it reads the policy. Pure; the time and the keys are passed in.
-Version 2 is what boto3 makes unless it is told otherwise.
+boto3 uses Version 2 by default.
 Source: Amazon S3 API reference, "Authenticating Requests: Browser-Based Uploads Using POST (AWS Signature Version 4)"
 and "Browser-based uploads using POST (AWS signature version 2)".
 """
@@ -44,9 +44,9 @@ def authenticate_form(
         fields: by lower-case names.
         find_secret: secret access key of an access key id, None if it is unknown.
         now: aware time of day.
-        skew_s: how far ahead the time of the signature may lie.
-        region: the only region that a signature may name; None takes every one.
-        temporary: knows the keys that come with a session token; None knows none.
+        skew_s: longest time by which the signature may lie ahead.
+        region: the only region that a signature may name; None accepts every region.
+        temporary: verifies keys with a session token; None refuses them.
     Raises: WireError AccessDenied, InvalidArgument, InvalidAccessKeyId, InvalidToken, ExpiredToken,
         SignatureDoesNotMatch or AuthorizationQueryParametersError.
     """
@@ -67,7 +67,7 @@ def _version_4(
     if fields["x-amz-algorithm"] != sigv4.ALGORITHM:
         raise WireError("InvalidArgument", f"x-amz-algorithm must be {sigv4.ALGORITHM}.")
     try:
-        # What headers say in one line; a credential with white space or commas in it is none.
+        # The line of an Authorization header; a credential with white space or commas is invalid.
         authorization = sigv4.parse_authorization(
             f"{sigv4.ALGORITHM} Credential={fields['x-amz-credential']}, SignedHeaders=policy, "
             f"Signature={fields['x-amz-signature']}"
@@ -84,7 +84,7 @@ def _version_4(
     age = now - signed_at
     if age < -timedelta(seconds=skew_s):
         raise WireError("AccessDenied", "The form's policy is not valid yet.", http_status=FORBIDDEN)
-    # A policy may say any end; the key that signs it is good for a week.
+    # A policy may have any expiration; the signing key is valid for a week.
     if age > timedelta(seconds=sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s):
         raise WireError(
             "AccessDenied", "The form's policy was signed more than a week ago: sign it again.", http_status=FORBIDDEN

@@ -1,8 +1,9 @@
-"""A form with a file (multipart/form-data) as it comes: small fields first, then the file, which is never held whole.
+"""A form with a file (multipart/form-data) as it arrives: small fields first, then the file, which is never held whole.
 
-Where: `form_upload` reads forms with it before anybody is known, so everything before the file is bounded. Pure but
-for the stream.
-Source: RFC 7578; Amazon S3 API reference, "POST Object": fields before the file have 20 KB, what follows is ignored.
+Where: `form_upload` reads forms with it before the caller is verified, so all parts before the file are bounded. Pure
+but for the stream.
+Source: RFC 7578; Amazon S3 API reference, "POST Object": fields before the file have 20 KB, fields after it are
+ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PARAMETER = re.compile(r";\s*([a-z*]+)=(?:\"((?:[^\"\\]|\\.)*)\"|([^;\"]*))", r
 def boundary_of(content_type: str) -> bytes:
     """Return the boundary that a Content-Type names.
 
-    Raises: WireError MalformedPOSTRequest if it names none.
+    Raises: WireError MalformedPOSTRequest if it names no boundary.
     """
     found = _BOUNDARY.search(content_type)
     text = (found[1] or found[2]) if found else ""
@@ -44,7 +45,7 @@ class _Part:
 
 
 class FormReader:
-    """Reads one form in the order in which it comes.
+    """Reads one form in the order of its bytes.
 
     Args:
         pieces: the body.
@@ -76,7 +77,7 @@ class FormReader:
             if part.name == FILE_FIELD:
                 self.file_name = part.file_name
                 return fields
-            # Of a field that comes twice one might be judged and the other used.
+            # If a field came twice, one value might be judged and the other used.
             if part.name in fields or len(fields) == MAX_FIELDS:
                 raise WireError(
                     "InvalidArgument", f"The form's field {part.name[:80]!r} comes twice, or is one too many."
@@ -88,7 +89,7 @@ class FormReader:
 
         Raises: WireError IncompleteBody if the form ends before the file does.
         """
-        kept = len(self._delimiter) - 1  # may be the beginning of the delimiter
+        kept = len(self._delimiter) - 1  # bytes that may begin the delimiter
         while (end := self._buffer.find(self._delimiter)) < 0:
             if len(self._buffer) > kept:
                 cut = len(self._buffer) - kept
@@ -121,7 +122,7 @@ class FormReader:
         return taken
 
     async def _next_of_form(self) -> bytes:
-        # What has come already may hold much of the file: only what was looked through counts.
+        # The buffer may already hold much of the file: only bytes that were searched count.
         if self._num_read > MAX_FORM_BYTES:
             raise WireError(
                 "MaxPostPreDataLengthExceeded",
@@ -139,7 +140,7 @@ class FormReader:
 
 
 def malformed(what: str) -> WireError:
-    """Return the error of a body that is no form."""
+    """Return the error of a body that is not a form."""
     return WireError(
         "MalformedPOSTRequest", f"The body of your POST request is not well-formed multipart/form-data: {what}."
     )

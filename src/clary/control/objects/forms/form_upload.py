@@ -1,7 +1,7 @@
 """Uploads by a browser's form: the object that the form makes, its headers, and the answer.
 
 Where: `front` reads a form's fields with `form_data` and asks here before it reads the file. Pure; the time and the
-keys are passed in. The policy that the owner of a key has signed is all that lets a stranger upload.
+keys are passed in. Only a policy that the owner of a key has signed lets a stranger upload.
 Source: Amazon S3 API reference, "POST Object".
 """
 
@@ -52,14 +52,14 @@ _AS_SIGNED = _SIGNING | {"policy", "signature", "awsaccesskeyid"}  # never chang
 
 @dataclass(frozen=True, kw_only=True)
 class FormUpload:
-    """An upload that the owner of a key lets happen."""
+    """An upload that the owner of a key permits."""
 
     access_key_id: str
     asked: S3Request
     headers: list[tuple[str, str]]
     policy: PostPolicy
     redirect: str  # empty for none
-    status: int  # of a good answer without redirect
+    status: int  # of a successful answer without redirect
 
 
 def is_form(method: str, headers: Mapping[str, str], raw_query: str) -> bool:
@@ -68,7 +68,7 @@ def is_form(method: str, headers: Mapping[str, str], raw_query: str) -> bool:
     Args:
         method: upper case.
         headers: of the request, found by names in any case.
-        raw_query: as on the wire; any query makes the request another one.
+        raw_query: as on the wire; a request with any query is no form.
     """
     content_type = headers.get("Content-Type", "").lower()
     return method == "POST" and content_type.startswith(FORM_TYPE) and "Authorization" not in headers and not raw_query
@@ -88,15 +88,15 @@ def judge_form(
     """Return the upload that a form asks for.
 
     Args:
-        fields: by lower-case names, as they came before the file.
+        fields: those before the file, by lower-case names.
         bucket: that the request is for.
         file_name: of the file, without folders.
         find_secret: secret access key of an access key id, None if it is unknown.
         now: aware time of day.
-        skew_s: how far clocks may be apart.
-        region: the only region that a signature may name; None takes every one.
-        temporary: knows the keys that come with a session token; None knows none.
-    Raises: WireError saying what is wrong with signature, policy, fields or key.
+        skew_s: largest difference between clocks.
+        region: the only region that a signature may name; None accepts every region.
+        temporary: verifies keys with a session token; None refuses them.
+    Raises: WireError naming the problem of signature, policy, fields or key.
     """
     check_bucket(bucket)
     access_key_id = authenticate_form(
@@ -105,13 +105,13 @@ def judge_form(
     policy = read_policy(fields["policy"])
     if "x-amz-signature" not in fields and policy.expires_at - now > timedelta(
         seconds=sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s
-    ):  # Version 2 does not name the time of signing: no valid form is good for more than a week from now
+    ):  # Version 2 does not hold the time of signing: a form that expires more than a week from now is refused
         raise WireError(
             "AccessDenied",
             "Invalid according to Policy: its expiration lies more than a week ahead: sign it for a shorter time.",
             http_status=FORBIDDEN,
         )
-    if len(file_name) > MAX_KEY_BYTES:  # it takes the place of each of many short words
+    if len(file_name) > MAX_KEY_BYTES:  # it replaces every placeholder in the form
         raise WireError("KeyTooLongError", f"The file's name is too long: {MAX_KEY_BYTES} characters at most.")
     filled = {
         name: value if name in _AS_SIGNED else value.replace(FILE_NAME, file_name) for name, value in fields.items()
@@ -138,7 +138,7 @@ def judge_form(
 
 
 async def within_bounds(pieces: AsyncIterator[bytes], policy: PostPolicy) -> AsyncIterator[bytes]:
-    """Pass a file on, its last piece only if the whole has a size that the policy allows.
+    """Pass a file on, its last piece only if the policy allows the size of the whole.
 
     Raises: WireError EntityTooLarge or EntityTooSmall.
     """
@@ -164,14 +164,14 @@ async def within_bounds(pieces: AsyncIterator[bytes], policy: PostPolicy) -> Asy
 
 
 def redirect_address(upload: FormUpload, etag: str) -> str:
-    """Return where the browser goes next."""
+    """Return the address of the redirect."""
     told = urlencode({"bucket": upload.asked.bucket, "key": upload.asked.key, "etag": etag})
     parts = urlsplit(upload.redirect)
     return parts._replace(query=f"{parts.query}&{told}" if parts.query else told).geturl()
 
 
 def object_address(asked: S3Request, *, scheme: str, host: str, is_bucket_in_host: bool) -> str:
-    """Return the address of an object that a request makes, as its client reaches this service.
+    """Return the address of an object that a request makes, at the host by which its client reaches this service.
 
     Args:
         asked: names bucket and key.

@@ -1,7 +1,7 @@
-"""Policies of browser uploads: conditions, signed by a key's owner, on uploads in his name.
+"""Policies of browser uploads: conditions, signed by the owner of a key, on uploads in the owner's name.
 
-Where: `form_upload` asks once the policy's signature is proved. Pure; the time is passed in.
-A policy comes from whoever holds the form: it may be any JSON at all. Each field of the form must be covered by a
+Where: `form_upload` asks it once the policy's signature is verified. Pure; the time is passed in.
+A policy comes from the holder of the form, and may be any JSON. Each field of the form must be covered by a
 condition and meet it; bucket and key must be covered.
 Source: Amazon S3 API reference, "POST Policy".
 """
@@ -42,7 +42,7 @@ class Condition:
         """Whether the value of a field meets the condition."""
         if not self.is_prefix:
             return value == self.value
-        # A content type may be a list, of which each must fit.
+        # A content type may be a list, whose items must all fit.
         values = value.split(",") if self.field == "content-type" else [value]
         return all(
             one.strip().startswith(self.value) if len(values) > 1 else one.startswith(self.value) for one in values
@@ -54,7 +54,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class PostPolicy:
-    """A policy that could be read."""
+    """A parsed policy."""
 
     expires_at: datetime
     conditions: tuple[Condition, ...]
@@ -67,7 +67,7 @@ class PostPolicy:
         Args:
             fields: by lower-case names.
             now: aware time of day.
-        Raises: WireError AccessDenied, naming the condition that is not met or the fields that none covers.
+        Raises: WireError AccessDenied, naming the condition that is not met or the fields without a condition.
         """
         if now > self.expires_at:
             raise _denied("Policy expired.")
@@ -90,7 +90,7 @@ class PostPolicy:
 def read_policy(encoded: str) -> PostPolicy:
     """Read the policy of a form, in Base64.
 
-    Raises: WireError InvalidPolicyDocument saying what is wrong with it.
+    Raises: WireError InvalidPolicyDocument naming the problem.
     """
     try:
         document = json.loads(base64.b64decode(encoded, validate=True))

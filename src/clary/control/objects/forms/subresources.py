@@ -1,10 +1,10 @@
-"""Subresources that the embedded store lacks, refused before it takes the request for another. Pure.
+"""Refusal of subresources that the embedded store lacks, before it mistakes the request for another. Pure.
 
 Where: `front` checks each request to the embedded store with this.
-SeaweedFS reads past a parameter that it does not know: `DELETE /bucket?website` removes the bucket,
+SeaweedFS ignores an unknown parameter: `DELETE /bucket?website` removes the bucket,
 `PUT /bucket/key?encryption` replaces the object by the document that came with it, `PUT /bucket?logging` makes a
 bucket.
-Source: Amazon S3 API reference; parameters that begin with x- are no part of a request's meaning ("Logging requests").
+Source: Amazon S3 API reference; parameters that begin with x- do not change a request's meaning ("Logging requests").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.control.objects.s3_request import S3Request
 
 MAX_SHOWN = 40  # characters of a parameter in a refusal
 _IGNORED = "x-"
-# Method, and whether there is a key -> the parameters of requests that change something.
+# Method, and whether there is a key -> the parameters of requests that change the store.
 KNOWN: Mapping[tuple[str, bool], frozenset[str]] = {
     ("PUT", False): frozenset(
         (
@@ -33,7 +33,7 @@ KNOWN: Mapping[tuple[str, bool], frozenset[str]] = {
     ("DELETE", True): frozenset(("tagging", "uploadId", "versionId")),
     ("POST", True): frozenset(("restore", "select", "select-type", "uploadId", "uploads", "versionId")),
 }
-# What reads of objects would get the object for.
+# Subresources of objects for which the store would return the object.
 UNREADABLE = frozenset(("annotation", "torrent"))
 
 

@@ -34,14 +34,14 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """The time that charts show, and where the program begins and ends in it; milliseconds since 1970."""
+    """The time that charts show, with begin and end of the program in it; milliseconds since 1970."""
 
     start_ms: int
     end_ms: int
     marks_ms: Sequence[int] = ()
 
     def place(self, at_ms: float, width: float) -> float:
-        """Return where a moment lies, from 0 to `width`."""
+        """Return the place of a moment, from 0 to `width`."""
         return width * min(1.0, max(0.0, (at_ms - self.start_ms) / max(1, self.end_ms - self.start_ms)))
 
 
@@ -51,7 +51,7 @@ def text(value: object) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits that count."""
+    """Return a number with three significant digits."""
     if not math.isfinite(value):
         return "-"
     if abs(value) >= 1000:
@@ -80,7 +80,7 @@ def chart(title: str, unit: str, lines: Sequence[Line], span: Span, *, most: flo
         unit: of the values.
         lines: with their labels; eight colours, then again.
         span: the time it shows.
-        most: upper end of the scale; else what the values need.
+        most: upper end of the scale; None fits the values.
     """
     drawn = [(line.label, thinned(line.points, span)) for line in lines]
     drawn = [(label, points) for label, points in drawn if points]
@@ -124,7 +124,7 @@ def box_plot(box: Box, top: float) -> str:
 
 
 def stacked_bar(parts: Mapping[str, float], total: float, names: Sequence[str]) -> str:
-    """Return a bar of parts of `total`; colours go by the place of a part in `names`."""
+    """Return a bar of parts of `total`; a part's place in `names` decides its colour."""
     width, pieces, passed = 600.0, [], 0.0
     for name, value in parts.items():
         wide = width * max(0.0, value) / total if total > 0 else 0.0

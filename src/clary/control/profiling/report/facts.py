@@ -1,4 +1,4 @@
-"""The facts in a report, beside measurements."""
+"""The facts in a report besides measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clary.control.profiling.rule import ProfilerRule, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class ReportHost:
-    """One host as the plan has it."""
+    """One host of the plan."""
 
     name: str
     instance_type: str
@@ -27,17 +27,17 @@ class RuleResult:
 
     rule: ProfilerRule
     verdict: Verdict
-    earlier: str = ""  # what it found while the job ran, if it does not say so any more
+    earlier: str = ""  # its finding while the job ran, if the final verdict has none
 
     @property
     def fires(self) -> bool:
-        """Whether it has found something, now or before."""
+        """Whether it has an issue, now or earlier."""
         return self.verdict.has_issue or bool(self.earlier)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """The facts of a job beside its series; texts come from its owner, and the report escapes them."""
+    """The facts of a job besides its series; texts come from its owner, and the report escapes them."""
 
     job_name: str
     status: str
@@ -54,9 +54,9 @@ class ReportFacts:
     seconds: Mapping[str, float] = field(default_factory=dict)  # of all hosts, by part of the ledger
     num_attempts: int = 1
     hosts: Sequence[ReportHost] = ()
-    num_dropped: int = 0  # rows that were given up
+    num_dropped: int = 0  # dropped rows
     damaged: Sequence[str] = ()  # blocks of series that could not be read
-    straggler: str = ""  # a sentence: the rank that the others wait for, or that there is none
+    straggler: str = ""  # a sentence on the rank that the others wait for, or on its absence
     straggler_evidence: Sequence[str] = ()
     has_straggler: bool = False
     version: str = ""

@@ -1,6 +1,6 @@
 """The report as files: one page of HTML, one JSON document a rule.
 
-Where: the service stores both at a job's end (`reconcile.profiler_rules`), and renders the page when somebody asks.
+Where: the service stores both at a job's end (`reconcile.profiler_rules`), and renders the page on request.
 Source: names of files and of the documents' members as the original's reports have them.
 """
 
@@ -19,12 +19,12 @@ from clary.control.profiling.report.style import SHEET
 
 PAGE_NAME = "profiler-report.html"
 DOCUMENTS_FOLDER = "profiler-reports/"
-# A page in a store is opened by whoever: nothing in it may run or fetch, whatever a job is called.
+# Anyone may open a page in a store: it must not run or fetch anything, for any name of a job.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render(facts: ReportFacts, measurements: Measurements, results: Sequence[RuleResult]) -> str:
-    """Return the page. It holds all that it shows, and no script; texts of the job are escaped.
+    """Return the page. It is self-contained and has no script; texts of the job are escaped.
 
     Args:
         facts: of the job.

@@ -1,4 +1,4 @@
-"""The verdict of each rule in a report: a card for one that fires, a row for one that does not."""
+"""The verdict of each rule in a report: a card for a rule that fires, a row for a rule that does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_LINES = 64  # of the evidence of one rule
 
 
 def rules(results: Sequence[RuleResult]) -> str:
-    """Return a card for each rule that fires, and one with a row for each of the others, the judged first."""
+    """Return a card for each rule that fires, and one card with a row for each other rule, judged rules first."""
     cards = "".join(_rule_card(result) for result in results if result.fires)
     quiet = sorted((result for result in results if not result.fires), key=lambda one: not one.verdict.was_judged)
     rows = "".join(_rule_row(group) for group in _alike(quiet))
@@ -35,7 +35,7 @@ def _rule_card(result: RuleResult) -> str:
 
 
 def _alike(results: Sequence[RuleResult]) -> list[list[RuleResult]]:
-    """Return results one by one, but those together that could not judge for the same reason."""
+    """Return results one by one; rules that could not judge for the same reason share a group."""
     groups: dict[object, list[RuleResult]] = {}
     for result in results:
         key: object = result.rule.name() if result.verdict.was_judged else (result.verdict.detail,)

@@ -27,7 +27,7 @@ from clary.control.series.queries import Point
 MOST_HOSTS = 16  # with charts of their own
 MOST_RANKS = 64  # with a strip of their own
 MOST_MARKS = 40  # in a chart
-# Parts of the ledger in an order that gives work the first colour; what is not named here has the last.
+# Parts of the ledger in an order that gives work the first colour; other parts have the last colour.
 TIME_PARTS = (
     "productive",
     "lost_to_restart",
@@ -77,7 +77,7 @@ def header(facts: ReportFacts, results: Sequence[RuleResult]) -> str:
 
 
 def time(facts: ReportFacts) -> str:
-    """Return where each host's time went."""
+    """Return the section on the use of each host's time."""
     if not facts.hosts or not facts.seconds:
         return ""
     rows = "".join(
@@ -128,7 +128,7 @@ def steps(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
 
 
 def usage(measurements: Measurements) -> str:
-    """Return how each host was used while the program ran, as boxes."""
+    """Return the section on the usage of each host while the program ran, as boxes."""
     cards = []
     for host in measurements.hosts[:MOST_HOSTS]:
         rows = []
@@ -191,7 +191,7 @@ def footer(facts: ReportFacts, measurements: Measurements) -> str:
 
 
 def span_of(facts: ReportFacts, measurements: Measurements) -> Span:
-    """Return the time that charts show: from the first thing measured to the last."""
+    """Return the time that charts show: from the first measurement to the last."""
     moments = [point.at_ms for points in measurements.series.values() for point in (points[0], points[-1]) if points]
     start_ms = min(moments, default=int(facts.created_at.timestamp() * MS_PER_S))
     end_ms = max(start_ms + 1, max(moments, default=0))

@@ -1,4 +1,4 @@
-"""GPUs that idle while something else of their host is busy: its processors, or its disks."""
+"""GPUs that idle while another part of their host is busy: its processors, or its disks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CPUBottleneck(ProfilerRule):
         gpu_threshold: percent of utilisation below which a GPU waits.
         cpu_threshold: percent of a host's processors above which they are busy.
         patience: rows at the beginning of each attempt that are not judged.
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     advice: ClassVar[str] = (
@@ -61,7 +61,7 @@ class IOBottleneck(ProfilerRule):
         gpu_threshold: percent of utilisation below which a GPU waits.
         io_threshold: percent of I/O wait above which disks are slow.
         patience: rows at the beginning of each attempt that are not judged.
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     advice: ClassVar[str] = (
@@ -95,7 +95,7 @@ def _bottleneck(
     threshold: float,
     patience: float,
 ) -> Verdict:
-    """Return the verdict on GPUs that are below their limit where `share_of` their host is above its own."""
+    """Return the verdict on GPUs that are below their limit while `share_of` of their host is above its limit."""
     what, limit = words
     gpus = measurements.scopes("gpu", "utilisation_percent")
     if not gpus:

@@ -1,4 +1,4 @@
-"""GPUs that have too little to do, in one way or another, and memory of GPUs that jumps."""
+"""Rules on GPUs with too little work, and on sudden growth of their memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from clary.control.profiling.quantiles import after_patience, mean_of, num_rows,
 from clary.control.profiling.rule import NO_GPU, PERCENTAGE, POSITIVE, ProfilerRule, Verdict, not_judged, too_short
 from clary.control.series.queries import Point
 
-MOST_OF = 0.5  # of a GPU's windows; the original fires at the first, so also at a pause for a checkpoint
-LEAST_BUSY = 10.0  # percent: GPUs that all do less are idle, not badly balanced
+MOST_OF = 0.5  # of a GPU's windows; SageMaker's rule fires at the first, even at a pause for a checkpoint
+LEAST_BUSY = 10.0  # percent: GPUs that are all below it are idle, not badly balanced
 _BINS = 20
 _P5, _P95 = 0.05, 0.95
-Judged = Callable[[Scope, Sequence[Point]], str]  # what speaks against a window, or an empty string
+Judged = Callable[[Scope, Sequence[Point]], str]  # fault of a window, or an empty string
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class LowGPUUtilization(ProfilerRule):
         threshold_p5: percent of utilisation that nearly all rows of a window reach.
         window: rows that are judged together.
         patience: rows at the beginning of each attempt that are not judged.
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     advice: ClassVar[str] = (
@@ -69,7 +69,7 @@ class BatchSize(ProfilerRule):
         gpu_memory_threshold_p95: percent of the GPU's memory.
         window: rows that are judged together.
         patience: rows at the beginning of each attempt that are not judged.
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     advice: ClassVar[str] = "Raise the batch size (and the learning rate with it), or use a smaller instance type."
@@ -114,7 +114,7 @@ class GPUMemoryIncrease(ProfilerRule):
         increase: percent of the GPU's memory.
         window: rows that a mean is of.
         patience: rows at the beginning of each attempt that are not judged.
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     advice: ClassVar[str] = (
@@ -136,7 +136,7 @@ class GPUMemoryIncrease(ProfilerRule):
             points = measurements.of(gpu, "memory_percent")
             attempts = measurements.by_attempt(points)
             most_rows = max([most_rows, *map(num_rows, attempts)])
-            # From one attempt to the next memory is filled anew, which is no increase.
+            # Each attempt fills the memory anew, which is no increase.
             means_of = [
                 [mean_of(part) for part in windows(after_patience(own, self.patience), self.window, least_points=1)]
                 for own in attempts
@@ -173,7 +173,7 @@ class LoadBalancing(ProfilerRule):
     Args:
         threshold: share of the busier GPU's work, 0 to 1.
         patience: rows at the beginning of each attempt that are not judged.
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     advice: ClassVar[str] = (
@@ -220,7 +220,7 @@ class LoadBalancing(ProfilerRule):
 
 
 def _judged_windows(measurements: Measurements, speaks_against: Judged, *, window: int, patience: int) -> Verdict:
-    """Return the verdict where windows of a GPU's utilisation are judged, and most of one GPU's speak against it."""
+    """Return the verdict by windows of utilisation; the rule fires if most windows of a GPU have a fault."""
     gpus = measurements.scopes("gpu", "utilisation_percent")
     if not gpus:
         return not_judged(NO_GPU)

@@ -1,7 +1,7 @@
 """Rules on the steps of a training: outliers, the wait for the first, the wait for data.
 
-Where: their durations are series of ranks (`rank-N/step_s`, `rank-N/step_max_s`, `rank-N/data_wait_s`), their number is
-`rank-N/steps`; a program whose steps are not measured is not judged.
+Where: durations of steps are series of ranks (`rank-N/step_s`, `rank-N/step_max_s`, `rank-N/data_wait_s`), their number
+is `rank-N/steps`; a program whose steps are not measured is not judged.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from clary.control.series.queries import Point
 
 NO_STEPS = "no steps were measured"
 CLEARLY_LONGER = 2.0  # times the median; in a thousand even steps one is beyond three deviations by chance
-WAITS_FOR_DATA = 0.1  # share of a step: less is not worth more workers
-BUSY_PERCENT = 90.0  # of a host's processors: only then do too many workers get in each other's way
+WAITS_FOR_DATA = 0.1  # share of a step: shorter waits do not justify more workers
+BUSY_PERCENT = 90.0  # of a host's processors: too many workers only do harm on busy processors
 _S_PER_MINUTE = 60
 
 
@@ -34,7 +34,7 @@ class StepOutlier(ProfilerRule):
         stddev: factor of the standard deviation.
         mode: accepted; only steps of the optimiser are seen.
         n_outliers: outliers that are let pass.
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     advice: ClassVar[str] = (
@@ -54,7 +54,7 @@ class StepOutlier(ProfilerRule):
             points = measurements.of(rank, "step_s")
             if not points:
                 continue
-            # Means of several steps spread less than the steps do.
+            # Means of several steps vary less than the steps.
             spread_s = deviation_of(points) * math.sqrt(_steps_per_point(measurements, rank, points))
             limit_s = mean_of(points) + self.stddev * spread_s
             median_s = quantiles(points, (0.5,))[0]
@@ -87,7 +87,7 @@ class MaxInitializationTime(ProfilerRule):
 
     Args:
         threshold: minutes.
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     advice: ClassVar[str] = (
@@ -139,7 +139,7 @@ class Dataloader(ProfilerRule):
     Args:
         min_threshold: percent of the host's processors.
         max_threshold: percent of the host's processors.
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     advice: ClassVar[str] = (
@@ -196,7 +196,7 @@ class Dataloader(ProfilerRule):
 
 
 def _wait_share(measurements: Measurements, host: str) -> float | None:
-    """Return the greatest share of a step that a rank of a host waits for data; None if that is not measured."""
+    """Return the greatest share of a step that a rank of a host waits for data; None if not measured."""
     shares = []
     for rank in measurements.scopes("rank", "data_wait_s"):
         waits, steps = measurements.of(rank, "data_wait_s"), measurements.of(rank, "step_s")
@@ -206,7 +206,7 @@ def _wait_share(measurements: Measurements, host: str) -> float | None:
 
 
 def _steps_per_point(measurements: Measurements, rank: Scope, points: Sequence[Point]) -> float:
-    """Return how many steps a point is the mean of; at least one."""
+    """Return the number of steps in a point's mean; at least one."""
     numbers = measurements.of(rank, "steps")
     if len(numbers) < 2:
         return max(1.0, num_rows(points) / len(points))
@@ -216,7 +216,7 @@ def _steps_per_point(measurements: Measurements, rank: Scope, points: Sequence[P
 
 
 def _num_beyond(points: Sequence[Point], limit: float) -> int:
-    """Return how many rows are beyond a limit: all of a point whose mean is, else one where its greatest is."""
+    """Return the number of rows beyond a limit: all rows of a point whose mean is, one if only its greatest is."""
     return sum(
         round(point.count) if point.mean > limit else 1 for point in points if max(point.mean, point.greatest) > limit
     )

@@ -1,4 +1,4 @@
-"""How a job's hosts are used as a whole; there is no good or bad in it."""
+"""Overall usage of a job's hosts, without a judgement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OverallSystemUsage(ProfilerRule):
     Formula: least, 5th, 50th and 95th percentile, greatest and mean of each.
 
     Args:
-        scan_interval_us: microseconds from one look to the next.
+        scan_interval_us: microseconds between evaluations.
     """
 
     def judge(self, measurements: Measurements) -> Verdict:
@@ -47,7 +47,7 @@ class OverallSystemUsage(ProfilerRule):
 
 
 def usages_of(measurements: Measurements, host: str) -> list[tuple[str, str, Sequence[Point]]]:
-    """Return name, unit and points of each resource that a host uses; an unmeasured one has no points."""
+    """Return name, unit and points of each resource that a host uses; an unmeasured resource has no points."""
     rows: list[tuple[str, str, Sequence[Point]]] = [
         ("processors", "%", measurements.cpu_share(host)),
         ("memory", "%", measurements.points(host, "host/memory_percent")),

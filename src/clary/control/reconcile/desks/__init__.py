@@ -1,1 +1,1 @@
-"""Requests of people to running hosts, and the hosts' answers: dumps, profiles, rehearsals."""
+"""Users' requests to running hosts, and the hosts' answers: dumps, profiles, rehearsals."""

@@ -1,6 +1,6 @@
-"""Dumps of jobs' processes: asked for, taken in, kept.
+"""Requests for dumps of jobs' processes, and the answers.
 
-Where: the agent gateway tells agents what is wanted and hands over what they send; the page `dump` of a job reads it.
+Where: the agent gateway passes requests to agents and their answers back; the page `dump` of a job reads it.
 The newest `NUM_KEPT` of each job are in the database: the request, and a document a host.
 """
 
@@ -21,7 +21,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.documents.numbered_documents import REQUEST, NumberedDocuments, built
 
 NUM_KEPT = 10
-WANTED_S = 60.0  # a host that has not answered by then will not
+WANTED_S = 60.0  # from the request; a host without an answer by then is given up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +46,13 @@ class DumpDesk:
         self._documents = documents
         self._clock = clock
         self._asking = asyncio.Lock()
-        self._wanted: dict[tuple[str, int], tuple[float, DumpRequest]] = {}  # job, attempt -> when, what
+        self._wanted: dict[tuple[str, int], tuple[float, DumpRequest]] = {}  # job, attempt -> time, request
         self._answered: dict[tuple[str, int], set[str]] = {}  # the same -> hosts
 
     async def ask(self, job: TrainingJob, reason: str) -> DumpRequest:
         """Request a dump of every host of a job; each gets the request in the answer to its next report.
 
-        While hosts still owe an answer to an earlier request, that one is returned.
+        While hosts have yet to answer an earlier request, that request is returned.
 
         Raises: JobNotFound for a job that was deleted.
         """
@@ -75,14 +75,14 @@ class DumpDesk:
             return request
 
     def wanted(self, job: TrainingJob, host: str) -> DumpRequest | None:
-        """Return the open request that a host has yet to answer, or None; one is open for `WANTED_S`."""
+        """Return the open request that a host has yet to answer, or None; a request is open for `WANTED_S`."""
         request = self._present(job)
         return None if request is None or host in self._answered[job.name, job.attempt] else request
 
     async def take(self, job: TrainingJob, host: str, dump: HostDump) -> None:
-        """Keep a dump; one that nobody has asked for becomes a request to the job's other hosts.
+        """Keep a dump; an unasked dump becomes a request to the job's other hosts.
 
-        Raises: WireError 404 for the answer to a request that is not, or no longer, wanted.
+        Raises: WireError 404 for the answer to a request that does not exist for this attempt and host.
         """
         if dump.number == 0:
             request: DumpRequest | None = self._present(job) or await self.ask(job, f"{host}: {dump.reason}")
@@ -112,14 +112,14 @@ class DumpDesk:
         return await asyncio.to_thread(_built, await self._documents.read(job_name, number))
 
     def waited_s(self, job: TrainingJob, request: DumpRequest) -> float:
-        """Return for how long answers to a request have been waited for; without end for one that nobody owes."""
+        """Return the seconds since a request was sent; infinity unless it is the attempt's newest."""
         asked_s, newest = self._wanted.get((job.name, job.attempt), (0.0, None))
         if newest is None or newest.number != request.number:
             return math.inf
         return self._clock.monotonic() - asked_s
 
     def want_no_more(self, job_name: str) -> None:
-        """Drop the open requests to a job's hosts: they are gone."""
+        """Drop the open requests to a job's hosts, which have ended."""
         for key in [key for key in self._wanted if key[0] == job_name]:
             del self._wanted[key], self._answered[key]
 

@@ -1,13 +1,13 @@
-"""Profiles of jobs' ranks: asked for, taken in, kept.
+"""Requests for profiles of jobs' ranks, and the answers.
 
-Where: the agent gateway tells agents what is wanted and hands over what they send; `profile_keeping` has what is whole
-looked at; the page `profile` of a job reads it. The newest `NUM_KEPT` of each job are kept. In the database are the
+Where: the agent gateway passes requests to agents and their answers back; `profile_keeping` has complete profiles
+summarised; the page `profile` of a job reads them. The newest `NUM_KEPT` of each job are kept. The database holds the
 request (KeptRequest), a HostProfile a host, and the summary. Traces are files: one may have hundreds of megabytes.
 
 
-    <home>/profiles/JOB/NUMBER/rank-R.trace.json.gz    as the rank wrote it
+    <home>/profiles/JOB/NUMBER/rank-R.trace.json.gz    unchanged, from the rank
     <home>/profiles/JOB/NUMBER/request.json, HOST.json    copies of the documents, for `clary.control.traces`
-    <home>/profiles/JOB/NUMBER/summary.json, merged.trace.json.gz    which that writes
+    <home>/profiles/JOB/NUMBER/summary.json, merged.trace.json.gz    written by `clary.control.traces`
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.documents.numbered_documents import REQUEST, NumberedDocuments, built
 
 NUM_KEPT = 5
-LEAD_S = 2.5  # from the request to the first step: every host has heard of it by then
-ANSWER_S = MAX_WAIT_S + MAX_WINDOW_S + 180.0  # for all of it; a host that has not answered by then will not
+LEAD_S = 2.5  # from the request to the first step: every host has the request by then
+ANSWER_S = MAX_WAIT_S + MAX_WINDOW_S + 180.0  # for the whole profile; a host without an answer by then is given up
 MAX_RANKS = 4096  # of a host's answer
 BY_CONFIG = "asked for by ProfilerConfig"
 SUMMARY = "summary"
@@ -50,8 +50,8 @@ class KeptRequest:
     """One profile of an attempt; `number` grows.
 
     Attributes:
-        number: the attempt's, of what ProfilerConfig asked for when it began; else milliseconds since 1970.
-        is_open_ended: whether it may begin whenever its step or time comes.
+        number: the attempt's number for a request of ProfilerConfig; else milliseconds since 1970.
+        is_open_ended: whether it waits without a limit for its first step or time.
     """
 
     number: int
@@ -77,19 +77,19 @@ class ProfileDesk:
         self._folder = folder
         self._clock = clock
         self._wanted: dict[tuple[str, int], KeptRequest] = {}  # job, attempt -> newest request that agents get
-        self.open: dict[tuple[str, int], KeptRequest] = {}  # job, number -> not yet looked at
-        self._since_s: dict[tuple[str, int], float] = {}  # the same -> asked for, or known to this service; monotonic
+        self.open: dict[tuple[str, int], KeptRequest] = {}  # job, number -> request whose profile is not summarised yet
+        self._since_s: dict[tuple[str, int], float] = {}  # the same -> time of the request, or of `load`; monotonic
 
     async def ask(
         self, job: TrainingJob, window: Window, *, reason: str, ranks: tuple[int, ...] = (), waits: bool = False
     ) -> KeptRequest:
-        """Want a profile of a job's ranks; each host gets the request in the answer to its next report.
+        """Request a profile of a job's ranks; each host gets the request in the answer to its next report.
 
-        Who asks for the same while one is being taken gets that one.
+        A repeated request for a profile that is being taken returns the present request.
 
         Args:
-            waits: whether it may begin whenever its step or time comes; else within `MAX_WAIT_S`.
-        Raises: WireError while a different one is being taken; JobNotFound for a job that was deleted.
+            waits: whether it waits without a limit for its first step or time; else at most `MAX_WAIT_S`.
+        Raises: WireError while a different profile is being taken; JobNotFound for a job that was deleted.
         """
         async with self._asking:
             return await self._ask(job, window, reason=reason, ranks=ranks, waits=waits)
@@ -146,19 +146,19 @@ class ProfileDesk:
         return ended
 
     def wanted(self, job: TrainingJob, host: str) -> ProfileRequest | None:
-        """Return the attempt's newest request while it is open, or None; a host that has answered gets it, too."""
+        """Return the attempt's newest request while it is open, or None; a host that has answered gets it again."""
         request = self._wanted.get((job.name, job.attempt))
         if request is None or (job.name, request.number) not in self.open:
             return None
         return request.asked
 
     async def take(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
-        """Store a host's report on its ranks. Raises: WireError 404 for an unwanted one, 400 for too many ranks.
+        """Store a host's report on its ranks. Raises: WireError 404 for an unknown profile, 400 for too many ranks.
 
         Args:
             job: whose current attempt was profiled.
             host: that reports.
-            profile: all that it knows so far; takes the place of its earlier report.
+            profile: its complete report so far; replaces its earlier report.
         """
         request = await self._request_for(job, host, profile.number)
         if len(profile.ranks) > MAX_RANKS:
@@ -168,7 +168,7 @@ class ProfileDesk:
     async def take_piece(
         self, job: TrainingJob, host: str, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool
     ) -> None:
-        """Keep a part of a trace; the same part may come again. Raises: WireError.
+        """Keep a part of a trace; a part may be sent again. Raises: WireError.
 
         Args:
             job: whose current attempt was profiled.
@@ -177,7 +177,7 @@ class ProfileDesk:
             number: of the profile.
             rank: whose trace it is.
             offset: of the piece in the trace, in bytes; bytes behind it are dropped.
-            is_last: whether the trace is whole with it.
+            is_last: whether the trace is complete with it.
         """
         request = await self._request_for(job, host, number)
         if offset + len(piece) > MAX_TRACE_BYTES:
@@ -194,7 +194,7 @@ class ProfileDesk:
         return await asyncio.to_thread(_built, await self._documents.read(job_name, number))
 
     async def list(self, job_name: str) -> list[tuple[KeptRequest, bool]]:
-        """Return all profile requests of a job, newest first, each with whether it has a summary; reads no answers."""
+        """Return all profile requests of a job, newest first, each with a flag for its summary; reads no answers."""
         found = [(number, await self._documents.names(job_name, number)) for number in await self.numbers(job_name)]
         requests = [(await self.request(job_name, number), SUMMARY in names) for number, names in found]
         return [(request, is_over) for request, is_over in requests if request is not None]
@@ -214,13 +214,13 @@ class ProfileDesk:
         Args:
             job_name: of a stored job.
             number: of the profile.
-            summary: as `control.traces` wrote it; the page shows it.
+            summary: written by `control.traces`, for the page.
         Raises: JobNotFound for a job that was deleted.
         """
         await self._documents.put(job_name, number, {SUMMARY: summary})
 
     async def lay_out(self, job_name: str, number: int) -> Path | None:
-        """Copy a profile's documents beside its traces; return the folder, None if there is no such profile."""
+        """Copy a profile's documents beside its traces; return the folder, None without such a profile."""
         found = await self._documents.read(job_name, number)
         folder = self.place(job_name, number)
         if REQUEST not in found:
@@ -230,7 +230,7 @@ class ProfileDesk:
         return folder
 
     async def is_ready(self, job: TrainingJob | None, request: KeptRequest) -> bool:
-        """Whether nothing more comes of a profile: every host has said its last, or will not."""
+        """Whether a profile is complete: every host has sent its last report, or is given up."""
         if job is None or job.is_terminal or job.attempt != request.attempt:
             return True
         since_s = self._since_s.setdefault((job.name, request.number), self._clock.monotonic())
@@ -238,12 +238,12 @@ class ProfileDesk:
         return (not request.is_open_ended and age_s > ANSWER_S) or await self._is_whole(job, request)
 
     def close_request(self, job_name: str, number: int) -> None:
-        """Take note that a profile was looked at."""
+        """Close the request of a profile that was summarised."""
         self.open.pop((job_name, number), None)
         self._since_s.pop((job_name, number), None)
 
     async def load(self) -> None:
-        """Take up the profiles without a summary that an earlier service has left."""
+        """Continue with the profiles without a summary of an earlier service."""
         for name, number, document in await self._documents.read_named(REQUEST, without=SUMMARY):
             request = built(KeptRequest, document)
             if request is not None:
@@ -273,7 +273,7 @@ class ProfileDesk:
             self.close_request(job_name, number)
 
     async def _request_for(self, job: TrainingJob, host: str, number: int) -> KeptRequest:
-        """Return the request that a host answers; of the job's own, the first answer makes it."""
+        """Return the request that a host answers; the first answer makes the request of ProfilerConfig."""
         request = await self.request(job.name, number)
         if request is None and number == job.attempt:
             request = self._own_request(job)

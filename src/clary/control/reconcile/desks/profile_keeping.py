@@ -1,6 +1,6 @@
-"""Has profiles that are whole looked at, and stores them where ProfilerConfig says.
+"""Has complete profiles summarised, and stores them at ProfilerConfig's place.
 
-Where: the server runs one task of this. What is read from traces is read by a process of its own, one at a time.
+Where: the server runs it as a task. A separate process reads the traces, one profile at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.control.reconcile.hub import JobHub
 
 LOOK_S = 0.5
 LIMIT_S = 600.0  # for the traces of all ranks
-MAX_OBJECT_BYTES = 64 * 1024 * 1024  # of a file that is stored in the object store; larger ones stay here alone
+MAX_OBJECT_BYTES = 64 * 1024 * 1024  # of a file that is stored in the object store; larger files stay here only
 SUMMARY_FILE = "summary.json"
 _HTTP_OK = 200
 
@@ -58,10 +58,10 @@ async def keep_profiles(
 ) -> None:
     """Summarise and store profiles as they become ready, until cancelled; sleep while no job and no profile is open.
 
-    Profiles are asked for while their job has hosts, so without jobs and open profiles there is nothing to look at.
+    Profiles are requested while their job has hosts, so without jobs and open profiles there is no work.
 
     Args:
-        stored_job: returns a job that is over.
+        stored_job: returns an ended job.
     """
     await desk.load()
     while True:
@@ -74,7 +74,7 @@ async def keep_profiles(
                 if await desk.is_ready(job, request):
                     desk.close_request(name, number)
                     await _finish(desk, job or await stored_job(name), name, request, objects)
-            except Exception:  # noqa: BLE001 - boundary: one profile must not keep others from being looked at
+            except Exception:  # noqa: BLE001 - boundary: one profile must not block others
                 _log.exception("profile %d of %s could not be looked at", number, name)
                 desk.close_request(name, number)
 
@@ -97,7 +97,7 @@ async def _finish(
 
 
 async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
-    """Have the traces of a profile read; return why that failed, else nothing."""
+    """Have the traces of a profile read; return the reason of a failure, else an empty text."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -122,7 +122,7 @@ async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
 
 
 async def _store(folder: Path, s3_path: str, name: str, number: int, objects: ObjectWriter) -> None:
-    """Put everything of a profile below <S3OutputPath>/<job>/profiler-output/framework/."""
+    """Put all files of a profile below <S3OutputPath>/<job>/profiler-output/framework/."""
     place = urlsplit(s3_path)
     prefix = "/".join(part for part in (place.path.strip("/"), name, "profiler-output/framework", str(number)) if part)
     for file in await asyncio.to_thread(_files, folder):

@@ -1,12 +1,12 @@
-"""Has rehearsals carried out that people ask the service for, follows them, and leaves nothing of them behind.
+"""Carries out rehearsals that people ask the service for, follows them, and removes their leftovers.
 
 Where: the page `rehearsals` of a job starts and cancels them; the server begins with `load` and ends with `interrupt`.
 
 [Note: who carries a rehearsal out]
-A process of its own runs `clary rehearse`, the very command that its page shows. It may be given expressions that never
-end and logs of any length, none of which the service waits for. It talks to the service alone, so it can not outlive
-it: without an answer it ends by itself, and what an earlier service has left is ended by the next one. The service
-knows both jobs' names beforehand, so it stops them however the process ends.
+A process of its own runs `clary rehearse`, the very command that its page shows. Its input may hold expressions that
+never end and logs of any length, for which the service does not wait. It uses only the service, so it can not outlive
+it: without an answer it ends by itself, and the next service ends a process of an earlier one. The service knows both
+jobs' names beforehand, so it stops them after any end of the process.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from clary.control.rehearsal.orders import RehearsalOrder
 from clary.control.rehearsal.requests import rehearsal_names
 
 COMMAND = (sys.executable, "-m", "clary.cli.main")
-MAX_RUNNING = 4  # in all; each has two jobs
+MAX_RUNNING = 4  # of all jobs together; each rehearsal has two jobs
 LIMIT_S = 2 * 86_400.0 + 3600.0  # the command gives each of its jobs a day
 KILL_S = 10.0
-LATE_S = 60.0  # within which a request is carried out that the process had sent when it was killed
-SUFFIX_BYTES = 3  # in hexadecimal
+LATE_S = 60.0  # limit for a request that the process had sent before it was killed
+SUFFIX_BYTES = 3  # bytes of the suffix, written in hexadecimal
 STOPPED = "the service was stopped while it ran, and its jobs with it: start it again"
 KILLED = "the service ended while it ran, and the next one has stopped its jobs: start it again"
 CANCELLED = "it was cancelled, and its jobs were stopped"
@@ -57,13 +57,13 @@ log = logging.getLogger(__name__)
 class Role(NamedTuple):
     """The role of a job in a rehearsal."""
 
-    job: str  # that is rehearsed
+    job: str  # the rehearsed job
     number: int
     role: str  # twin or rehearsal
 
 
 class _Ending(NamedTuple):
-    """How a process is to end before its time."""
+    """Order to end a process early."""
 
     state: RehearsalState
     why: str
@@ -76,7 +76,7 @@ class _Run:
     ending: asyncio.Future[_Ending]
     task: asyncio.Task[None] | None = None
     is_written: asyncio.Event = field(default_factory=asyncio.Event)  # whether its record outlives the service
-    is_forgotten: bool = False  # its job was deleted: nothing of it is kept
+    is_forgotten: bool = False  # whether its job was deleted, so that no record is kept
 
 
 @dataclass(eq=False)
@@ -84,10 +84,10 @@ class RehearsalDesk:
     """Starts, ends and remembers rehearsals; all methods belong to one event loop.
 
     Args:
-        shelf: keeps them.
+        shelf: keeps the rehearsals.
         home: the service's state folder, where the command finds the service.
-        grace_s: that programs of stopped jobs get.
-        command: of `clary`.
+        grace_s: for programs of stopped jobs.
+        command: that runs `clary`.
     """
 
     shelf: RehearsalShelf
@@ -98,12 +98,12 @@ class RehearsalDesk:
     command: Sequence[str] = COMMAND
     _kept: dict[str, list[KeptRehearsal]] = field(init=False, default_factory=dict)  # job -> oldest first
     _runs: dict[tuple[str, int], _Run] = field(init=False, default_factory=dict)
-    _roles: dict[str, Role] = field(init=False, default_factory=dict)  # name of a twin or a rehearsal -> what it is
+    _roles: dict[str, Role] = field(init=False, default_factory=dict)  # name of a twin or a rehearsal -> its role
     _late: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _is_leaving: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        """Hear of jobs that are created."""
+        """Listen for new jobs."""
         self.hub.listen(self._stop_late)
 
     def of(self, job_name: str) -> list[KeptRehearsal]:
@@ -115,9 +115,9 @@ class RehearsalDesk:
         return self._roles.get(job_name)
 
     async def start(self, job_name: str, order: RehearsalOrder) -> KeptRehearsal:
-        """Have a rehearsal carried out; answers before its jobs are created.
+        """Start a rehearsal; returns before its jobs are created.
 
-        Raises: WireError while one of this job, or as many as can be, are under way.
+        Raises: WireError while a rehearsal of this job, or the largest number of rehearsals, runs.
         """
         if self._is_leaving:
             raise WireError("ServiceUnavailable", "the service is leaving: try again when it is back", http_status=503)
@@ -154,14 +154,14 @@ class RehearsalDesk:
         return kept
 
     def cancel(self, job_name: str, number: int) -> None:
-        """End a rehearsal; answers before it has ended. Raises: WireError for one that is not under way."""
+        """End a rehearsal; returns before it has ended. Raises: WireError if it does not run."""
         run = self._runs.get((job_name, number))
         if run is None or not any(kept.number == number and not kept.is_over for kept in self.of(job_name)):
             raise WireError("ValidationException", f"rehearsal {number} of {job_name} is not under way")
         _end(run, _Ending(RehearsalState.CANCELLED, CANCELLED))
 
     async def forget(self, job_name: str) -> None:
-        """Remove the rehearsals of a job that is being deleted; return when one that was under way has ended."""
+        """Remove the rehearsals of a job that is being deleted; return when a running one has ended."""
         for kept in self.of(job_name):
             run = self._runs.get((job_name, kept.number))
             if run is None:
@@ -173,7 +173,7 @@ class RehearsalDesk:
                 await asyncio.wait([run.task])
 
     async def load(self) -> None:
-        """Take up the rehearsals of an earlier service: end the running ones, and stop their jobs."""
+        """Load the rehearsals of an earlier service: end the running ones, and stop their jobs."""
         for found in await self.shelf.read_all():
             kept = found
             self._remember(found)
@@ -182,10 +182,10 @@ class RehearsalDesk:
                     await asyncio.to_thread(found.process.kill, timeout_s=KILL_S)
                 kept = self._settled(found, _Ending(RehearsalState.INTERRUPTED, KILLED))
                 await self._keep(kept)
-            await self._stop_jobs(kept)  # a killed service may not have come to it
+            await self._stop_jobs(kept)  # a killed service may not have done that
 
     async def interrupt(self) -> None:
-        """End all that run, since the service leaves, and take no more."""
+        """End all running rehearsals, since the service ends, and accept no more."""
         self._is_leaving = True
         for run in self._runs.values():
             _end(run, _Ending(RehearsalState.INTERRUPTED, STOPPED))
@@ -199,7 +199,7 @@ class RehearsalDesk:
                 await self._begin(kept)
                 run.is_written.set()
                 ending = await self._run_command(kept, run, suffix)
-            except Exception as error:  # boundary: whatever it was, the rehearsal is over and makes room for others
+            except Exception as error:  # boundary: after any error the rehearsal has ended and makes room for others
                 log.exception("rehearsal %d of %s could not be carried out", kept.number, kept.job)
                 ending = _Ending(RehearsalState.FAILED, f"the command could not be started: {error}")
             finally:
@@ -240,8 +240,8 @@ class RehearsalDesk:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
-                cwd=folder,  # where no file is called as a job may be, which the command would take for a request
-                # It says what programs have printed, whatever the service's locale and their encoding.
+                cwd=folder,  # no file there has the name of a job, which the command would read as a request
+                # The command prints output of programs, in any locale of the service and any encoding.
                 env={**os.environ, "CLARY_HOME": str(self.home), "PYTHONIOENCODING": "utf-8:backslashreplace"},
                 start_new_session=True,
             )
@@ -265,7 +265,7 @@ class RehearsalDesk:
         return _Ending(RehearsalState.FAILED, why)
 
     def _settled(self, kept: KeptRehearsal, ending: _Ending) -> KeptRehearsal:
-        """Return a rehearsal as ended: certified if its command has written a certificate, else as `ending` says."""
+        """Return a rehearsal as ended: certified if its command has written a certificate, else by `ending`."""
         ended = replace(kept, ended_at=self.clock.now(), process=None)
         certificate = self.shelf.written(kept.job, kept.number)
         if certificate is None:
@@ -274,7 +274,7 @@ class RehearsalDesk:
         return replace(ended, state=RehearsalState.CERTIFIED, verdict=certificate["verdict"], reason=reason)
 
     def _stop_late(self, before: TrainingJob | None, job: TrainingJob) -> None:
-        """Stop a job that is created when its rehearsal is over: the process had asked for it when it was killed."""
+        """Stop a job that is created after its rehearsal has ended, on a request from before the process was killed."""
         role = self._roles.get(job.name)
         if before is not None or role is None:
             return
@@ -302,7 +302,7 @@ class RehearsalDesk:
         self._remember(kept)
         try:
             await self.shelf.write(kept)
-        except StoreError:  # a full disk: what is in memory holds until the service ends
+        except StoreError:  # a full disk: the record in memory is used until the service ends
             log.exception("rehearsal %d of %s could not be written down", kept.number, kept.job)
 
     def _remember(self, kept: KeptRehearsal) -> None:

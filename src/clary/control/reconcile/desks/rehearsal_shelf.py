@@ -1,9 +1,9 @@
 """Rehearsals that people asked the service for, the newest `NUM_KEPT` of each job.
 
-Where: `rehearsal_desk` has them carried out and writes here; the page `rehearsals` of a job reads it. Records and
+Where: `rehearsal_desk` carries them out and writes here; the page `rehearsals` of a job reads it. Records and
 certificates are in the database. The command works in a folder of its own and writes files:
 
-    <home>/rehearsals/JOB/NUMBER/output.txt          what the command said, errors.txt beside it
+    <home>/rehearsals/JOB/NUMBER/output.txt          the command's output, errors.txt beside it
     <home>/rehearsals/JOB/NUMBER/certificate.json    written by the command at its end, then copied
 """
 
@@ -23,7 +23,7 @@ from clary.base.processes import ProcessId
 from clary.control.store.documents.numbered_documents import NumberedDocuments, built
 
 NUM_KEPT = 10
-MAX_LINES = 300  # of what the command said, the last ones
+MAX_LINES = 300  # last lines of the command's output
 MAX_TAIL_BYTES = 64 * 1024
 MAX_CERTIFICATE_BYTES = 8 * 1024 * 1024
 RECORD, CERTIFICATE = "record", "certificate"  # documents
@@ -31,10 +31,10 @@ OUTPUT, ERRORS, CERTIFICATE_FILE = "output.txt", "errors.txt", "certificate.json
 
 
 class RehearsalState(StrEnum):
-    """How a rehearsal stands."""
+    """State of a rehearsal."""
 
     RUNNING = "running"
-    CERTIFIED = "certified"  # terminal: there is a certificate, whatever it says
+    CERTIFIED = "certified"  # terminal: there is a certificate, with any verdict
     FAILED = "failed"  # terminal: it could not be carried out
     CANCELLED = "cancelled"  # terminal: it was cancelled
     INTERRUPTED = "interrupted"  # terminal: the service was stopped, or killed, while it ran
@@ -45,11 +45,11 @@ class KeptRehearsal:
     """One rehearsal of a job; `number` grows.
 
     Attributes:
-        faults: what was asked for, in words.
+        faults: that were asked for, in words.
         arguments: of `clary rehearse`, before the job's name.
         twin, rehearsal: names of the two jobs, which may not have been created yet, or be deleted.
-        process: that carries it out, while it runs.
-        why: in words, why there is no certificate.
+        process: that carries out the rehearsal, while it runs.
+        why: reason in words why there is no certificate.
         verdict, reason: of the certificate.
     """
 
@@ -70,7 +70,7 @@ class KeptRehearsal:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the rehearsal has ended."""
         return self.state is not RehearsalState.RUNNING
 
 
@@ -106,12 +106,12 @@ class RehearsalShelf:
         return [kept for kept in found if kept is not None]
 
     async def certificate(self, job_name: str, number: int) -> dict[str, Any] | None:
-        """Return the certificate of a rehearsal that is over, or None."""
+        """Return the certificate of an ended rehearsal, or None."""
         found = await self._documents.read_one(job_name, number, CERTIFICATE)
         return found if _is_certificate(found) else None
 
     def written(self, job_name: str, number: int) -> dict[str, Any] | None:
-        """Return the certificate that the command has written, or None while there is no whole one."""
+        """Return the certificate that the command has written, or None while there is no complete one."""
         path = self.place(job_name, number) / CERTIFICATE_FILE
         try:
             if path.stat().st_size > MAX_CERTIFICATE_BYTES:
